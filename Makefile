@@ -1,0 +1,52 @@
+# Everything a person or CI runs. Each target sets up what it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: run test soak check format bench lock java clean
+
+run: $(READY) java
+	$(BIN)/penstock quickstart
+
+test: $(READY) java
+	$(BIN)/pytest -m "not soak"
+
+soak: $(READY) java
+	$(BIN)/pytest -m soak
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) java
+	$(BIN)/penstock bench
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Penstock needs Python 3.11 or newer; name one with: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q uv==0.13.7
+	$(BIN)/uv pip sync -q --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
+	@touch $(READY)
+
+java:
+	@scripts/ensure-java
+
+# Resolve pyproject.toml anew and pin the result.
+lock: $(VENV)/bin/uv
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes --no-emit-index-url \
+	  --no-header -o requirements.lock pyproject.toml
+
+$(VENV)/bin/uv:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q uv==0.13.7
+
+clean:
+	rm -rf $(VENV) .penstock

@@ -1,0 +1,1 @@
+"""Statistics: what is where, how far behind, and what is stuck."""

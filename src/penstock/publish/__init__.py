@@ -1,0 +1,1 @@
+"""Atomic batches and fast ingest."""

@@ -1,0 +1,139 @@
+"""How to reach a cluster: servers, credentials, TLS; from a file, the environment, or arguments.
+
+Later sources win: built-in defaults, then the settings file, then `PENSTOCK_*` variables, then explicit arguments.
+The file is YAML with the field names of `Settings`: the one that `PENSTOCK_SETTINGS` names, or `./penstock.settings.yaml`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from penstock.errors import ConfigError
+
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+DEFAULT_TIMEOUT = 5.0  # seconds
+SETTINGS_FILE = "penstock.settings.yaml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Where the servers are and how to log in. Secrets are left out of `repr`."""
+
+    servers: tuple[str, ...] = (DEFAULT_SERVER,)
+    """Server URLs, tried in order; the rest of the cluster is learned from the first that answers."""
+    credentials: str | None = None
+    """Path of a `.creds` file (JWT and seed). Excludes user, password and token."""
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    tls_ca: str | None = None
+    """Path of the CA certificate that signed the servers' certificates; system CAs when unset."""
+    tls_cert: str | None = None
+    """Path of the client certificate; goes with `tls_key`."""
+    tls_key: str | None = None
+    domain: str | None = None
+    """JetStream domain to talk to; the server's own when unset."""
+    timeout: float = DEFAULT_TIMEOUT
+    """Deadline in seconds of one request to the server."""
+
+    def __post_init__(self) -> None:
+        if not self.servers:
+            raise ConfigError("no servers given: name at least one, such as nats://127.0.0.1:4222")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key go together: give both, or neither")
+        logins = [name for name in ("credentials", "user", "token") if getattr(self, name)]
+        if len(logins) > 1:
+            raise ConfigError(f"{' and '.join(logins)} are different ways to log in: give only one")
+        if self.timeout <= 0:
+            raise ConfigError(f"timeout must be above 0 seconds, got {self.timeout:g}")
+        for name in ("credentials", "tls_ca", "tls_cert", "tls_key"):
+            path = getattr(self, name)
+            if path and not Path(path).is_file():
+                raise ConfigError(f"{name}: there is no file {path!r}")
+
+    def __repr__(self) -> str:
+        hidden = {"password", "token"}
+        shown = (
+            f"{f.name}={'***' if f.name in hidden else value!r}"
+            for f in fields(self)
+            if (value := getattr(self, f.name))
+        )
+        return f"Settings({', '.join(shown)})"
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the connection must be encrypted."""
+        return bool(self.tls_ca or self.tls_cert) or any(url.startswith(("tls://", "wss://")) for url in self.servers)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS context for these settings, or None for a plain connection."""
+        if not self.uses_tls:
+            return None
+        context = ssl.create_default_context(cafile=self.tls_ca)
+        if self.tls_cert:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        return context
+
+    def with_servers(self, *servers: str) -> Self:
+        """The same login for other servers."""
+        return replace(self, servers=tuple(servers))
+
+    @classmethod
+    def load(cls, env: Mapping[str, str] | None = None, file: str | Path | None = None, **overrides: Any) -> Self:
+        """Settings from file, environment and arguments; an override of None counts as not given."""
+        env = os.environ if env is None else env
+        values = _from_file(file or env.get("PENSTOCK_SETTINGS"))
+        values |= _from_env(env)
+        values |= {name: value for name, value in overrides.items() if value is not None}
+        return cls(**{name: _converted(name, value) for name, value in values.items()})
+
+
+FIELDS = tuple(f.name for f in fields(Settings))
+
+
+def _from_file(path: str | Path | None) -> dict[str, Any]:
+    chosen = Path(path) if path else Path(SETTINGS_FILE)
+    if not chosen.is_file():
+        if path:
+            raise ConfigError(f"there is no settings file {str(chosen)!r}")
+        return {}
+    try:
+        values = yaml.safe_load(chosen.read_text()) or {}
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{chosen}: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ConfigError(f"{chosen}: expected `name: value` lines, such as `servers: [{DEFAULT_SERVER}]`")
+    for name in values:
+        if name not in FIELDS:
+            near = difflib.get_close_matches(str(name), FIELDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(FIELDS)}"
+            raise ConfigError(f"{chosen}: unknown setting {name!r}; {hint}")
+    return values
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: env[key] for name in FIELDS if env.get(key := f"PENSTOCK_{name.upper()}")}
+
+
+def _converted(name: str, value: Any) -> Any:
+    if name == "servers":
+        parts = value.split(",") if isinstance(value, str) else value
+        return tuple(_url(str(part).strip()) for part in parts if str(part).strip())
+    if name == "timeout":
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"timeout must be a number of seconds, got {value!r}") from None
+    return value
+
+
+def _url(server: str) -> str:
+    return server if "://" in server else f"nats://{server}"

@@ -1,0 +1,1 @@
+"""The Spark source, sink and pipelines: the only package that imports pyspark."""

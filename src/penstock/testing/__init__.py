@@ -1,0 +1,4 @@
+"""For tests of and with Penstock: real servers, one a test, in well under a second.
+
+The pytest fixtures are registered by installing the package: a test that takes `nats_server` gets its own server.
+"""

@@ -1,0 +1,1 @@
+"""The declared platform: model, load, lint, plan, apply, verify."""
