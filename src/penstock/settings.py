@@ -1,7 +1,7 @@
 """How to reach a cluster: servers, credentials, TLS; from a file, the environment, or arguments.
 
 Later sources win: built-in defaults, then the settings file, then `PENSTOCK_*` variables, then explicit arguments.
-The file is YAML with the field names of `Settings`: the one that `PENSTOCK_SETTINGS` names, or `./penstock.settings.yaml`.
+The file is YAML with the field names of `Settings`: `PENSTOCK_SETTINGS` names it, else `./penstock.settings.yaml`.
 """
 
 from __future__ import annotations
