@@ -13,6 +13,7 @@ from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_opti
 from penstock.errors import PenstockError
 
 COMMANDS = {
+    "bench": "penstock.cli.bench:bench",
     "server": "penstock.cli.server:server",
 }
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""

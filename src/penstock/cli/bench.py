@@ -1,0 +1,128 @@
+"""`penstock bench`: the benchmarks, each beside its peers, as ratios. Runs from a source checkout."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+import penstock
+from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, err, json_option, out, print_json, progress, table
+from penstock.errors import ConfigError, UsageError
+
+ROUNDS = 5
+QUICK_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The benchmarks of a checkout. They are no part of the installed package, so they are found at run time."""
+
+    checkout: Path
+    harness: Any
+    report: Any
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(path.stem.removeprefix("bench_") for path in _folder(self.checkout).glob("bench_*.py"))
+
+    def chosen(self, names: tuple[str, ...]) -> list[str]:
+        """`names`, or all; an unknown one is wrong usage."""
+        for name in names:
+            if name not in self.names:
+                raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(self.names) or 'none'}")
+        return list(names) or self.names
+
+
+def suite(checkout: Path | None = None) -> Suite:
+    """The benchmarks of the checkout that this package runs from."""
+    checkout = checkout or Path(penstock.__file__).resolve().parents[2]
+    folder = _folder(checkout)
+    if not (folder / "harness.py").is_file():
+        raise ConfigError(
+            f"benchmarks run from a source checkout, and {checkout} is none (it has no tests/bench); "
+            "clone the repository and run `make bench` there"
+        )
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return Suite(checkout, importlib.import_module("harness"), importlib.import_module("report"))
+
+
+@click.command(epilog="Exit code 2 says that a goal was missed.")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--rounds", type=click.IntRange(1), help=f"Rounds.  [default: {ROUNDS}, {QUICK_ROUNDS} with --quick]")
+@click.option("--quick", is_flag=True, help="Less work a round: a first impression, not a result.")
+@click.option("--write", is_flag=True, help="Put the results into docs/benchmarks.md.")
+@click.option("--list", "only_list", is_flag=True, help="Print the names of the benchmarks.")
+@json_option
+def bench(names: tuple[str, ...], rounds: int | None, quick: bool, write: bool, only_list: bool, as_json: bool) -> int:
+    """Run benchmarks, each beside its peers, in turns, in one run.
+
+    Compare ratios: absolute speeds move with the machine and its other work.
+
+    \b
+    Example:
+      penstock bench publish --quick
+      penstock bench --rounds 7 --write
+    """
+    benchmarks = suite()
+    chosen = benchmarks.chosen(names)
+    if only_list:
+        click.echo("\n".join(chosen))
+        return EXIT_OK
+    machine = benchmarks.report.machine_facts(benchmarks.checkout)
+    documents = [_run(benchmarks, name, rounds, quick, write, machine, as_json) for name in chosen]
+    if as_json:
+        print_json(documents)
+    return EXIT_OK if all(document["met"] for document in documents) else EXIT_ATTENTION
+
+
+def _run(
+    benchmarks: Suite,
+    name: str,
+    rounds: int | None,
+    quick: bool,
+    write: bool,
+    machine: dict[str, str],
+    as_json: bool,
+) -> dict[str, Any]:
+    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    with benchmarks.harness.benchmark(importlib.import_module(f"bench_{name}"), name, rounds, quick) as made:
+        with progress() as bar:
+            task = bar.add_task(f"bench {name}", total=made.steps)
+            made.execute(lambda step: bar.update(task, advance=1, description=f"bench {name}: {step}"))
+        if not as_json:
+            _show(benchmarks.report, made)
+        if write:
+            _write(benchmarks, made, date, machine)
+        document: dict[str, Any] = benchmarks.report.as_json(made, date, machine)
+        return document
+
+
+def _show(report: Any, made: Any) -> None:
+    heading = report.RESULT_COLUMNS
+    if made.contestants:
+        columns = [heading[0], (f"{heading[1]} {made.unit}", "right"), (heading[2], "right"), heading[3]]
+        out.print(table(f"{made.name}: {made.about}", columns, report.result_rows(made)))
+    if rows := report.goal_rows(made):
+        out.print()
+        out.print(table(None, report.GOAL_COLUMNS, rows))
+    out.print()
+
+
+def _write(benchmarks: Suite, made: Any, date: str, machine: dict[str, str]) -> None:
+    path = benchmarks.checkout / "docs" / "benchmarks.md"
+    path.parent.mkdir(exist_ok=True)
+    document = path.read_text() if path.exists() else "# Benchmarks\n"
+    path.write_text(benchmarks.report.replaced(document, made.name, benchmarks.report.section(made, date, machine)))
+    err.print(f"wrote {made.name} to {path.relative_to(benchmarks.checkout)}")
+
+
+def _folder(checkout: Path) -> Path:
+    return checkout / "tests" / "bench"

@@ -1,0 +1,107 @@
+"""The benchmark harness: turns, ratios, goals, memory, and the section it writes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.cli.bench import suite
+from penstock.errors import ConfigError, UsageError
+
+harness, report = suite().harness, suite().report
+
+
+def contest(rounds: int = 3):
+    """A benchmark of two contestants with known times: `ours` does half of what `limit` does."""
+    order: list[str] = []
+
+    def work(name: str, count: int):
+        def timed():
+            order.append(name)
+            return harness.Timed(count, 2.0)
+
+        return timed
+
+    def run(bench) -> None:
+        bench.add("limit", work("limit", 200))
+        bench.add("ours", work("ours", 100), limit="limit")
+        bench.goal("ours", of="limit", at_least=0.5)
+
+    return order, harness.benchmark(SimpleNamespace(run=run), "demo", rounds, False)
+
+
+def test_contestants_take_turns_at_being_first() -> None:
+    order, made = contest(rounds=3)
+    with made as bench:
+        bench.execute()
+    assert order == ["limit", "ours", "ours", "limit", "limit", "ours"]
+
+
+def test_ratios_compare_the_rates_of_the_same_round_and_decide_the_goals() -> None:
+    _, made = contest()
+    with made as bench:
+        bench.execute()
+        assert bench.contestants["limit"].rates == [100.0] * 3
+        assert bench.ratio("ours", "limit").median == 0.5
+        assert bench.met
+        bench.goal("ours", of="limit", at_least=0.51)
+        assert not bench.met
+        assert [row[2] for row in report.goal_rows(bench)] == ["yes", "NO"]
+
+
+def test_a_missed_figure_misses_the_benchmark() -> None:
+    _, made = contest()
+    with made as bench:
+        bench.probe(lambda: [harness.Figure(name="memory growth", value=9.0, unit="MiB", at_most=8)])
+        bench.execute()
+        assert not bench.met
+        assert report.as_json(bench, "today", {})["figures"][0]["met"] is False
+
+
+def test_scratch_directory_and_entered_resources_are_closed_at_the_end() -> None:
+    _, made = contest()
+    with made as bench:
+        (bench.scratch / "file").write_text("x")
+    assert not bench.scratch.exists()
+
+
+def test_a_limit_that_was_never_added_is_an_error() -> None:
+    bench = harness.Bench("demo", 1)
+    with pytest.raises(ValueError, match="no contestant 'limit'"):
+        bench.add("ours", lambda: 1, limit="limit")
+    bench.close()
+
+
+def test_writing_replaces_only_the_section_of_that_benchmark() -> None:
+    _, made = contest()
+    with made as bench:
+        bench.execute()
+        text = report.section(bench, "2026-01-01", {"cores": "2"})
+    document = report.replaced("# Benchmarks\n\nby hand\n", "demo", text)
+    assert "| ours | 50 | 50 – 50 | 0.50 × limit (0.50 – 0.50) |" in document
+    again = report.replaced(document + "\nafter\n", "demo", "new text")
+    assert "by hand" in again
+    assert "after" in again
+    assert "new text" in again
+    assert "| ours |" not in again
+
+
+def test_memory_of_a_child_that_keeps_growing_is_seen_as_growth() -> None:
+    growing = "import time\nheld=[]\nfor _ in range(20):\n held.append(bytearray(4 << 20)); time.sleep(0.02)"
+    steady = "import time\nheld=bytearray(4 << 20)\ntime.sleep(0.4)"
+    assert harness.memory_of([sys.executable, "-c", growing], every=0.01).growth() > 16 << 20
+    flat = harness.memory_of([sys.executable, "-c", steady], every=0.01)
+    assert flat.growth() < 4 << 20 < flat.peak
+
+
+def test_unknown_benchmarks_are_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="no benchmark 'nope'"):
+        suite().chosen(("nope",))
+
+
+def test_outside_a_checkout_the_command_says_where_to_run_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="source checkout"):
+        suite(tmp_path)
