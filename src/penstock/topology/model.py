@@ -1,0 +1,286 @@
+"""The declared platform as values: what the file says for one environment.
+
+`config` of a stream or consumer is in the server's own shape and holds only what is declared, plus the names and the
+environment's replicas; durations are nanoseconds. Everything here is plain data without I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from penstock import units
+
+Json = dict[str, Any]
+DLQ_PREFIX = "dlq"
+DLQ_SUBJECTS = f"{DLQ_PREFIX}.>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """One place where the platform lives. Secrets are left out of `repr`."""
+
+    name: str
+    servers: tuple[str, ...] = ()
+    """Empty: whatever the settings say."""
+    replicas: int = 1
+    nodes: int | None = None
+    """Servers in the cluster; None when the file does not say."""
+    credentials: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    domain: str | None = None
+    timeout: float | None = None
+    """Seconds."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    line: int = 0
+
+    def settings_overrides(self) -> dict[str, Any]:
+        """The connection fields that this environment sets, for `Settings.load` or `Context.settings`."""
+        names = (
+            "servers",
+            "credentials",
+            "user",
+            "password",
+            "token",
+            "tls_ca",
+            "tls_cert",
+            "tls_key",
+            "domain",
+            "timeout",
+        )
+        return {name: value for name in names if (value := getattr(self, name))}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConsumer:
+    """The durable consumer a source or mirror reads through."""
+
+    name: str
+    server_managed: bool = False
+    """Penstock makes and keeps the consumer; the server itself knows no such field."""
+    deliver_subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """One source, or the mirror, of a stream."""
+
+    name: str
+    config: Json
+    """The server's form, without a `consumer` when that is server-managed: then the sourcing code binds one later."""
+    consumer: SourceConsumer | None = None
+    domain: str | None = None
+    line: int = 0
+
+    @property
+    def server_managed(self) -> bool:
+        return self.consumer is not None and self.consumer.server_managed
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the origin lives in another account or domain, so that this file need not declare it."""
+        return "external" in self.config
+
+    def bound(self, deliver_subject: str) -> Json:
+        """The server's form once the durable consumer exists: its filter and start moved into that consumer."""
+        assert self.consumer is not None, "only a source with a consumer can be bound to one"
+        moved = ("filter_subject", "opt_start_seq", "opt_start_time")
+        kept = {key: value for key, value in self.config.items() if key not in moved}
+        return {**kept, "consumer": {"name": self.consumer.name, "deliver_subject": deliver_subject}}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A declared stream."""
+
+    name: str
+    config: Json
+    line: int = 0
+    sources: tuple[SourceSpec, ...] = ()
+    mirror: SourceSpec | None = None
+    owner: str | None = None
+    purpose: str | None = None
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each key of the file, by its name in the file."""
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """What it captures; the server takes the name where neither subjects nor an origin are given."""
+        given = tuple(self.config.get("subjects", ()))
+        return given if given or self.origins else (self.name,)
+
+    @property
+    def retention(self) -> str:
+        return str(self.config.get("retention", "limits"))
+
+    @property
+    def replicas(self) -> int:
+        return int(self.config.get("num_replicas", 1))
+
+    @property
+    def origins(self) -> tuple[SourceSpec, ...]:
+        """Its sources, or its mirror as the only one."""
+        return (self.mirror,) if self.mirror else self.sources
+
+    def line_of(self, key: str) -> int:
+        """Line of a key of the file, or of the stream itself."""
+        return self.lines.get(key, self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """A declared durable consumer."""
+
+    name: str
+    stream: str
+    config: Json
+    service: str | None = None
+    owner: str | None = None
+    purpose: str | None = None
+    dlq: str | None = None
+    why: str | None = None
+    """Why it is not a pull consumer with explicit acks."""
+    may_miss: bool = False
+    asyncapi: str | None = None
+    line: int = 0
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each key of the file, by its name in the file."""
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """Its filters, however they are written; empty when it reads everything."""
+        return filters_of(self.config)
+
+    @property
+    def is_push(self) -> bool:
+        return bool(self.config.get("deliver_subject"))
+
+    @property
+    def ack_policy(self) -> str:
+        return str(self.config["ack_policy"])
+
+    @property
+    def ack_wait(self) -> timedelta | None:
+        """As declared; None when the file does not say."""
+        wait = self.config.get("ack_wait")
+        return None if wait is None else units.from_nanoseconds(wait)
+
+    @property
+    def max_deliver(self) -> int | None:
+        """As declared; None when the file does not say, -1 for no limit."""
+        return self.config.get("max_deliver")
+
+    def line_of(self, key: str) -> int:
+        """Line of a key of the file, or of the consumer itself."""
+        return self.lines.get(key, self.line)
+
+
+def filters_of(config: Json) -> tuple[str, ...]:
+    """The filters of a consumer's configuration, from either of the server's two fields."""
+    one = config.get("filter_subject")
+    return (one,) if one else tuple(config.get("filter_subjects") or ())
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSource:
+    """What a pipeline reads."""
+
+    stream: str
+    subjects: tuple[str, ...] = ()
+    consumer: str | None = None
+    start: str | None = None
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    partitions: int | None = None
+    fail_on_data_loss: bool = True
+    keep_batches_whole: bool = False
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineEvent:
+    """How a message becomes a row."""
+
+    format: str = "json"
+    schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dedupe:
+    """Events with the same key, no further apart than `within`, are one event."""
+
+    key: str
+    within: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSink:
+    """One place a pipeline writes to: files (`format`, `path`) or a stream (`stream`, `subject`)."""
+
+    format: str | None = None
+    path: str | None = None
+    stream: str | None = None
+    subject: str | None = None
+    delivery: str = "atomic"
+    mode: str = "append"
+    partition_by: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """When a pipeline runs: once over what is there, or again and again."""
+
+    available_now: bool = True
+    every: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """A declared Spark pipeline."""
+
+    name: str
+    source: PipelineSource
+    sinks: tuple[PipelineSink, ...]
+    event: PipelineEvent = PipelineEvent()
+    dedupe: Dedupe | None = None
+    sql: str | None = None
+    bad_records: str | None = None
+    trigger: Trigger = Trigger()
+    owner: str | None = None
+    purpose: str | None = None
+    line: int = 0
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def line_of(self, key: str) -> int:
+        """Line of a key of the file, or of the pipeline itself."""
+        return self.lines.get(key, self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """Everything the file declares, for one environment."""
+
+    path: Path
+    environment: Environment
+    streams: Mapping[str, StreamSpec]
+    consumers: Mapping[str, ConsumerSpec]
+    pipelines: Mapping[str, PipelineSpec]
+    asyncapi: str | None = None
+    """The AsyncAPI document of the whole platform, relative to the file."""
+
+    def consumers_of(self, stream: str) -> tuple[ConsumerSpec, ...]:
+        """The consumers of a stream, in the order of the file."""
+        return tuple(consumer for consumer in self.consumers.values() if consumer.stream == stream)

@@ -1,0 +1,92 @@
+"""Durations and sizes as people write them: `1h30m`, `250ms`, `64MiB`, `1GB`."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from penstock.errors import ConfigError
+
+MICROSECOND = timedelta(microseconds=1)
+DURATION_UNITS = {
+    "w": timedelta(weeks=1),
+    "d": timedelta(days=1),
+    "h": timedelta(hours=1),
+    "m": timedelta(minutes=1),
+    "s": timedelta(seconds=1),
+    "ms": timedelta(milliseconds=1),
+    "us": MICROSECOND,
+}
+SIZE_UNITS = {
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+}
+"""Decimal units count in 1000s, binary ones in 1024s; a bare `k`, `M` or `G` is refused, for it could mean both."""
+
+DURATION_HELP = "write a number and a unit (w, d, h, m, s, ms, us), such as 30s, 1h30m or 7d"
+SIZE_HELP = "write a number and a unit (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB), such as 64MiB"
+
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(w|d|h|ms|us|µs|m|s)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern}\s*)+")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)?")
+_SIZE_FACTORS = {unit.lower(): factor for unit, factor in SIZE_UNITS.items()}
+
+
+def parse_duration(text: str | int | float) -> timedelta:
+    """The duration that `text` says. A number without a unit is refused, except 0, which needs none."""
+    written = str(text).strip()
+    if written in ("0", "0.0"):
+        return timedelta()
+    if not _DURATION.fullmatch(written):
+        raise ConfigError(f"{written!r} is not a duration: {DURATION_HELP}")
+    total = timedelta()
+    for number, unit in _DURATION_PART.findall(written):
+        total += float(number) * DURATION_UNITS[unit.replace("µ", "u")]
+    return total
+
+
+def parse_size(text: str | int | float) -> int:
+    """The bytes that `text` says; a whole number without a unit is bytes. Letter case does not matter."""
+    written = str(text).strip()
+    match = _SIZE.fullmatch(written)
+    factor = _SIZE_FACTORS.get((match[2] or "B").lower()) if match else None
+    if match is None or factor is None or (factor == 1 and "." in match[1]):
+        raise ConfigError(f"{written!r} is not a size: {SIZE_HELP}")
+    return round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def format_duration(duration: timedelta) -> str:
+    """The duration in its largest whole units; `parse_duration` reads it back."""
+    left, parts = duration, []
+    for unit, size in DURATION_UNITS.items():
+        if unit == "w":
+            continue  # 7d and 30d read better than 1w and 4w2d
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def format_size(size: int) -> str:
+    """The size in the largest unit that divides it, binary units first; `parse_size` reads it back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB"):
+        if size and size % SIZE_UNITS[unit] == 0:
+            return f"{size // SIZE_UNITS[unit]}{unit}"
+    return f"{size}B"
+
+
+def nanoseconds(duration: timedelta) -> int:
+    """The duration as JetStream writes it."""
+    return duration // MICROSECOND * 1000
+
+
+def from_nanoseconds(count: int) -> timedelta:
+    """A duration as JetStream writes it, cut to microseconds."""
+    return timedelta(microseconds=count // 1000)
