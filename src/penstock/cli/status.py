@@ -20,7 +20,9 @@ from penstock.units import format_duration, format_size
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Redraw until interrupted.")
-@click.option("--every", type=float, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws.")
+@click.option(
+    "--every", type=float, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws."
+)
 @json_option
 @click.pass_obj
 @sync
