@@ -59,8 +59,8 @@ def render(status: Status) -> RenderableType:
     parts: list[RenderableType] = [
         table(
             f"Streams ({len(status.streams)})",
-            ["stream", "retention", ("messages", "right"), ("size", "right"), ("of limit", "right"), ("last seq", "right"),
-             ("consumers", "right"), ("replicas", "right")],
+            ["stream", "retention", ("messages", "right"), ("size", "right"), ("of limit", "right"),
+             ("last seq", "right"), ("consumers", "right"), ("replicas", "right")],
             (_stream_row(stream) for stream in status.streams),
         ),
         Text(),
@@ -81,8 +81,8 @@ def render(status: Status) -> RenderableType:
 def _stream_row(stream: StreamStatus) -> tuple[Any, ...]:
     full = f"{100 * stream.bytes / stream.max_bytes:.0f} %" if stream.max_bytes else ""
     replicas = f"{stream.healthy_replicas}/{stream.replicas}"
-    return (stream.name, stream.retention, f"{stream.messages:,}", format_size(stream.bytes), full, f"{stream.last_seq:,}",
-            stream.consumers, replicas)  # fmt: skip
+    return (stream.name, stream.retention, f"{stream.messages:,}", format_size(stream.bytes), full,
+            f"{stream.last_seq:,}", stream.consumers, replicas)  # fmt: skip
 
 
 def _consumer_row(consumer: ConsumerStatus) -> tuple[Any, ...]:

@@ -141,7 +141,7 @@ async def _oldest_unacknowledged(js: JetStream, consumer: ConsumerInfo) -> datet
     if not consumer.unprocessed:
         return None
     found = await asyncio.gather(
-        *(_time_of_next(js, consumer.stream, consumer.ack_floor_stream_seq + 1, f) for f in filters_of(consumer) or ">")
+        *(_time_of_next(js, consumer.stream, consumer.ack_floor_stream_seq + 1, f) for f in consumer.filters or ">")
     )
     return min((time for time in found if time), default=None)
 
@@ -166,12 +166,6 @@ async def _abandoned(js: JetStream, streams: Sequence[StreamInfo]) -> dict[str, 
         return None
     counts = await _subject_counts(js, keepers)
     return {subject.removeprefix(ABANDONED_SUBJECT): n for subject, n in counts.items() if subject.startswith("$JS.")}
-
-
-def filters_of(consumer: ConsumerInfo) -> tuple[str, ...]:
-    """The consumer's filter subjects; empty when it reads the whole stream."""
-    single = consumer.config.get("filter_subject")
-    return (single,) if single else tuple(consumer.config.get("filter_subjects") or ())
 
 
 def _stream_status(info: StreamInfo) -> StreamStatus:
@@ -205,7 +199,7 @@ def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str
     return ConsumerStatus(
         stream=info.stream,
         name=info.name,
-        filters=filters_of(info),
+        filters=info.filters,
         service=metadata.get(SERVICE_KEY),
         lag_messages=info.unprocessed,
         lag=max(now - oldest, timedelta()) if oldest else timedelta(),
