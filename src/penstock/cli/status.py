@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from penstock.broker import connect
-from penstock.cli.common import Context, json_option, out, print_json, sync, table
+from penstock.cli.common import Column, Context, json_option, out, print_json, sync, table
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.units import format_duration, format_size
 
@@ -73,7 +73,7 @@ def render(status: Status) -> RenderableType:
     ]  # fmt: skip
     if sources := [(stream.name, source) for stream in status.streams for source in stream.sources]:
         rows = ((name, s.name, s.lag, _age(s.heard_ago), s.error) for name, s in sources)
-        columns = ["stream", "from", ("lag", "right"), ("heard ago", "right"), "error"]
+        columns: list[Column] = ["stream", "from", ("lag", "right"), ("heard ago", "right"), "error"]
         parts += [Text(), table(f"Sources ({len(sources)})", columns, rows)]
     return Group(*parts, Text(), Text(_summary(status)))
 
