@@ -5,7 +5,21 @@ The server's side is nats-server 2.15. A field that it does not know (`sent=Fals
 
 from __future__ import annotations
 
-from penstock.topology.effects import DELIVERY, FILTERS, IMMUTABLE, MIRROR, ONE_WAY, RECREATE, RETENTION, SHRINKS
+from penstock.topology.effects import (
+    CAPTURES,
+    CONTENT,
+    DELIVERY,
+    DISCARD,
+    EXPIRY,
+    FILTERS,
+    IMMUTABLE,
+    MIRROR,
+    ONE_WAY,
+    RECREATE,
+    RETENTION,
+    SEALS,
+    SOURCES,
+)
 from penstock.topology.kinds import (
     Count,
     Deliver,
@@ -114,7 +128,7 @@ SOURCE = Record(
 )
 
 STREAM_FIELDS: tuple[Field, ...] = (
-    Field("subjects", ListOf(Subject()), "What the stream captures. Left out on a mirror."),
+    Field("subjects", ListOf(Subject()), "What the stream captures. Left out on a mirror.", change=CAPTURES),
     Field("description", Text(), "For people."),
     Field(
         "retention",
@@ -124,17 +138,23 @@ STREAM_FIELDS: tuple[Field, ...] = (
         change=RETENTION,
     ),
     Field("storage", OneOf(("file", "memory")), "Where messages live.", default="file", change=IMMUTABLE),
-    Field("max_age", Duration(0, "100ms"), "Older messages are deleted.", default=0, change=SHRINKS),
+    Field("max_age", Duration(0, "100ms"), "Older messages are deleted.", default=0, change=CONTENT),
     Field(
-        "max_bytes", Size(-1), "The stream's size limit; `discard` says what happens then.", default=-1, change=SHRINKS
+        "max_bytes", Size(-1), "The stream's size limit; `discard` says what happens then.", default=-1, change=CONTENT
     ),
-    Field("max_msgs", Count(1, None, -1), "Limit on the number of messages.", default=-1, change=SHRINKS),
+    Field("max_msgs", Count(1, None, -1), "Limit on the number of messages.", default=-1, change=CONTENT),
     Field(
-        "max_msgs_per_subject", Count(1, None, -1), "Limit on the messages of one subject.", default=-1, change=SHRINKS
+        "max_msgs_per_subject", Count(1, None, -1), "Limit on the messages of one subject.", default=-1, change=CONTENT
     ),
     Field("max_msg_size", Size(-1), "Larger messages are refused.", default=-1),
     Field("max_consumers", Count(1, None, -1), "Limit on the number of consumers.", default=-1),
-    Field("discard", OneOf(("old", "new")), "At a limit: delete the oldest, or refuse the new.", default="old"),
+    Field(
+        "discard",
+        OneOf(("old", "new")),
+        "At a limit: delete the oldest, or refuse the new.",
+        default="old",
+        change=DISCARD,
+    ),
     Field(
         "discard_new_per_subject",
         Flag(),
@@ -156,7 +176,7 @@ STREAM_FIELDS: tuple[Field, ...] = (
     ),
     Field("placement", PLACEMENT, "Which servers may hold it."),
     Field("mirror", SOURCE, "The stream is a copy of this one; it takes no subjects and no sources.", change=MIRROR),
-    Field("sources", ListOf(SOURCE), "Streams whose messages flow into this one."),
+    Field("sources", ListOf(SOURCE), "Streams whose messages flow into this one.", change=SOURCES),
     Field("compression", OneOf(("none", "s2")), "Compression on disk.", default="none"),
     Field("first_seq", Count(1), "Sequence of the first message; counts when the stream is made.", change=IMMUTABLE),
     Field("subject_transform", TRANSFORM, "Rename subjects before a message is stored."),
@@ -178,7 +198,7 @@ STREAM_FIELDS: tuple[Field, ...] = (
         Flag(),
         "Nothing in, nothing out, for good. Not when the stream is made.",
         default=False,
-        change=ONE_WAY,
+        change=SEALS,
     ),
     Field(
         "allow_msg_ttl",
@@ -294,7 +314,12 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     Field("max_bytes", Size(), "Most bytes a pull request may ask for."),
     Field("headers_only", Flag(), "Deliver headers and the size, not the body.", default=False),
     Field("sample_freq", Percent(), "Share of acknowledgements that raise a latency event."),
-    Field("inactive_threshold", Duration(), "Unused for this long: deleted. A durable lives on when left out."),
+    Field(
+        "inactive_threshold",
+        Duration(),
+        "Unused for this long: deleted. A durable lives on when left out.",
+        change=EXPIRY,
+    ),
     Field("replicas", Count(0, MAX_REPLICAS), "Copies; 0 means as many as the stream.", wire="num_replicas", default=0),
     Field("mem_storage", Flag(), "Keep its state in memory.", default=False, change=RECREATE),
     Field("pause_until", Moment(), "Deliver nothing until then.", since="2.11"),
@@ -368,10 +393,9 @@ ENVIRONMENT_FIELDS: tuple[Field, ...] = (
 PIPELINE_SOURCE = Record(
     "where a pipeline reads",
     (
-        Field("stream", Name("stream name"), "The stream; or `streams`."),
-        Field("streams", ListOf(Text("a stream name"), 1), "Several streams, or `*` for every declared one."),
+        Field("stream", Name("stream name"), "The stream.", required=True),
         Field("subjects", ListOf(Subject()), "Filters; everything when left out."),
-        Field("consumer", Name("consumer name"), "Durable consumer that holds the position, on each of the streams."),
+        Field("consumer", Name("consumer name"), "Durable consumer that holds the position."),
         Field("start", Text("earliest, latest, consumer, a sequence or a time"), "Where the first run starts."),
         Field("max_rows", Count(1), "Most messages in one micro-batch."),
         Field("max_bytes", Size(), "Most bytes in one micro-batch."),
@@ -386,13 +410,7 @@ PIPELINE_EVENT = Record(
     "the events of a pipeline",
     (
         Field("format", OneOf(("json", "text", "binary", "avro", "protobuf")), "How the body is read.", default="json"),
-        Field(
-            "schema",
-            Text("a Spark schema or a file"),
-            "Columns of the event as Spark writes them (`NOT NULL`: required), or a file with them; "
-            "for Avro an .avsc file, for Protobuf a descriptor set.",
-        ),
-        Field("message", Text("a message name"), "The message of a Protobuf descriptor set, such as `billing.Usage`."),
+        Field("schema", Text("a Spark schema"), "Columns of the event, as Spark writes them."),
     ),
     "the-events-of-a-pipeline",
 )
@@ -411,15 +429,10 @@ PIPELINE_SINK = Record(
     (
         Field("format", Text("a Spark format"), "A Spark format such as parquet; with `path`."),
         Field("path", Text("a path"), "Where the files go."),
-        Field("stream", Name("stream name"), "Or a stream."),
-        Field("subject", Subject(literal=True), "Subject of the messages written; else the rows' column `subject`."),
+        Field("stream", Name("stream name"), "Or a stream; with `subject`."),
+        Field("subject", Text("a subject, or a column as `{column}`"), "Subject of the messages written."),
         Field("delivery", OneOf(("atomic", "fast")), "How a stream is written.", default="atomic"),
-        Field(
-            "mode",
-            OneOf(("append", "upsert")),
-            "Files: add every row, or keep one row a key. An aggregation is upserted when left out.",
-        ),
-        Field("key", ListOf(Text("a column")), "What names a row of an upsert; the columns grouped by when left out."),
+        Field("mode", OneOf(("append", "complete", "update", "overwrite")), "Spark's output mode.", default="append"),
         Field("partition_by", ListOf(Text("a column")), "Columns that split the files into folders."),
         Field("options", TextMap(), "Further options for the Spark writer."),
     ),
@@ -440,16 +453,9 @@ PIPELINE_FIELDS: tuple[Field, ...] = (
     Field("event", PIPELINE_EVENT, "How a message becomes a row."),
     Field("dedupe", DEDUPE, "Take the same event once."),
     Field("sql", Text("a Spark SQL query over `events`"), "What it computes; the events as they are when left out."),
-    Field("function", Text("module:function"), "Or a Python function from the events' DataFrame to the result's."),
-    Field(
-        "each_batch",
-        Text("module:function"),
-        "A Python function from the result of each micro-batch to what is written; batch operations are allowed.",
-    ),
     Field("to", ListOf(PIPELINE_SINK, 1), "What it writes.", required=True),
     Field("bad_records", Subject(literal=True), "Where events go that cannot be read."),
     Field("trigger", TRIGGER, "When it runs; `{available_now: true}` when left out."),
-    Field("checkpoint", Text("a path"), "Spark's checkpoint; `.penstock/checkpoints/<pipeline>` when left out."),
     Field("owner", Text("a team"), "Who answers for it."),
     Field("purpose", Text(), "What it is for."),
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason."),

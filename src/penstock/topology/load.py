@@ -19,9 +19,9 @@ from penstock.topology.fields import (
     LOGIN_PATHS,
     STREAM_FIELDS,
 )
-from penstock.topology.kinds import Field, Text, name_problem, read_record
+from penstock.topology.kinds import Field, Name, Text, name_problem, read_record
 from penstock.topology.model import (
-    EVERY_STREAM,
+    DEFAULT_NAME,
     ConsumerSpec,
     Environment,
     Json,
@@ -32,7 +32,7 @@ from penstock.topology.model import (
 )
 from penstock.units import from_nanoseconds
 
-SECTIONS = ("environments", "streams", "consumers", "pipelines", "asyncapi")
+SECTIONS = ("name", "environments", "streams", "consumers", "pipelines", "asyncapi")
 PARTS = ("streams", "consumers", "pipelines")
 """The sections that an environment can lay something over."""
 DEFAULT_ENVIRONMENT = "dev"
@@ -57,7 +57,7 @@ def load(path: str | Path, env: str | None = None, variables: Mapping[str, str] 
     flows = {name: pipelines.pipeline(name, node, place, problems) for name, node, place in parts["pipelines"]}
     _check_references(parts, streams, problems)
     problems.raise_any()
-    asyncapi = root.get("asyncapi")
+    asyncapi, name = root.get("asyncapi"), root.get("name")
     return Platform(
         path=path,
         environment=environment,
@@ -65,6 +65,7 @@ def load(path: str | Path, env: str | None = None, variables: Mapping[str, str] 
         consumers={name: spec for name, spec in consumers.items() if spec},
         pipelines={name: spec for name, spec in flows.items() if spec},
         asyncapi=asyncapi.text if asyncapi else None,
+        name=name.text if name else DEFAULT_NAME,
     )
 
 
@@ -75,8 +76,9 @@ def _check_sections(root: Node, problems: Problems) -> None:
     for key, child in root.value.items():
         if key not in SECTIONS:
             problems.unknown_key(root.keys.get(key, child.place), "the platform file", key, SECTIONS, {})
-    if (asyncapi := root.get("asyncapi")) is not None:
-        Text("a path").read(asyncapi, problems)
+    for key, kind in (("asyncapi", Text("a path")), ("name", Name("platform name"))):
+        if (node := root.get(key)) is not None:
+            kind.read(node, problems)
 
 
 # -- environments ----------------------------------------------------------------------------------------------------
@@ -259,16 +261,10 @@ def _check_references(
         _check_stream(f"consumer {name!r} reads", node.get("stream"), names, problems)
     for name, node, _ in parts["pipelines"]:
         source, sinks = node.get("from"), node.get("to")
-        for key in ("stream", "streams"):
-            for stream in _items(source.get(key) if source else None):
-                _check_stream(f"pipeline {name!r} reads", stream, [*names, EVERY_STREAM], problems)
-        for sink in _items(sinks):
+        _check_stream(f"pipeline {name!r} reads", source.get("stream") if source else None, names, problems)
+        many = [] if sinks is None else sinks.value if isinstance(sinks.value, list) else [sinks]
+        for sink in many:
             _check_stream(f"pipeline {name!r} writes to", sink.get("stream"), names, problems)
-
-
-def _items(node: Node | None) -> list[Node]:
-    """The items of a list; a single value counts as a list of one."""
-    return [] if node is None else node.value if isinstance(node.value, list) else [node]
 
 
 def _check_stream(who: str, node: Node | None, names: list[str], problems: Problems) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock import units
 
 Json = dict[str, Any]
-EVERY_STREAM = "*"
+DEFAULT_NAME = "default"
 DLQ_PREFIX = "dlq"
 DLQ_SUBJECTS = f"{DLQ_PREFIX}.>"
 
@@ -196,8 +196,7 @@ def filters_of(config: Json) -> tuple[str, ...]:
 class PipelineSource:
     """What a pipeline reads."""
 
-    streams: tuple[str, ...]
-    """Stream names; `*` alone stands for every declared stream (`Platform.streams_read_by` names them)."""
+    stream: str
     subjects: tuple[str, ...] = ()
     consumer: str | None = None
     start: str | None = None
@@ -215,8 +214,6 @@ class PipelineEvent:
 
     format: str = "json"
     schema: str | None = None
-    """None: the rows are the messages as they are."""
-    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +233,7 @@ class PipelineSink:
     stream: str | None = None
     subject: str | None = None
     delivery: str = "atomic"
-    mode: str | None = None
-    """None: `upsert` for an aggregation, else `append`."""
-    key: tuple[str, ...] = ()
+    mode: str = "append"
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     line: int = 0
@@ -262,11 +257,8 @@ class PipelineSpec:
     event: PipelineEvent = PipelineEvent()
     dedupe: Dedupe | None = None
     sql: str | None = None
-    function: str | None = None
-    each_batch: str | None = None
     bad_records: str | None = None
     trigger: Trigger = Trigger()
-    checkpoint: str | None = None
     owner: str | None = None
     purpose: str | None = None
     line: int = 0
@@ -289,11 +281,9 @@ class Platform:
     pipelines: Mapping[str, PipelineSpec]
     asyncapi: str | None = None
     """The AsyncAPI document of the whole platform, relative to the file."""
+    name: str = DEFAULT_NAME
+    """Marks what the platform owns. Platforms that share a server need different names."""
 
     def consumers_of(self, stream: str) -> tuple[ConsumerSpec, ...]:
         """The consumers of a stream, in the order of the file."""
         return tuple(consumer for consumer in self.consumers.values() if consumer.stream == stream)
-
-    def streams_read_by(self, pipeline: PipelineSpec) -> tuple[str, ...]:
-        """The streams a pipeline reads, in the order of the file."""
-        return tuple(self.streams) if pipeline.source.streams == (EVERY_STREAM,) else pipeline.source.streams

@@ -1,0 +1,47 @@
+"""Marks in a resource's metadata: who owns it, and what its owner declared last time.
+
+`penstock.platform` names the platform that made or adopted the resource; only that platform may prune it.
+`penstock.declared` remembers which fields were declared, so that a line taken out of the file brings the server's
+default back, while a field that somebody else set, and no file ever named, is left alone.
+"""
+
+from __future__ import annotations
+
+from penstock.broker.model import Json
+
+PLATFORM = "penstock.platform"
+DECLARED = "penstock.declared"
+NESTED = ("metadata", "consumer_limits")
+"""Fields that are owned and compared key by key, as `metadata.KEY`: only the keys that are declared count."""
+IDENTITY = frozenset({"name", "durable_name"})
+"""Fields that are never taken back: without them it would be another resource."""
+
+
+def owner(config: Json) -> str | None:
+    """The platform that owns the resource."""
+    return (config.get("metadata") or {}).get(PLATFORM)
+
+
+def declared(config: Json) -> frozenset[str]:
+    """The fields its owner declared last time."""
+    written = (config.get("metadata") or {}).get(DECLARED, "")
+    return frozenset(written.split()) - IDENTITY
+
+
+def marked(config: Json, platform: str, actual: Json | None = None) -> Json:
+    """The declared configuration with its marks. What another platform owns keeps that platform's marks."""
+    if actual is not None and owner(actual) not in (None, platform):
+        return config
+    marks = {PLATFORM: platform, DECLARED: " ".join(sorted(_names(config)))}
+    return {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
+
+
+def _names(config: Json) -> set[str]:
+    names = {name for name in config if name not in IDENTITY and name not in NESTED}
+    names |= {f"{field}.{key}" for field in NESTED for key in config.get(field) or {}}
+    return names | {"ack_wait"} if config.get("backoff") else names  # a backoff sets the ack wait with it
+
+
+def is_mark(field: str) -> bool:
+    """Whether a changed field is only one of our marks."""
+    return field in (f"metadata.{PLATFORM}", f"metadata.{DECLARED}")

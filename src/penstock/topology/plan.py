@@ -1,0 +1,196 @@
+"""From what is declared and what is there to what has to be done. Pure: values in, values out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from penstock.broker.model import Json, StreamInfo
+from penstock.topology import compare, order, ownership, risk
+from penstock.topology.compare import FieldChange
+from penstock.topology.resource import Actual, Desired, Resource
+from penstock.topology.risk import Risk, Surroundings, Verdict
+
+
+class Kind(StrEnum):
+    """What is done with a resource."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    RECREATE = "recreate"
+    DELETE = "delete"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happens to one resource, what that costs, and why."""
+
+    kind: Kind
+    risk: Risk
+    resource: Resource
+    fields: tuple[FieldChange, ...] = ()
+    reason: str = ""
+    config: Json | None = None
+    """What is wanted, with the marks of its owner; None for a deletion."""
+
+    @property
+    def destroys(self) -> bool:
+        """Whether a position or messages are lost."""
+        return self.risk in (Risk.LOSES_POSITION, Risk.LOSES_DATA)
+
+    @property
+    def only_marks(self) -> bool:
+        """Whether nothing but the marks of the owner changes."""
+        return self.kind is Kind.UPDATE and all(ownership.is_mark(field.name) for field in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that has to be done, in an order in which it can be done."""
+
+    platform: str
+    changes: tuple[Change, ...]
+    """Without what is unchanged."""
+    unchanged: tuple[Resource, ...] = ()
+    orphans: tuple[Resource, ...] = ()
+    """Owned by this platform and no longer declared, but left alone: nobody asked to prune."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self.changes)
+
+    def with_risk(self, *risks: Risk) -> list[Change]:
+        return [change for change in self.changes if change.risk in risks]
+
+    def counts(self) -> Counter[Risk]:
+        return Counter(change.risk for change in self.changes)
+
+
+def plan(desired: Desired, actual: Actual, *, allow_destroy: bool = False, prune: bool = False) -> Plan:
+    """What brings the server from `actual` to `desired`.
+
+    Without `allow_destroy` a stream that could only be had by deleting it first is `impossible`; with it, the stream
+    is recreated, which loses its data. With `prune`, what this platform owns and no longer declares is deleted.
+    """
+    changes = _stream_changes(desired, actual, allow_destroy)
+    renewed = {change.resource.stream for change in changes if change.kind is Kind.RECREATE}
+    changes += _consumer_changes(desired, actual, renewed)
+    orphans = _orphans(desired, actual)
+    changes += [_deletion(resource, actual) for resource in orphans if prune]
+    todo = [change for change in changes if change.kind is not Kind.UNCHANGED]
+    return Plan(
+        platform=desired.platform,
+        changes=tuple(order.ordered(todo, actual)),
+        unchanged=tuple(change.resource for change in changes if change.kind is Kind.UNCHANGED),
+        orphans=() if prune else tuple(orphans),
+    )
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def _stream_changes(desired: Desired, actual: Actual, allow_destroy: bool) -> list[Change]:
+    return [
+        _stream_change(resource, config, desired, actual, allow_destroy)
+        for resource, config in desired.configs.items()
+        if resource.consumer is None and resource not in actual.unanswered
+    ]
+
+
+def _stream_change(resource: Resource, config: Json, desired: Desired, actual: Actual, allow_destroy: bool) -> Change:
+    stream = actual.streams.get(resource.stream)
+    if stream is None:
+        return _creation(resource, config, desired.platform)
+    wanted = _fitting(ownership.marked(config, desired.platform, stream.config), stream.config)
+    fields = compare.differences(wanted, stream.config)
+    around = Surroundings(stream, {**stream.config, **wanted}, _other_subjects(resource, desired) if fields else ())
+    verdict = risk.stream_verdict(fields, around)
+    change = _change(resource, wanted, fields, verdict)
+    if change.kind is not Kind.RECREATE or not allow_destroy:
+        return change
+    return replace(change, risk=Risk.LOSES_DATA, reason=f"{change.reason}{_lost_with(stream)}")
+
+
+def _fitting(wanted: Json, actual: Json) -> Json:
+    """With a duplicate window that fits: the server refuses one above max_age, and shortens it only on creation."""
+    age, window = wanted.get("max_age"), actual.get("duplicate_window", 0)
+    if not age or window <= age or "duplicate_window" in wanted:
+        return wanted
+    return {**wanted, "duplicate_window": age}
+
+
+def _other_subjects(resource: Resource, desired: Desired) -> tuple[str, ...]:
+    return tuple(
+        subject
+        for other, config in desired.configs.items()
+        if other.consumer is None and other != resource
+        for subject in config.get("subjects") or ()
+    )
+
+
+def _lost_with(stream: StreamInfo) -> str:
+    return f": {stream.state.messages} messages and {stream.state.consumers} consumers go with the old one"
+
+
+def _creation(resource: Resource, config: Json, platform: str) -> Change:
+    return Change(Kind.CREATE, Risk.CREATE, resource, config=ownership.marked(config, platform))
+
+
+def _change(resource: Resource, wanted: Json, fields: list[FieldChange], verdict: Verdict) -> Change:
+    if not fields:
+        return Change(Kind.UNCHANGED, Risk.SAFE, resource, config=wanted)
+    kind = Kind.RECREATE if verdict.recreate else Kind.UPDATE
+    return Change(kind, verdict.risk, resource, tuple(fields), verdict.reason, wanted)
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+def _consumer_changes(desired: Desired, actual: Actual, renewed: set[str]) -> list[Change]:
+    return [
+        _consumer_change(resource, config, desired.platform, actual, resource.stream in renewed)
+        for resource, config in desired.configs.items()
+        if resource.consumer is not None and resource not in actual.unanswered
+    ]
+
+
+def _consumer_change(resource: Resource, config: Json, platform: str, actual: Actual, renewed: bool) -> Change:
+    found, stream = actual.consumers.get(resource), actual.streams.get(resource.stream)
+    if found is None or stream is None:
+        return _creation(resource, config, platform)
+    wanted = ownership.marked(config, platform, found.config)
+    fields = compare.differences(wanted, found.config)
+    if renewed:
+        return _renewal(resource, wanted, fields)
+    around = Surroundings(stream, {**found.config, **wanted})
+    verdict = risk.consumer_verdict(fields, around)
+    return _change(resource, wanted, fields, verdict)
+
+
+def _renewal(resource: Resource, wanted: Json, fields: list[FieldChange]) -> Change:
+    reason = "its stream is made anew, its position is lost"
+    return Change(Kind.RECREATE, Risk.LOSES_POSITION, resource, tuple(fields), reason, wanted)
+
+
+# -- what is no longer declared ----------------------------------------------------------------------------------------
+
+
+def _orphans(desired: Desired, actual: Actual) -> list[Resource]:
+    return [
+        resource
+        for resource in actual.resources()
+        if resource not in desired.configs and ownership.owner(actual.config(resource) or {}) == desired.platform
+    ]
+
+
+def _deletion(resource: Resource, actual: Actual) -> Change:
+    """A stream that never held a message has nothing to lose, nor have its consumers."""
+    stream = actual.streams[resource.stream]
+    if stream.state.last_seq == 0:
+        return Change(Kind.DELETE, Risk.SAFE, resource, reason="no longer declared; its stream never held a message")
+    if resource.consumer is None:
+        return Change(Kind.DELETE, Risk.LOSES_DATA, resource, reason=f"no longer declared{_lost_with(stream)}")
+    loss = risk.consumer_removal(stream)
+    return Change(Kind.DELETE, loss.risk, resource, reason=f"no longer declared; {loss.reason}")
