@@ -7,6 +7,7 @@
     ├── AccessDenied             fix credentials or permissions
     ├── Unavailable              try again later; nothing was decided
     │   ├── BrokerUnreachable    no server of the list answered
+    │   ├── ConnectionLost       a server answered, then the connection broke
     │   ├── DeadlineExceeded     no answer in time
     │   └── JetStreamDisabled    the server answers, but has no JetStream (for this account or domain)
     ├── ApiError                 the server said no; carries its code and its own words
@@ -86,6 +87,18 @@ class BrokerUnreachable(Unavailable):
             f"no NATS server answers at {', '.join(self.servers)} ({self.reason}); "
             "start one with `penstock server`, or name yours with --servers or PENSTOCK_SERVERS"
         )
+
+
+class ConnectionLost(Unavailable):
+    """The connection to a server broke; what was under way on it may or may not have arrived."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason)
+        self.server = server
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the connection to {self.server} was lost ({self.reason}); connect again, and look before repeating"
 
 
 class DeadlineExceeded(Unavailable):

@@ -39,6 +39,8 @@ class Settings:
     tls_cert: str | None = None
     """Path of the client certificate; goes with `tls_key`."""
     tls_key: str | None = None
+    tls_first: bool = False
+    """Encrypt before the server says anything; for servers with `handshake_first`."""
     domain: str | None = None
     """JetStream domain to talk to; the server's own when unset."""
     timeout: float = DEFAULT_TIMEOUT
@@ -71,7 +73,8 @@ class Settings:
     @property
     def uses_tls(self) -> bool:
         """Whether the connection must be encrypted."""
-        return bool(self.tls_ca or self.tls_cert) or any(url.startswith(("tls://", "wss://")) for url in self.servers)
+        asked = self.tls_ca or self.tls_cert or self.tls_first
+        return bool(asked) or any(url.startswith(("tls://", "wss://")) for url in self.servers)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS context for these settings, or None for a plain connection."""
@@ -127,12 +130,21 @@ def _converted(name: str, value: Any) -> Any:
     if name == "servers":
         parts = value.split(",") if isinstance(value, str) else value
         return tuple(_url(str(part).strip()) for part in parts if str(part).strip())
+    if name == "tls_first":
+        return _flag(name, value)
     if name == "timeout":
         try:
             return float(value)
         except (TypeError, ValueError):
             raise ConfigError(f"timeout must be a number of seconds, got {value!r}") from None
     return value
+
+
+def _flag(name: str, value: Any) -> bool:
+    known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if (text := str(value).lower()) not in known:
+        raise ConfigError(f"{name} is true or false, not {value!r}")
+    return known[text]
 
 
 def _url(server: str) -> str:

@@ -86,6 +86,7 @@ async def _open(settings: Settings, options: dict[str, Any]) -> Client:
         "token": settings.token,
         "user_credentials": settings.credentials,
         "tls": settings.ssl_context(),
+        "tls_handshake_first": settings.tls_first,
         **options,
     }
     try:

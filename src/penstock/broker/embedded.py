@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sysconfig
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import IO, Any, Self
+from urllib.parse import quote
 
+from penstock.broker.guard import GuardedProcess
+from penstock.broker.ports import FREE, free_ports
+from penstock.broker.server_config import LOOPBACK, ServerConfig, config_file
 from penstock.errors import ServerFailed
 from penstock.settings import Settings
 
-READY_WITHIN = 10.0  # seconds
+BINARY_VARIABLE = "PENSTOCK_NATS_SERVER"
+READY_WITHIN = 20.0  # seconds; a large data directory takes a while to recover
+LOCK_WITHIN = 2.5  # seconds; the guard of a killed parent may still be ending its server
+STOP_WITHIN = 10.0  # seconds until SIGTERM becomes SIGKILL
+PORT_TRIES = 5
+LOOK_EVERY = 0.005  # seconds
 
 
-def find_binary() -> str:
-    """The nats-server binary: the venv's own, else the one on PATH."""
+class PortTaken(ServerFailed):
+    """Someone else listens on a port that the server was to use."""
+
+
+def find_binary(binary: str | Path | None = None) -> str:
+    """The nats-server to run: the one named, `PENSTOCK_NATS_SERVER`, the venv's own, or the one on PATH."""
+    named = binary or os.environ.get(BINARY_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK):
+            raise ServerFailed(
+                f"{str(named)!r} is not a program; name a nats-server binary, or unset {BINARY_VARIABLE}"
+            )
+        return str(named)
     own = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(own) if own.is_file() else shutil.which("nats-server")
     if not found:
@@ -27,66 +54,260 @@ def find_binary() -> str:
 
 
 class EmbeddedServer:
-    """One nats-server with JetStream on loopback; a context manager that starts and stops it."""
+    """One nats-server with JetStream; a context manager that starts and stops it.
 
-    def __init__(self, data: str | Path, port: int = -1) -> None:
-        self.data = Path(data)
-        self.port = port
-        self.process: subprocess.Popen[bytes] | None = None
+    On loopback and free ports unless told otherwise; `options` are the fields of `ServerConfig`. A port, once found, is
+    kept over restarts. The server ends with this process, however this process ends, unless it was detached.
+    """
+
+    def __init__(
+        self,
+        data: str | Path,
+        port: int = FREE,
+        *,
+        leaf_port: int = FREE,
+        binary: str | Path | None = None,
+        on_exit: Callable[[EmbeddedServer], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """`on_exit` is called, from a thread of its own, when the server ends without having been asked to."""
+        self.data = Path(data).absolute()
+        self.config = ServerConfig(port=port, leaf_port=leaf_port, **options)
+        self.binary = binary
+        self.process: GuardedProcess | None = None
+        self.monitoring_port = 0
+        self._on_exit = on_exit
+        self._ending = False
+        self._log_start = 0
+
+    # -- where it is -----------------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        return self.config.port
 
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        scheme = "tls" if self.config.tls else "nats"
+        return f"{scheme}://{self.config.reachable_host}:{self.config.port}"
+
+    @property
+    def leaf_url(self) -> str:
+        """Where another server joins as a leaf (`leaf_of`), with the user and password it needs."""
+        scheme = "tls" if self.config.tls else "nats"
+        login = ":".join(quote(part, safe="") for part in (self.config.user, self.config.password) if part)
+        return f"{scheme}://{login}{'@' if login else ''}{self.config.reachable_host}:{self.config.leaf_port}"
 
     @property
     def settings(self) -> Settings:
-        return Settings(servers=(self.url,))
+        """Settings that connect to this server."""
+        tls = self.config.tls
+        return Settings(
+            servers=(self.url,),
+            user=self.config.user,
+            password=self.config.password,
+            token=self.config.token,
+            tls_ca=tls.ca if tls else None,
+            tls_cert=tls.client_cert if tls else None,
+            tls_key=tls.client_key if tls else None,
+        )
 
     @property
     def pid(self) -> int:
-        if self.process is None:
-            raise ServerFailed("the server is not running; call start() first")
-        return self.process.pid
+        return self._running().pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def log(self) -> Path:
+        return self.data / "nats-server.log"
+
+    # -- start -----------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start, and return when JetStream answers. Started again, it listens on the same port."""
+        """Start, and return when JetStream answers. Started again, it listens on the same ports.
+
+        Raises `ServerFailed` with the server's own words when it does not come up.
+        """
+        asked = self.config
+        for attempt in range(1, PORT_TRIES + 1):
+            try:
+                return self.spawn().wait_until_ready()
+            except PortTaken:
+                if FREE not in (asked.port, asked.leaf_port) or attempt == PORT_TRIES:
+                    raise
+                self.config = asked  # someone was quicker: choose other ports
+        raise AssertionError("the last attempt returns or raises")
+
+    def spawn(self) -> Self:
+        """Start the process without waiting for it; `wait_until_ready` is the other half."""
+        if self.alive:
+            raise ServerFailed(f"the server is running already (pid {self.pid})")
+        binary = find_binary(self.binary)
         self.data.mkdir(parents=True, exist_ok=True)
-        ports = self.data / "ports"
-        shutil.rmtree(ports, ignore_errors=True)
-        ports.mkdir()
-        command = [find_binary(), "-js", "-sd", str(self.data), "-a", "127.0.0.1", "-p", str(self.port), "-m", "-1"]
-        with (self.data / "nats-server.log").open("ab") as log:
-            self.process = subprocess.Popen([*command, "--ports_file_dir", str(ports)], stdout=log, stderr=log)
-        self._wait_until_ready(ports)
+        self._choose_ports()
+        config = self._write_config()
+        with self._locked_log() as log:
+            self._log_start = os.fstat(log.fileno()).st_size
+            self._ending = False
+            self.process = GuardedProcess([binary, "-c", str(config)], log)
+        if self._on_exit:
+            threading.Thread(target=self._supervise, args=(self.process,), name="nats-server", daemon=True).start()
         return self
 
-    def _wait_until_ready(self, ports: Path) -> None:
-        deadline = time.monotonic() + READY_WITHIN
-        assert self.process
+    def wait_until_ready(self, within: float = READY_WITHIN) -> Self:
+        """Return when JetStream answers; in a cluster, when this node also knows the leader."""
+        process, deadline = self._running(), time.monotonic() + within
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise ServerFailed(
-                    f"nats-server ended with code {self.process.returncode}; see {self.data}/nats-server.log"
-                )
-            if (file := next(ports.glob("*.ports"), None)) and (text := file.read_text()):
-                found = json.loads(text)
-                self.port = int(found["nats"][0].rsplit(":", 1)[1])
-                if _healthy(int(found["monitoring"][0].rsplit(":", 1)[1])):
-                    return
-            time.sleep(0.005)
-        raise ServerFailed(f"nats-server was not ready within {READY_WITHIN:g} s; see {self.data}/nats-server.log")
+            if process.poll() is not None:
+                raise self.failure()
+            if self._find_monitoring_port() and self._healthy():
+                return self
+            time.sleep(LOOK_EVERY)
+        self.kill()
+        raise ServerFailed(f"nats-server was not ready within {within:g} s; its last words: {self.last_words()}")
+
+    def _choose_ports(self) -> None:
+        config, (port, leaf_port) = self.config, free_ports(2, self.config.host)
+        self.config = replace(
+            config,
+            port=port if config.port == FREE else config.port,
+            leaf_port=leaf_port if config.leaf_port == FREE else config.leaf_port,
+        )
+
+    def _write_config(self) -> Path:
+        shutil.rmtree(self._ports_dir, ignore_errors=True)
+        self._ports_dir.mkdir()
+        path = self.data / "nats-server.conf"
+        path.touch(mode=0o600)  # it holds secrets
+        path.write_text(config_file(self.config, self.data, self._ports_dir))
+        return path
+
+    def _locked_log(self) -> IO[bytes]:
+        """The log, locked for as long as the server has it open: nats-server itself would share a data directory."""
+        log, deadline = self.log.open("ab"), time.monotonic() + LOCK_WITHIN
+        while True:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return log
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    log.close()
+                    raise ServerFailed(
+                        f"another server is running on the data directory {str(self.data)!r}; "
+                        "stop it, or choose another directory"
+                    ) from None
+            time.sleep(0.05)
+
+    # -- look ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _ports_dir(self) -> Path:
+        return self.data / "ports"
+
+    def _find_monitoring_port(self) -> bool:
+        """Whether all listeners are up: the server then writes its ports to a file of its own."""
+        try:
+            text = next(self._ports_dir.glob(f"*_{self.pid}.ports")).read_text()
+            self.monitoring_port = int(json.loads(text)["monitoring"][0].rsplit(":", 1)[1])
+        except (StopIteration, json.JSONDecodeError):
+            return False  # not there, or not written to its end
+        return True
+
+    def _healthy(self) -> bool:
+        try:
+            return self._get("/healthz")[0] == 200
+        except OSError:
+            return False
+
+    def monitor(self, path: str) -> dict[str, Any]:
+        """What the server's monitoring says, such as `monitor("/jsz")`."""
+        status, body = self._get(path)
+        if status != 200:
+            raise ServerFailed(f"monitoring answers {path} with status {status}: {body.decode(errors='replace')}")
+        answer: dict[str, Any] = json.loads(body)
+        return answer
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(LOOPBACK, self.monitoring_port, timeout=2)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    @property
+    def linked(self) -> bool:
+        """Whether this leaf is connected to its hub right now."""
+        return any(leaf.get("is_spoke", True) for leaf in self.monitor("/leafz").get("leafs") or ())
+
+    def log_tail(self, lines: int = 10) -> list[str]:
+        """The last lines that this run of the server wrote."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").splitlines()[-lines:]
+
+    def last_words(self) -> str:
+        """The line that most likely says why it ended: the last fatal or error line, else the last line."""
+        tail = self.log_tail(50)
+        telling = [line for line in tail if "[FTL]" in line or "[ERR]" in line or line.startswith("nats-server: ")]
+        return (telling or tail or ["(nothing was logged)"])[-1]
+
+    def failure(self) -> ServerFailed:
+        """Why the server is no longer running."""
+        code, words = self._running().poll(), self.last_words()
+        kind = PortTaken if "address already in use" in words else ServerFailed
+        return kind(f"nats-server {_ended(code)}; its last words: {words} (log: {self.log})")
+
+    # -- end -------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Stop cleanly."""
-        if self.process and self.process.poll() is None:
+        """Stop cleanly: SIGTERM, and SIGKILL if that does not help."""
+        self.ask_to_stop()
+        if not self.process:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_WITHIN)
+            return
+        self.kill()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, without waiting."""
+        self._ending = True
+        if self.process and self.alive:
             self.process.terminate()
-            self.process.wait(10)
 
     def kill(self) -> None:
         """SIGKILL, as a crash would."""
-        if self.process and self.process.poll() is None:
+        self._ending = True
+        if self.process and self.alive:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(STOP_WITHIN)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the server to end; its exit code, or None when it still runs after `timeout` seconds."""
+        try:
+            return self._running().wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def detach(self) -> int:
+        """Let the server outlive this process; returns its process id, by which SIGTERM stops it."""
+        self._running().release()
+        return self.pid
+
+    def _supervise(self, process: GuardedProcess) -> None:
+        process.wait()
+        if not self._ending and self._on_exit:
+            self._on_exit(self)
+
+    def _running(self) -> GuardedProcess:
+        if self.process is None:
+            raise ServerFailed("the server is not running; call start() first")
+        return self.process
 
     def __enter__(self) -> Self:
         return self.start()
@@ -95,12 +316,7 @@ class EmbeddedServer:
         self.stop()
 
 
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-    try:
-        connection.request("GET", "/healthz")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "is running"
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

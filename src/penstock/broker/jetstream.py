@@ -6,8 +6,6 @@ import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from email.parser import BytesHeaderParser
-from email.policy import HTTP
 from typing import Any, Protocol
 
 from penstock import retry
@@ -22,6 +20,7 @@ from penstock.broker.model import (
     parse_time,
 )
 from penstock.errors import ConfigError
+from penstock.wire import headers
 
 Change = Mapping[str, Any] | Callable[[Json], Json]
 """New values for some fields, or a function from the configuration read to the one to write."""
@@ -133,7 +132,7 @@ class JetStream:
             sequence=raw["seq"],
             time=parse_time(raw["time"]),
             data=base64.b64decode(raw.get("data") or ""),
-            headers=parse_headers(base64.b64decode(raw.get("hdrs") or "")),
+            headers=headers.parse(base64.b64decode(raw.get("hdrs") or "")),
         )
 
     async def delete_message(self, stream: str, seq: int, erase: bool = False) -> None:
@@ -227,14 +226,3 @@ class JetStream:
 
 def _changed(config: Json, change: Change) -> Json:
     return change(dict(config)) if callable(change) else {**config, **change}
-
-
-def parse_headers(block: bytes) -> dict[str, list[str]]:
-    """The header block of a stored message (`NATS/1.0\\r\\nName: value\\r\\n…`) as a map of lists."""
-    if not block:
-        return {}
-    _, _, lines = block.partition(b"\r\n")
-    headers: dict[str, list[str]] = {}
-    for name, value in BytesHeaderParser(policy=HTTP).parsebytes(lines).items():
-        headers.setdefault(name, []).append(value)
-    return headers

@@ -149,6 +149,12 @@ class ConsumerInfo:
     raw: Json = field(repr=False)
 
     @property
+    def filters(self) -> tuple[str, ...]:
+        """Its filter subjects, from either of the server's two fields; empty when it reads the whole stream."""
+        single = self.config.get("filter_subject")
+        return (single,) if single else tuple(self.config.get("filter_subjects") or ())
+
+    @property
     def paused(self) -> bool:
         return self.paused_for is not None
 

@@ -93,8 +93,12 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def table(title: str | None, columns: Sequence[str | tuple[str, str]], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table that fits a terminal; a column is a heading, or a heading and `left`/`right`."""
+Column = str | tuple[str, str]
+"""A heading, or a heading and `left` or `right`."""
+
+
+def table(title: str | None, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table that fits a terminal."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         heading, justify = (column, "left") if isinstance(column, str) else column

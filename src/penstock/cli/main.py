@@ -15,6 +15,7 @@ from penstock.errors import PenstockError
 COMMANDS = {
     "bench": "penstock.cli.bench:bench",
     "server": "penstock.cli.server:server",
+    "status": "penstock.cli.status:status",
 }
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""
 

@@ -1,8 +1,21 @@
 """For tests of and with Penstock: real servers, one a test, in well under a second.
 
-The pytest fixtures are registered by installing the package: a test that takes `nats_server` gets its own server.
+Installing the package registers its pytest fixtures: a test that takes `nats_server` gets a server of its own,
+`nats_cluster` three nodes, `nats_leaf` a hub with a leaf, `tls_certificates` a CA with server and client certificates.
 """
 
+from penstock.broker.cluster import EmbeddedCluster
+from penstock.broker.embedded import EmbeddedServer
 from penstock.testing.polling import eventually, eventually_async
+from penstock.testing.servers import Certificates, LeafPair, issue_certificates, leaf_pair
 
-__all__ = ["eventually", "eventually_async"]
+__all__ = [
+    "Certificates",
+    "EmbeddedCluster",
+    "EmbeddedServer",
+    "LeafPair",
+    "eventually",
+    "eventually_async",
+    "issue_certificates",
+    "leaf_pair",
+]

@@ -393,9 +393,10 @@ ENVIRONMENT_FIELDS: tuple[Field, ...] = (
 PIPELINE_SOURCE = Record(
     "where a pipeline reads",
     (
-        Field("stream", Name("stream name"), "The stream.", required=True),
+        Field("stream", Name("stream name"), "The stream; or `streams`."),
+        Field("streams", ListOf(Text("a stream name"), 1), "Several streams, or `*` for every declared one."),
         Field("subjects", ListOf(Subject()), "Filters; everything when left out."),
-        Field("consumer", Name("consumer name"), "Durable consumer that holds the position."),
+        Field("consumer", Name("consumer name"), "Durable consumer that holds the position, on each of the streams."),
         Field("start", Text("earliest, latest, consumer, a sequence or a time"), "Where the first run starts."),
         Field("max_rows", Count(1), "Most messages in one micro-batch."),
         Field("max_bytes", Size(), "Most bytes in one micro-batch."),
@@ -410,7 +411,13 @@ PIPELINE_EVENT = Record(
     "the events of a pipeline",
     (
         Field("format", OneOf(("json", "text", "binary", "avro", "protobuf")), "How the body is read.", default="json"),
-        Field("schema", Text("a Spark schema"), "Columns of the event, as Spark writes them."),
+        Field(
+            "schema",
+            Text("a Spark schema or a file"),
+            "Columns of the event as Spark writes them (`NOT NULL`: required), or a file with them; "
+            "for Avro an .avsc file, for Protobuf a descriptor set.",
+        ),
+        Field("message", Text("a message name"), "The message of a Protobuf descriptor set, such as `billing.Usage`."),
     ),
     "the-events-of-a-pipeline",
 )
@@ -429,10 +436,15 @@ PIPELINE_SINK = Record(
     (
         Field("format", Text("a Spark format"), "A Spark format such as parquet; with `path`."),
         Field("path", Text("a path"), "Where the files go."),
-        Field("stream", Name("stream name"), "Or a stream; with `subject`."),
-        Field("subject", Text("a subject, or a column as `{column}`"), "Subject of the messages written."),
+        Field("stream", Name("stream name"), "Or a stream."),
+        Field("subject", Subject(literal=True), "Subject of the messages written; else the rows' column `subject`."),
         Field("delivery", OneOf(("atomic", "fast")), "How a stream is written.", default="atomic"),
-        Field("mode", OneOf(("append", "complete", "update", "overwrite")), "Spark's output mode.", default="append"),
+        Field(
+            "mode",
+            OneOf(("append", "upsert")),
+            "Files: add every row, or keep one row a key. An aggregation is upserted when left out.",
+        ),
+        Field("key", ListOf(Text("a column")), "What names a row of an upsert; the columns grouped by when left out."),
         Field("partition_by", ListOf(Text("a column")), "Columns that split the files into folders."),
         Field("options", TextMap(), "Further options for the Spark writer."),
     ),
@@ -453,9 +465,16 @@ PIPELINE_FIELDS: tuple[Field, ...] = (
     Field("event", PIPELINE_EVENT, "How a message becomes a row."),
     Field("dedupe", DEDUPE, "Take the same event once."),
     Field("sql", Text("a Spark SQL query over `events`"), "What it computes; the events as they are when left out."),
+    Field("function", Text("module:function"), "Or a Python function from the events' DataFrame to the result's."),
+    Field(
+        "each_batch",
+        Text("module:function"),
+        "A Python function from the result of each micro-batch to what is written; batch operations are allowed.",
+    ),
     Field("to", ListOf(PIPELINE_SINK, 1), "What it writes.", required=True),
     Field("bad_records", Subject(literal=True), "Where events go that cannot be read."),
     Field("trigger", TRIGGER, "When it runs; `{available_now: true}` when left out."),
+    Field("checkpoint", Text("a path"), "Spark's checkpoint; `.penstock/checkpoints/<pipeline>` when left out."),
     Field("owner", Text("a team"), "Who answers for it."),
     Field("purpose", Text(), "What it is for."),
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason."),

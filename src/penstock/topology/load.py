@@ -22,6 +22,7 @@ from penstock.topology.fields import (
 from penstock.topology.kinds import Field, Name, Text, name_problem, read_record
 from penstock.topology.model import (
     DEFAULT_NAME,
+    EVERY_STREAM,
     ConsumerSpec,
     Environment,
     Json,
@@ -261,10 +262,16 @@ def _check_references(
         _check_stream(f"consumer {name!r} reads", node.get("stream"), names, problems)
     for name, node, _ in parts["pipelines"]:
         source, sinks = node.get("from"), node.get("to")
-        _check_stream(f"pipeline {name!r} reads", source.get("stream") if source else None, names, problems)
-        many = [] if sinks is None else sinks.value if isinstance(sinks.value, list) else [sinks]
-        for sink in many:
+        for key in ("stream", "streams"):
+            for stream in _items(source.get(key) if source else None):
+                _check_stream(f"pipeline {name!r} reads", stream, [*names, EVERY_STREAM], problems)
+        for sink in _items(sinks):
             _check_stream(f"pipeline {name!r} writes to", sink.get("stream"), names, problems)
+
+
+def _items(node: Node | None) -> list[Node]:
+    """The items of a list; a single value counts as a list of one."""
+    return [] if node is None else node.value if isinstance(node.value, list) else [node]
 
 
 def _check_stream(who: str, node: Node | None, names: list[str], problems: Problems) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from penstock import units
 
 Json = dict[str, Any]
+EVERY_STREAM = "*"
 DEFAULT_NAME = "default"
 DLQ_PREFIX = "dlq"
 DLQ_SUBJECTS = f"{DLQ_PREFIX}.>"
@@ -196,7 +197,8 @@ def filters_of(config: Json) -> tuple[str, ...]:
 class PipelineSource:
     """What a pipeline reads."""
 
-    stream: str
+    streams: tuple[str, ...]
+    """Stream names; `*` alone stands for every declared stream (`Platform.streams_read_by` names them)."""
     subjects: tuple[str, ...] = ()
     consumer: str | None = None
     start: str | None = None
@@ -214,6 +216,8 @@ class PipelineEvent:
 
     format: str = "json"
     schema: str | None = None
+    """None: the rows are the messages as they are."""
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,9 @@ class PipelineSink:
     stream: str | None = None
     subject: str | None = None
     delivery: str = "atomic"
-    mode: str = "append"
+    mode: str | None = None
+    """None: `upsert` for an aggregation, else `append`."""
+    key: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     line: int = 0
@@ -257,8 +263,11 @@ class PipelineSpec:
     event: PipelineEvent = PipelineEvent()
     dedupe: Dedupe | None = None
     sql: str | None = None
+    function: str | None = None
+    each_batch: str | None = None
     bad_records: str | None = None
     trigger: Trigger = Trigger()
+    checkpoint: str | None = None
     owner: str | None = None
     purpose: str | None = None
     line: int = 0
@@ -287,3 +296,7 @@ class Platform:
     def consumers_of(self, stream: str) -> tuple[ConsumerSpec, ...]:
         """The consumers of a stream, in the order of the file."""
         return tuple(consumer for consumer in self.consumers.values() if consumer.stream == stream)
+
+    def streams_read_by(self, pipeline: PipelineSpec) -> tuple[str, ...]:
+        """The streams a pipeline reads, in the order of the file."""
+        return tuple(self.streams) if pipeline.source.streams == (EVERY_STREAM,) else pipeline.source.streams

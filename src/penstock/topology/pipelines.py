@@ -18,30 +18,39 @@ from penstock.topology.model import (
 )
 from penstock.units import from_nanoseconds
 
+PLAIN = ("sql", "function", "each_batch", "bad_records", "checkpoint", "owner", "purpose", "ignore")
+"""Fields that are taken as they are read."""
+
 
 def pipeline(name: str, node: Node, place: Place, problems: Problems) -> PipelineSpec | None:
     """One pipeline of the file; None when it is too wrong to build, after saying so."""
     if wrong := name_problem(name):
         problems.add(place, f"{name!r} cannot be the name of a pipeline: {wrong}")
     values = read_record(node, f"pipeline {name!r}", PIPELINE_FIELDS, problems)
-    if not values or not values.get("from", {}).get("stream") or not values.get("to"):
+    if not values or not values.get("from") or not values.get("to"):
         return None
+    if "sql" in values and "function" in values:
+        problems.add(node.keys["function"], f"pipeline {name!r} has both sql and function: keep one")
     return PipelineSpec(
         name=name,
-        source=_source(node, values["from"]),
+        source=_source(node, values["from"], problems),
         sinks=_sinks(node, values["to"], problems),
         event=PipelineEvent(**values.get("event", {})),
         dedupe=_dedupe(values.get("dedupe")),
         trigger=_trigger(node.get("trigger"), values.get("trigger"), problems),
         line=place.line,
         lines={key: where.line for key, where in node.keys.items()},
-        **{key: values[key] for key in ("sql", "bad_records", "owner", "purpose", "ignore") if key in values},
+        **{key: values[key] for key in PLAIN if key in values},
     )
 
 
-def _source(node: Node, values: Json) -> PipelineSource:
+def _source(node: Node, values: Json, problems: Problems) -> PipelineSource:
     where = node.get("from") or node
-    return PipelineSource(**{**values, "subjects": tuple(values.get("subjects", ()))}, line=where.place.line)
+    if ("stream" in values) == ("streams" in values):
+        problems.add(where, "a pipeline reads one `stream` or several `streams`: write one of the two")
+    streams = (values["stream"],) if "stream" in values else tuple(values.get("streams", ()))
+    rest = {key: value for key, value in values.items() if key not in ("stream", "streams", "subjects")}
+    return PipelineSource(streams, tuple(values.get("subjects", ())), line=where.place.line, **rest)
 
 
 def _sinks(node: Node, many: list[Json], problems: Problems) -> tuple[PipelineSink, ...]:
@@ -54,11 +63,10 @@ def _sink(node: Node, values: Json, problems: Problems) -> PipelineSink:
     into_stream, into_files = "stream" in values, "format" in values or "path" in values
     if into_stream == into_files:
         problems.add(node, "a pipeline writes to files (format and path) or to a stream (stream and subject)")
-    elif into_stream and "subject" not in values:
-        problems.add(node, "a stream is written with a subject: add `subject`")
-    elif into_files and not {"format", "path"} <= values.keys():
+    elif into_files and values.get("format") != "console" and not {"format", "path"} <= values.keys():
         problems.add(node, "files are written with a format and a path: add the one that is missing")
-    return PipelineSink(**{**values, "partition_by": tuple(values.get("partition_by", ()))}, line=node.place.line)
+    lists = {key: tuple(values.get(key, ())) for key in ("partition_by", "key")}
+    return PipelineSink(**{**values, **lists}, line=node.place.line)
 
 
 def _dedupe(values: Json | None) -> Dedupe | None:

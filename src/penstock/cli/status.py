@@ -1,0 +1,132 @@
+"""`penstock status`: streams, consumers, lag in messages and in seconds, redeliveries, dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from penstock.broker import connect
+from penstock.cli.common import Column, Context, json_option, out, print_json, sync, table
+from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
+from penstock.units import format_duration, format_size
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Redraw until interrupted.")
+@click.option(
+    "--every", type=float, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws."
+)
+@json_option
+@click.pass_obj
+@sync
+async def status(context: Context, watch: bool, every: float, as_json: bool) -> None:
+    """Show streams and consumers, and how far behind they are.
+
+    Lag is counted in messages that are not acknowledged, and in the age of the oldest of them.
+
+    \b
+    Example:
+      penstock status --watch
+      penstock status --json | jq '.consumers[] | select(.lag_seconds > 60) | .name'
+    """
+    if watch and as_json:
+        raise click.UsageError("--watch draws tables: leave out --json")
+    async with connect(context.settings()) as broker:
+        if as_json:
+            print_json(status_json(await collect(broker.jetstream)))
+        elif watch:
+            await _watch(broker.jetstream, every)
+        else:
+            out.print(render(await collect(broker.jetstream)))
+
+
+async def _watch(js: Any, every: float) -> None:
+    with Live(render(await collect(js)), console=out, auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(every)
+            live.update(render(await collect(js)), refresh=True)
+
+
+def render(status: Status) -> RenderableType:
+    """The tables a person looks at."""
+    parts: list[RenderableType] = [
+        table(
+            f"Streams ({len(status.streams)})",
+            ["stream", "retention", ("messages", "right"), ("size", "right"), ("of limit", "right"),
+             ("last seq", "right"), ("consumers", "right"), ("replicas", "right")],
+            (_stream_row(stream) for stream in status.streams),
+        ),
+        Text(),
+        table(
+            f"Consumers ({len(status.consumers)})",
+            ["stream", "consumer", ("lag", "right"), ("oldest", "right"), ("in flight", "right"),
+             ("redelivered", "right"), ("dead", "right")],
+            (_consumer_row(consumer) for consumer in status.consumers),
+        ),
+    ]  # fmt: skip
+    if sources := [(stream.name, source) for stream in status.streams for source in stream.sources]:
+        rows = ((name, s.name, s.lag, _age(s.heard_ago), s.error) for name, s in sources)
+        columns: list[Column] = ["stream", "from", ("lag", "right"), ("heard ago", "right"), "error"]
+        parts += [Text(), table(f"Sources ({len(sources)})", columns, rows)]
+    return Group(*parts, Text(), Text(_summary(status)))
+
+
+def _stream_row(stream: StreamStatus) -> tuple[Any, ...]:
+    full = f"{100 * stream.bytes / stream.max_bytes:.0f} %" if stream.max_bytes else ""
+    replicas = f"{stream.healthy_replicas}/{stream.replicas}"
+    return (stream.name, stream.retention, f"{stream.messages:,}", format_size(stream.bytes), full,
+            f"{stream.last_seq:,}", stream.consumers, replicas)  # fmt: skip
+
+
+def _consumer_row(consumer: ConsumerStatus) -> tuple[Any, ...]:
+    limit = f"/{consumer.max_ack_pending:,}" if consumer.max_ack_pending else ""
+    name = f"{consumer.name} (paused)" if consumer.paused_for is not None else consumer.name
+    oldest = _age(consumer.lag) if consumer.lag_messages else ""
+    return (consumer.stream, name, f"{consumer.lag_messages:,}", oldest, f"{consumer.ack_pending:,}{limit}",
+            consumer.redelivered, consumer.dead_letters)  # fmt: skip
+
+
+def _age(age: timedelta | None) -> str:
+    return "never" if age is None else format_duration(timedelta(seconds=round(age.total_seconds())))
+
+
+def _summary(status: Status) -> str:
+    lag = sum(consumer.lag_messages for consumer in status.consumers)
+    oldest = max((consumer.lag for consumer in status.consumers), default=timedelta())
+    waiting = f"{lag:,} unacknowledged, the oldest {_age(oldest)} old" if lag else "nothing unacknowledged"
+    abandoned = status.abandoned_batches
+    batches = "" if abandoned is None else f"; {sum(abandoned.values()):,} atomic batches abandoned"
+    return f"{waiting}; {status.dead_letters:,} dead letters{batches}"
+
+
+def status_json(status: Status) -> dict[str, Any]:
+    """The snapshot for machines: durations are seconds, times RFC 3339."""
+    raw = asdict(status)
+    raw["version"] = 1
+    raw["dead_letters"] = status.dead_letters
+    for consumer in raw["consumers"]:
+        consumer["lag_seconds"] = consumer.pop("lag").total_seconds()
+        consumer["paused_for_seconds"] = _seconds(consumer.pop("paused_for"))
+    for stream in raw["streams"]:
+        for source in stream["sources"]:
+            source["heard_ago_seconds"] = _seconds(source.pop("heard_ago"))
+    return {key: _plain(value) for key, value in raw.items()}
+
+
+def _seconds(age: timedelta | None) -> float | None:
+    return None if age is None else age.total_seconds()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.isoformat() if hasattr(value, "isoformat") else value

@@ -1,0 +1,214 @@
+"""A snapshot of what is where, how far behind, and what is stuck. Tables and metrics render it and add nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo
+from penstock.broker.model import parse_time
+from penstock.errors import MessageNotFound, NotFound
+
+T = TypeVar("T")
+
+DLQ_KEY = "penstock.dlq"
+SERVICE_KEY = "penstock.service"
+"""Metadata keys under which `apply` leaves a consumer's dead-letter subject and service on the server."""
+
+ABANDONED_SUBJECT = "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED."
+AT_ONCE = 32
+"""API requests under way at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """One source, or the mirror, of a stream."""
+
+    name: str
+    lag: int
+    heard_ago: timedelta | None
+    error: str | None
+
+    @classmethod
+    def of(cls, info: SourceInfo) -> SourceStatus:
+        return cls(info.name, info.lag, info.active, info.error)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: str
+    messages: int
+    bytes: int
+    max_bytes: int | None
+    first_seq: int
+    last_seq: int
+    last_time: datetime | None
+    consumers: int
+    replicas: int
+    healthy_replicas: int
+    sources: tuple[SourceStatus, ...]
+
+    @property
+    def is_dead_letters(self) -> bool:
+        """Whether the stream holds dead letters: all of its subjects lie below `dlq.`."""
+        return bool(self.subjects) and all(subject.startswith("dlq.") for subject in self.subjects)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatus:
+    """One consumer."""
+
+    stream: str
+    name: str
+    filters: tuple[str, ...]
+    service: str | None
+    lag_messages: int
+    """Matching messages that are not acknowledged yet."""
+    lag: timedelta
+    """Age of the oldest of them; zero when there is none."""
+    ack_pending: int
+    max_ack_pending: int | None
+    ack_floor: int
+    redelivered: int
+    waiting: int
+    paused_for: timedelta | None
+    dlq: str | None
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything `penstock status` shows."""
+
+    taken_at: datetime
+    streams: tuple[StreamStatus, ...]
+    consumers: tuple[ConsumerStatus, ...]
+    abandoned_batches: dict[str, int] | None
+    """Abandoned atomic batches by stream; None when no stream keeps the advisories."""
+
+    @property
+    def dead_letters(self) -> int:
+        return sum(stream.messages for stream in self.streams if stream.is_dead_letters)
+
+
+async def collect(js: JetStream) -> Status:
+    """Ask the server for everything; the number of requests grows with pages, streams, and consumers that lag."""
+    streams = await js.streams()
+    with_consumers = [stream.name for stream in streams if stream.state.consumers]
+    listed = await _gathered(_consumers(js, name) for name in with_consumers)
+    consumers = [consumer for page in listed for consumer in page]
+    ages = await _gathered(_oldest_unacknowledged(js, consumer) for consumer in consumers)
+    dead = await _subject_counts(js, [stream for stream in streams if _stream_status(stream).is_dead_letters])
+    return Status(
+        taken_at=datetime.now(UTC),
+        streams=tuple(sorted((_stream_status(stream) for stream in streams), key=lambda s: s.name)),
+        consumers=tuple(
+            sorted(
+                (_consumer_status(info, age, dead) for info, age in zip(consumers, ages, strict=True)),
+                key=lambda c: (c.stream, c.name),
+            )
+        ),
+        abandoned_batches=await _abandoned(js, streams),
+    )
+
+
+async def _gathered(calls: Iterable[Awaitable[T]]) -> list[T]:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(call: Awaitable[T]) -> T:
+        async with gate:
+            return await call
+
+    return await asyncio.gather(*(one(call) for call in calls))
+
+
+async def _consumers(js: JetStream, stream: str) -> list[ConsumerInfo]:
+    try:
+        return await js.consumers(stream)
+    except NotFound:
+        return []  # deleted since it was listed
+
+
+async def _oldest_unacknowledged(js: JetStream, consumer: ConsumerInfo) -> datetime | None:
+    """When the oldest message that the consumer has not acknowledged was stored; None when there is none."""
+    if not consumer.unprocessed:
+        return None
+    found = await asyncio.gather(
+        *(_time_of_next(js, consumer.stream, consumer.ack_floor_stream_seq + 1, f) for f in consumer.filters or ">")
+    )
+    return min((time for time in found if time), default=None)
+
+
+async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> datetime | None:
+    try:
+        return (await js.get_message(stream, seq, next_of=subject)).time
+    except (MessageNotFound, NotFound):
+        return None  # acknowledged or expired since it was counted
+
+
+async def _subject_counts(js: JetStream, streams: Sequence[StreamInfo]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for stream in streams:
+        counts |= (await js.stream_info(stream.name, subjects_filter=">")).state.subjects
+    return counts
+
+
+async def _abandoned(js: JetStream, streams: Sequence[StreamInfo]) -> dict[str, int] | None:
+    keepers = [s for s in streams if any(ABANDONED_SUBJECT in subject for subject in s.config.get("subjects") or ())]
+    if not keepers:
+        return None
+    counts = await _subject_counts(js, keepers)
+    return {subject.removeprefix(ABANDONED_SUBJECT): n for subject, n in counts.items() if subject.startswith("$JS.")}
+
+
+def _stream_status(info: StreamInfo) -> StreamStatus:
+    followers_ok = sum(replica.current and not replica.offline for replica in info.replicas)
+    clustered = info.leader is not None or bool(info.replicas)
+    sources = ([info.mirror] if info.mirror else []) + list(info.sources)
+    limit = info.config.get("max_bytes", -1)
+    return StreamStatus(
+        name=info.name,
+        subjects=tuple(info.config.get("subjects") or ()),
+        retention=info.config.get("retention", "limits"),
+        messages=info.state.messages,
+        bytes=info.state.bytes,
+        max_bytes=limit if limit > 0 else None,
+        first_seq=info.state.first_seq,
+        last_seq=info.state.last_seq,
+        last_time=info.state.last_time,
+        consumers=info.state.consumers,
+        replicas=info.config.get("num_replicas", 1),
+        healthy_replicas=followers_ok + (info.leader is not None) if clustered else 1,
+        sources=tuple(SourceStatus.of(source) for source in sources),
+    )
+
+
+def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str, int]) -> ConsumerStatus:
+    metadata = info.config.get("metadata") or {}
+    dlq = metadata.get(DLQ_KEY)
+    limit = info.config.get("max_ack_pending", -1)
+    # The server's clock on both sides: ours may be off.
+    now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
+    return ConsumerStatus(
+        stream=info.stream,
+        name=info.name,
+        filters=info.filters,
+        service=metadata.get(SERVICE_KEY),
+        lag_messages=info.unprocessed,
+        lag=max(now - oldest, timedelta()) if oldest else timedelta(),
+        ack_pending=info.ack_pending,
+        max_ack_pending=limit if limit > 0 else None,
+        ack_floor=info.ack_floor_stream_seq,
+        redelivered=info.redelivered,
+        waiting=info.waiting,
+        paused_for=info.paused_for,
+        dlq=dlq,
+        dead_letters=dead.get(dlq, 0) if dlq else 0,
+    )

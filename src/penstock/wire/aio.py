@@ -1,0 +1,409 @@
+"""An asyncio connection with the same surface as the blocking one.
+
+There is no reconnecting behind the caller's back: when the connection breaks, everything that waits on it raises
+`ConnectionLost`, and `reconnect` opens a new one, without the old subscriptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Self
+
+from penstock.errors import AccessDenied, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
+from penstock.settings import Settings
+from penstock.wire import frames, login
+from penstock.wire.headers import Headers
+from penstock.wire.session import MAX_WAITING_BYTES, Denied, Session, checked_answer, first_info, unreachable
+
+Handler = Callable[[frames.Message], None]
+"""Called in the event loop for each message of a subscription; it must not wait."""
+
+
+async def connect(
+    settings: Settings, *, name: str = "penstock", echo: bool = False, shuffle: bool = False
+) -> Connection:
+    """Open a connection to the first server that takes us, in order, or in random order with `shuffle`.
+
+    Raises `BrokerUnreachable` when none answers within the settings' timeout, `AccessDenied` when one refuses the
+    login. Without `echo` the server does not send us what we publish ourselves.
+    """
+    connection = Connection(settings, name=name, echo=echo, shuffle=shuffle)
+    await connection.reconnect()
+    return connection
+
+
+class Connection:
+    """One connection; any number of tasks of one event loop may use it."""
+
+    def __init__(
+        self, settings: Settings, *, name: str = "penstock", echo: bool = False, shuffle: bool = False
+    ) -> None:
+        self.settings = settings
+        self._name = name
+        self._echo = echo
+        self._shuffle = shuffle
+        self._cluster: tuple[login.Endpoint, ...] = ()
+        self._link: _Link | None = None
+
+    # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def reconnect(self) -> None:
+        """Close what is open and connect anew, also to cluster members learned meanwhile."""
+        await self.close()
+        known = login.endpoints(self.settings)
+        candidates = [*known, *self._cluster]
+        if self._shuffle:
+            random.shuffle(candidates)
+        failures: list[PenstockError] = []
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.timeout
+        for index, endpoint in enumerate(candidates):
+            # Each gets its share of the time left, so that one that never answers does not use it all.
+            share = (deadline - loop.time()) / (len(candidates) - index)
+            try:
+                self._link = await self._open(endpoint, share)
+            except (AccessDenied, ProtocolError, Unavailable) as exc:
+                failures.append(exc)
+                continue
+            self._cluster = login.discovered(known, endpoint, self.info.connect_urls)
+            return
+        raise unreachable(candidates, failures)
+
+    async def _open(self, endpoint: login.Endpoint, seconds: float) -> _Link:
+        link = _Link(endpoint)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._greet(link, endpoint)
+        except TimeoutError as exc:
+            link.abort()
+            raise DeadlineExceeded("the login", self.settings.timeout) from exc
+        except OSError as exc:
+            link.abort()
+            raise ConnectionLost(str(endpoint), str(exc) or type(exc).__name__) from exc
+        except BaseException:
+            link.abort()
+            raise
+        return link
+
+    async def _greet(self, link: _Link, endpoint: login.Endpoint) -> None:
+        first = self._context() if self.settings.tls_first else None
+        loop = asyncio.get_running_loop()
+        name = endpoint.tls_name if first else None
+        await loop.create_connection(lambda: link, endpoint.host, endpoint.port, ssl=first, server_hostname=name)
+        info = await link.greeting
+        encrypted = login.needs_tls(info, self.settings, endpoint)
+        if encrypted and not first:
+            await link.encrypt(self._context())
+        options = login.connect_options(
+            info, self.settings, endpoint, name=self._name, echo=self._echo, encrypted=encrypted
+        )
+        link.write(frames.connect(options))
+        await link.pong()
+
+    def _context(self) -> ssl.SSLContext:
+        return self.settings.ssl_context() or ssl.create_default_context()
+
+    async def close(self) -> None:
+        """Close the connection, after sending what is buffered. What was not received is dropped."""
+        link, self._link = self._link, None
+        if link:
+            await link.close(self.settings.timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None and self._link.error is None
+
+    @property
+    def info(self) -> login.ServerInfo:
+        """What the server says about itself."""
+        return self._open_link.session.info
+
+    @property
+    def server(self) -> str:
+        """The URL of the server we are connected to, without secrets."""
+        return str(self._open_link.session.endpoint)
+
+    # -- sending ---------------------------------------------------------------------------------------------------
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes of whole protocol frames as they are; waits while the server does not take more."""
+        link = self._open_link
+        link.write(data)
+        async with _deadline(f"sending {len(data)} bytes", self.settings.timeout):
+            await link.drained()
+
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None, reply: str = "") -> None:
+        """Publish one message without waiting for anybody."""
+        await self.send(self._open_link.session.publication(subject, data, headers, reply))
+
+    async def subscribe(self, subject: str, queue: str = "", handler: Handler | None = None) -> int:
+        """Subscribe, and return the subscription's id. Messages go to the handler, else to `receive`."""
+        link = self._open_link
+        sid = link.session.next_sid()
+        if handler:
+            link.handlers[sid] = handler
+        await self.send(frames.subscribe(subject, sid, queue))
+        return sid
+
+    async def unsubscribe(self, sid: int, after: int | None = None) -> None:
+        """End a subscription, at once or after that many messages."""
+        if after is None:
+            self._open_link.handlers.pop(sid, None)
+        await self.send(frames.unsubscribe(sid, after))
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def inbox(self, subject: str = "") -> str:
+        """A fresh reply subject; its answer is collected with `wait`, or given up with `forget`.
+
+        `subject` is where the request goes: when the server forbids to publish there, `wait` raises `AccessDenied`.
+        """
+        link = self._open_link
+        session = link.session
+        if not link.inbox_open:
+            link.write(frames.subscribe(f"{session.inbox_prefix}*", session.next_sid()))
+            link.inbox_open = True
+        reply = session.next_reply()
+        link.replies[reply] = (asyncio.get_running_loop().create_future(), subject)
+        return reply
+
+    def forget(self, *replies: str) -> None:
+        """No longer expect these answers."""
+        for reply in replies:
+            if self._link and (waiting := self._link.replies.pop(reply, None)):
+                waiting[0].cancel()
+
+    async def wait(self, reply: str, timeout: float | None = None, what: str = "a request") -> frames.Message:
+        """The answer sent to a subject of `inbox`; status messages are answers too."""
+        link = self._open_link
+        future, _ = link.replies[reply]
+        async with _deadline(what, self.settings.timeout if timeout is None else timeout):
+            try:
+                return await future
+            finally:
+                link.replies.pop(reply, None)
+
+    async def request(
+        self, subject: str, data: bytes, headers: Headers | None = None, timeout: float | None = None
+    ) -> frames.Message:
+        """Send a request, and return its answer. Raises `Unavailable` at once when nobody listens."""
+        reply = self.inbox(subject)
+        try:
+            await self.publish(subject, data, headers, reply)
+            return checked_answer(await self.wait(reply, timeout, subject), subject, self.settings)
+        finally:
+            self.forget(reply)
+
+    def requester(self) -> Requester:
+        """For `JetStream(connection.requester())`."""
+        return Requester(self)
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    async def receive(self, timeout: float | None = None) -> frames.Message:
+        """The next message of any subscription without a handler. `DeadlineExceeded` when none comes in time."""
+        link = self._open_link
+        async with _deadline("a message", self.settings.timeout if timeout is None else timeout):
+            return await link.next_message()
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Return when the server has processed everything sent so far."""
+        link = self._open_link
+        async with _deadline("a ping", self.settings.timeout if timeout is None else timeout):
+            await link.pong()
+
+    @property
+    def _open_link(self) -> _Link:
+        if self._link is None:
+            raise ConnectionLost(", ".join(map(str, login.endpoints(self.settings))), "it is closed")
+        if self._link.error:
+            raise self._link.error
+        return self._link
+
+
+class Requester:
+    """An asyncio connection in the shape that the JetStream API asks for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def __call__(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        return (await self._connection.request(subject, payload, timeout=timeout)).data
+
+
+class _Link(asyncio.Protocol):
+    """One TCP connection's life: the session fed by the event loop, and what waits for its events."""
+
+    def __init__(self, endpoint: login.Endpoint) -> None:
+        loop = asyncio.get_running_loop()
+        self._endpoint = endpoint
+        self._parser = frames.Parser()
+        self._transport: asyncio.Transport | None = None
+        self._session: Session | None = None
+        self.greeting: asyncio.Future[login.ServerInfo] = loop.create_future()
+        self.error: PenstockError | None = None
+        self.inbox_open = False
+        self.replies: dict[str, tuple[asyncio.Future[frames.Message], str]] = {}
+        self.handlers: dict[int, Handler] = {}
+        self._messages: deque[frames.Message] = deque()
+        self._message_bytes = 0
+        self._changed = asyncio.Event()
+        """Set when a message, a pong or the end came."""
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._gone = asyncio.Event()
+
+    @property
+    def session(self) -> Session:
+        assert self._session, "the greeting comes first"
+        return self._session
+
+    # -- called by the event loop ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=1024 * 1024)
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed(data)
+        try:
+            self._take()
+        except PenstockError as exc:
+            self._fail(exc)
+            self.abort()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionLost(str(self._endpoint), str(exc or "closed by the server")))
+        self._gone.set()
+
+    # -- what came ---------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        if self._session is None:
+            if (info := first_info(self._parser)) is None:
+                return
+            self._session = Session(self._endpoint, info, self._parser)
+            self.greeting.set_result(info)
+        session = self._session
+        while (event := session.next()) is not None:
+            if isinstance(event, Denied):
+                self._denied(event)
+            else:
+                self._message(event)
+        if session.outgoing:
+            self.write(bytes(session.outgoing))
+            session.outgoing.clear()
+        self._changed.set()
+
+    def _message(self, message: frames.Message) -> None:
+        if handler := self.handlers.get(message.sid):
+            handler(message)
+        elif message.subject.startswith(self.session.inbox_prefix):
+            if (waiting := self.replies.get(message.subject)) and not waiting[0].done():
+                waiting[0].set_result(message)
+        else:
+            self._messages.append(message)
+            self._message_bytes += len(message.data) + len(message.headers)
+            if self._message_bytes > MAX_WAITING_BYTES:
+                reason = f"{len(self._messages)} messages came that nobody received"
+                raise ConnectionLost(str(self._endpoint), reason)
+
+    def _denied(self, denied: Denied) -> None:
+        for future, subject in self.replies.values():
+            if subject == denied.subject:
+                _settle(future, denied.error())
+
+    def _fail(self, error: PenstockError) -> None:
+        self.error = self.error or error
+        if not self.greeting.done():
+            self.greeting.set_exception(self.error)
+        for future, _ in self.replies.values():
+            _settle(future, self.error)
+        self._changed.set()
+        self._writable.set()
+
+    # -- what goes ---------------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.error:
+            raise self.error
+        assert self._transport
+        self._transport.write(data)
+
+    async def drained(self) -> None:
+        await self._writable.wait()
+        if self.error:
+            raise self.error
+
+    async def encrypt(self, context: ssl.SSLContext) -> None:
+        assert self._transport
+        loop = asyncio.get_running_loop()
+        # A paused reader would miss what comes right after the handshake; the old transport must not be used again.
+        transport = await loop.start_tls(self._transport, self, context, server_hostname=self._endpoint.tls_name)
+        assert transport
+        self.connection_made(transport)
+
+    async def pong(self) -> None:
+        """Send a ping and wait for its answer."""
+        answered = self.session.ping()
+        self.write(frames.PING)
+        await self._until(lambda: self.session.pongs >= answered)
+
+    async def next_message(self) -> frames.Message:
+        await self._until(lambda: bool(self._messages))
+        message = self._messages.popleft()
+        self._message_bytes -= len(message.data) + len(message.headers)
+        return message
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            if self.error:
+                raise self.error
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self, timeout: float) -> None:
+        self._fail(ConnectionLost(str(self._endpoint), "it was closed here"))
+        if self._transport:
+            self._transport.close()
+            try:
+                await asyncio.wait_for(self._gone.wait(), timeout)
+            except TimeoutError:
+                self.abort()
+
+    def abort(self) -> None:
+        if self._transport:
+            self._transport.abort()
+
+
+def _settle(future: asyncio.Future[frames.Message], error: PenstockError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # counts as seen: nobody may be waiting for it any more
+
+
+@asynccontextmanager
+async def _deadline(what: str, seconds: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        raise DeadlineExceeded(what, seconds) from exc

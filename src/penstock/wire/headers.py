@@ -1,0 +1,82 @@
+"""Message headers: the block that `HPUB` sends and `HMSG` delivers. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from penstock.errors import ConfigError, ProtocolError
+
+VERSION = b"NATS/1.0"
+Headers = Mapping[str, str | Sequence[str]]
+"""What callers give: one value a name, or several."""
+
+_BAD_NAME = re.compile(r"[^!-9;-~]")
+"""A name is printable ASCII without the colon: the server finds the value behind the first one."""
+_BAD_VALUE = re.compile(r"[\r\n\0]")
+
+
+def line(name: str, value: str) -> bytes:
+    """One header line. Refuses what would end the line early, and so forge another header or a message."""
+    if not name or _BAD_NAME.search(name):
+        raise ConfigError(f"header name {name!r} is not usable: printable ASCII without spaces and colons is")
+    if _BAD_VALUE.search(value):
+        raise ConfigError(f"the value of header {name!r} contains a line break or NUL: {value!r}")
+    return f"{name}: {value}\r\n".encode()
+
+
+def lines(headers: Headers | None) -> bytes:
+    """All header lines, without the version line and the closing empty line."""
+    if not headers:
+        return b""
+    parts: list[bytes] = []
+    for name, value in headers.items():
+        values = (value,) if isinstance(value, str) else value
+        parts.extend(line(name, one) for one in values)
+    return b"".join(parts)
+
+
+def block(header_lines: bytes) -> bytes:
+    """The whole block around lines made with `line` or `lines`."""
+    return VERSION + b"\r\n" + header_lines + b"\r\n"
+
+
+def encode(headers: Headers | None) -> bytes:
+    """The header block of a message; empty when there are none."""
+    return block(lines(headers)) if headers else b""
+
+
+def parse(raw: bytes) -> dict[str, list[str]]:
+    """The values of a header block by name, as written. Lines that are no headers are left out."""
+    if not raw:
+        return {}
+    found: dict[str, list[str]] = {}
+    for one in _checked(raw).split(b"\r\n")[1:]:
+        name, colon, value = one.partition(b":")
+        if colon:
+            found.setdefault(_text(name), []).append(_text(value.strip()))
+    return found
+
+
+def status(raw: bytes) -> tuple[int, str] | None:
+    """Code and text of the status line (`NATS/1.0 503 No Responders`), or None for a usual message."""
+    if not raw:
+        return None
+    first = _checked(raw).partition(b"\r\n")[0][len(VERSION) :].strip()
+    if not first:
+        return None
+    code, _, text = first.partition(b" ")
+    if not code.isdigit() or len(code) > 4:
+        raise ProtocolError(f"a status line with a code that is no number: {first[:40]!r}")
+    return int(code), _text(text.strip())
+
+
+def _checked(raw: bytes) -> bytes:
+    if not raw.startswith(VERSION):
+        raise ProtocolError(f"a header block that does not start with {VERSION.decode()}: {raw[:40]!r}")
+    return raw
+
+
+def _text(raw: bytes) -> str:
+    # Anybody may have published it: what is no UTF-8 must not stop a reader.
+    return raw.decode("utf-8", "surrogateescape")

@@ -1,0 +1,237 @@
+"""The embedded nats-server: it starts, is noticed when it dies, and never outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import connect
+from penstock.broker.cluster import EmbeddedCluster
+from penstock.broker.embedded import EmbeddedServer, PortTaken, find_binary
+from penstock.errors import ConfigError, ServerFailed
+from penstock.testing import Certificates, LeafPair, eventually, leaf_pair
+
+
+def running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int = 1) -> None:
+    async with connect(server.settings) as broker:
+        await broker.jetstream.create_stream({"name": "S", "subjects": ["s"], "num_replicas": replicas})
+        await broker.request("s", b"kept", 5)
+        assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
+
+
+async def test_jetstream_answers_as_soon_as_start_returns(nats_server: EmbeddedServer) -> None:
+    await store_and_read(nats_server)
+
+
+async def test_a_restart_keeps_the_ports_and_the_data(tmp_path: Path) -> None:
+    with EmbeddedServer(data=tmp_path) as server:
+        await store_and_read(server)
+        before = (server.url, server.leaf_url)
+        server.kill()
+        assert not server.alive
+        server.start()
+        assert (server.url, server.leaf_url) == before
+        async with connect(server.settings) as broker:
+            assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
+
+
+def test_only_loopback_is_listened_on(nats_server: EmbeddedServer) -> None:
+    listening = subprocess.run(["cat", "/proc/net/tcp"], capture_output=True, text=True, check=True).stdout
+    for port in (nats_server.port, nats_server.config.leaf_port, nats_server.monitoring_port):
+        addresses = re.findall(rf": (\w{{8}}):{port:04X} 00000000:0000 0A", listening)
+        assert addresses == ["0100007F"], f"port {port}: {addresses}"
+
+
+def test_a_taken_port_fails_with_the_servers_own_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PortTaken, match="address already in use"):
+        EmbeddedServer(data=tmp_path, port=taken.getsockname()[1], leaf_port=0).start()
+
+
+def test_bad_configuration_fails_with_the_servers_own_words(tmp_path: Path) -> None:
+    with pytest.raises(ServerFailed, match="no_such_option"):
+        EmbeddedServer(data=tmp_path, extra="no_such_option: 1").start()
+
+
+def test_two_servers_do_not_share_a_data_directory(nats_server: EmbeddedServer) -> None:
+    with pytest.raises(ServerFailed, match="another server is running on the data directory"):
+        EmbeddedServer(data=nats_server.data).start()
+
+
+def test_a_binary_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NATS_SERVER", str(tmp_path / "nowhere"))
+    with pytest.raises(ServerFailed, match="nowhere"):
+        find_binary()
+
+
+def test_a_killed_server_is_noticed_and_its_end_explained(tmp_path: Path) -> None:
+    noticed: list[EmbeddedServer] = []
+    with EmbeddedServer(data=tmp_path, on_exit=noticed.append) as server:
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: noticed, what="the callback")
+        assert not server.alive
+        assert "SIGKILL" in str(server.failure())
+        assert server.wait() == -signal.SIGKILL
+
+
+def test_an_end_that_was_asked_for_is_not_reported(tmp_path: Path) -> None:
+    noticed: list[EmbeddedServer] = []
+    with EmbeddedServer(data=tmp_path, on_exit=noticed.append) as server:
+        pass
+    assert server.wait() is not None
+    for thread in threading.enumerate():
+        if thread.name == "nats-server":
+            thread.join(5)
+    assert noticed == []
+
+
+PARENT = """
+import sys, threading, time
+from penstock.broker.embedded import EmbeddedServer
+server = EmbeddedServer(data=sys.argv[1])
+starter = threading.Thread(target=server.start)
+starter.start()
+starter.join()
+{then}
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def parent(tmp_path: Path, then: str = "") -> tuple[subprocess.Popen[str], int]:
+    """A process that starts a server from a thread which then ends, and the server's process id."""
+    script = PARENT.format(then=textwrap.dedent(then))
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    return process, int(process.stdout.readline())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout
+    process.stdout.close()
+
+
+def test_no_server_survives_a_killed_parent(tmp_path: Path) -> None:
+    process, pid = parent(tmp_path)
+    assert running(pid), "the server must outlive the thread that started it"
+    end(process)
+    eventually(lambda: not running(pid), what=f"server {pid} to end with its parent")
+
+
+def test_no_server_survives_a_killed_parent_whose_fork_lives_on(tmp_path: Path) -> None:
+    fork = """
+    import os
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+    print(child, flush=True)
+    """
+    process, child = parent(tmp_path, fork)
+    try:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        end(process)
+        eventually(lambda: not running(pid), what=f"server {pid} to end with its parent")
+        assert running(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_frozen_server_does_not_survive_a_killed_parent(tmp_path: Path) -> None:
+    process, pid = parent(tmp_path)
+    os.kill(pid, signal.SIGSTOP)
+    end(process)
+    eventually(lambda: not running(pid), what=f"frozen server {pid} to end with its parent")
+
+
+def test_a_detached_server_outlives_its_parent(tmp_path: Path) -> None:
+    process, pid = parent(tmp_path, "server.detach()")
+    try:
+        end(process)
+        with pytest.raises(ServerFailed, match="another server is running"):
+            EmbeddedServer(data=tmp_path).start()
+        assert running(pid)
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not running(pid), what=f"server {pid} to stop")
+
+
+@pytest.mark.parametrize("login", [{"user": 'ü"\\$x', "password": "p# {}//"}, {"token": "s3cret'\""}, {}], ids=str)
+@pytest.mark.parametrize("tls", ["plain", "tls", "client certificates"])
+async def test_settings_of_a_server_connect_to_it(
+    tmp_path: Path, tls_certificates: Certificates, login: dict[str, str], tls: str
+) -> None:
+    chosen = None if tls == "plain" else tls_certificates.server_tls(verify=tls != "tls")
+    with EmbeddedServer(data=tmp_path, tls=chosen, **login) as server:
+        await store_and_read(server)
+    assert (tmp_path / "nats-server.conf").stat().st_mode & 0o077 == 0
+
+
+async def test_a_message_of_eight_mebibytes_fits_when_asked_for(tmp_path: Path) -> None:
+    with EmbeddedServer(data=tmp_path, max_payload=9 << 20, sync_interval="always") as server:
+        async with connect(server.settings) as broker:
+            await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
+            await broker.request("s", b"x" * (8 << 20), 10)
+            assert len((await broker.jetstream.get_message("S", 1)).data) == 8 << 20
+
+
+async def test_three_nodes_keep_a_stream_when_one_is_killed(nats_cluster: EmbeddedCluster) -> None:
+    await store_and_read(nats_cluster, replicas=3)
+    leader = nats_cluster.leader
+    assert leader
+    leader.kill()
+    assert not nats_cluster.alive
+    eventually(lambda: nats_cluster.leader not in (None, leader), within=30, what="another leader")
+    async with connect(nats_cluster.settings) as broker:
+        assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
+
+
+async def test_a_leaf_has_a_domain_of_its_own_that_the_hub_reaches(nats_leaf: LeafPair) -> None:
+    async with connect(nats_leaf.leaf.settings) as broker:
+        await broker.jetstream.create_stream({"name": "ONLY_LEAF", "subjects": ["l"]})
+    async with connect(nats_leaf.hub.settings) as broker:
+        assert await broker.jetstream.stream_names() == []
+        assert await broker.jetstream.in_domain("leaf").stream_names() == ["ONLY_LEAF"]
+    nats_leaf.hub.kill()
+    eventually(lambda: not nats_leaf.leaf.linked, what="the leaf to miss its hub")
+    nats_leaf.hub.start()
+    nats_leaf.wait_until_linked()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_leaf_joins_a_hub_with_login_and_tls(tmp_path: Path, tls_certificates: Certificates, verify: bool) -> None:
+    tls = tls_certificates.server_tls(verify=verify)
+    with leaf_pair(tmp_path, user="u", password="p w/@:", tls=tls) as pair:
+        assert pair.leaf.linked
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"user": "u"}, "go together"),
+        ({"user": "u", "password": "p", "token": "t"}, "only one"),
+        ({"leaf_of": "hub"}, "nats://hub.example:7422"),
+        ({"user": "a\nb", "password": "p"}, "control characters"),
+    ],
+)
+def test_contradicting_options_are_refused(tmp_path: Path, options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        EmbeddedServer(data=tmp_path, **options).start()

@@ -1,0 +1,97 @@
+"""The status snapshot against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+
+from penstock.broker import Broker, connect
+from penstock.broker.embedded import EmbeddedServer
+from penstock.observe.status import Status, collect
+
+
+async def consumer(broker: Broker, **config: object) -> None:
+    await broker.jetstream.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit", **config})
+
+
+async def status_of(broker: Broker) -> Status:
+    return await collect(broker.jetstream)
+
+
+async def pull(broker: Broker, count: int) -> list[str]:
+    """Fetch `count` messages of the consumer `c`; the subjects to acknowledge them on."""
+    inbox = broker.client.new_inbox()
+    subscription = await broker.client.subscribe(inbox)
+    await broker.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
+    return [(await subscription.next_msg(timeout=5)).reply for _ in range(count)]
+
+
+async def test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one(nats_server: EmbeddedServer) -> None:
+    async with connect(nats_server.settings) as broker:
+        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await consumer(broker, filter_subject="s.wanted")
+        await broker.request("s.other", b"", 2)
+        await broker.request("s.wanted", b"1", 2)
+        await asyncio.sleep(0.3)  # the messages must differ in age
+        await broker.request("s.wanted", b"2", 2)
+
+        (before,) = (await status_of(broker)).consumers
+        assert before.lag_messages == 2
+        assert before.lag >= timedelta(seconds=0.3)
+
+        first, _ = await pull(broker, 2)
+        (in_flight,) = (await status_of(broker)).consumers
+        assert (in_flight.lag_messages, in_flight.ack_pending) == (2, 2)
+        assert in_flight.lag >= before.lag
+
+        await broker.request(first, b"+ACK", 2)
+        (after,) = (await status_of(broker)).consumers
+        assert after.lag_messages == 1
+        assert after.lag < in_flight.lag
+
+
+async def test_a_consumer_that_has_acknowledged_everything_has_no_lag(nats_server: EmbeddedServer) -> None:
+    async with connect(nats_server.settings) as broker:
+        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await consumer(broker)
+        await broker.request("s.a", b"", 2)
+        (ack,) = await pull(broker, 1)
+        await broker.request(ack, b"+ACK", 2)
+        (status,) = (await status_of(broker)).consumers
+        assert (status.lag_messages, status.lag) == (0, timedelta())
+
+
+async def test_lag_of_several_filters_is_that_of_the_oldest_match(nats_server: EmbeddedServer) -> None:
+    async with connect(nats_server.settings) as broker:
+        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await consumer(broker, filter_subjects=["s.a", "s.b"])
+        await broker.request("s.b", b"", 2)
+        await asyncio.sleep(0.3)  # the messages must differ in age
+        await broker.request("s.a", b"", 2)
+        (status,) = (await status_of(broker)).consumers
+        assert status.lag_messages == 2
+        assert status.lag >= timedelta(seconds=0.3)
+
+
+async def test_dead_letters_are_counted_in_all_and_by_the_consumer_that_names_their_subject(
+    nats_server: EmbeddedServer,
+) -> None:
+    async with connect(nats_server.settings) as broker:
+        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await broker.jetstream.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+        await consumer(broker, metadata={"penstock.dlq": "dlq.s"})
+        for subject in ("dlq.s", "dlq.s", "dlq.else"):
+            await broker.request(subject, b"", 2)
+        status = await status_of(broker)
+        assert status.dead_letters == 3
+        assert status.consumers[0].dead_letters == 2
+
+
+async def test_sources_show_their_lag(nats_server: EmbeddedServer) -> None:
+    async with connect(nats_server.settings) as broker:
+        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await broker.jetstream.create_stream({"name": "COPY", "sources": [{"name": "S"}]})
+        by_name = {stream.name: stream for stream in (await status_of(broker)).streams}
+        assert [source.name for source in by_name["COPY"].sources] == ["S"]
+        assert by_name["S"].sources == ()
