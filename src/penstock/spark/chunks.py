@@ -1,0 +1,170 @@
+"""Rows to publish, cut into chunks that come out the same whenever the same rows come in the same order. Pure.
+
+A chunk is what the sink writes as one atomic batch. Where it begins and ends depends on the rows alone, never on how
+Spark happened to group them into record batches, so that a second run of a task cuts where the first one cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MAX_ROWS = 1000
+"""The server takes no atomic batch with more messages."""
+MAX_BYTES = 4 * 1024 * 1024
+"""A chunk ends before it grows beyond this, unless a single row is larger. The server keeps open batches in memory."""
+ROW_OVERHEAD = 128
+"""What a message costs on the wire besides subject, headers and body, roughly: control line and batch headers."""
+DIGEST_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a chunk may become."""
+
+    rows: int = MAX_ROWS
+    bytes: int = MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages to publish, as columns. A chunk is a `Rows` too."""
+
+    subjects: pa.Array
+    """UTF-8, without nulls."""
+    bodies: pa.Array
+    """Binary, without nulls."""
+    headers: pa.Array | None = None
+    """Binary: each row's own header lines, ready for the wire, or null; None when no row has any."""
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def slice(self, start: int, length: int) -> Rows:
+        return self._each(lambda column: column.slice(start, length))
+
+    def take(self, indices: Any) -> Rows:
+        """The rows at these positions, in this order."""
+        return self._each(lambda column: column.take(pa.array(indices, pa.int64())))
+
+    def _each(self, change: Any) -> Rows:
+        return Rows(change(self.subjects), change(self.bodies), None if self.headers is None else change(self.headers))
+
+    def columns(self) -> list[pa.Array]:
+        return [self.subjects, self.bodies] if self.headers is None else [self.subjects, self.bodies, self.headers]
+
+    def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Bytes of each row on the wire, roughly."""
+        total = np.full(len(self), ROW_OVERHEAD, dtype=np.int64)
+        for column in self.columns():
+            total += _lengths(column)
+        return total
+
+    def digest(self) -> str:
+        """Names the content and its order: equal for equal rows, however they were grouped on the way here."""
+        digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for column in self.columns():
+            digest.update(_lengths(column).astype("<i8").tobytes())
+            digest.update(_content(column))
+        return digest.hexdigest()
+
+    def row_digests(self) -> list[bytes]:
+        """The identity of every row by itself."""
+        texts = self.headers.to_pylist() if self.headers is not None else [b""] * len(self)
+        triples = zip(self.subjects.to_pylist(), texts, self.bodies.to_pylist(), strict=True)
+        return [row_digest(subject, headers or b"", body) for subject, headers, body in triples]
+
+
+def row_digest(subject: str, headers: bytes, body: bytes) -> bytes:
+    """The identity of one row: its subject, its own header lines and its body."""
+    name = subject.encode()
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    digest.update(b"%d %d " % (len(name), len(headers)))
+    digest.update(name)
+    digest.update(headers)
+    digest.update(body)
+    return digest.digest()
+
+
+def chunk_id(series: str, batch: int, partition: int, number: int, digest: str) -> str:
+    """The name of a chunk in the output stream."""
+    return f"{series}.{batch}.{partition}.{number}.{digest}"
+
+
+def cut(batches: Iterable[Rows], limits: Limits | None = None) -> Iterator[Rows]:
+    """The same rows in chunks: as many rows as fit into the limits, a row that alone is too large by itself."""
+    limits = limits or Limits()
+    pending: list[Rows] = []
+    rows = size = 0
+    for batch in batches:
+        ends = np.cumsum(batch.sizes())
+        start = 0
+        while start < len(batch):
+            before = int(ends[start - 1]) if start else 0
+            fit = int(np.searchsorted(ends, before + limits.bytes - size, side="right"))
+            take = min(fit - start, limits.rows - rows)
+            if take <= 0 and not pending:
+                take = 1
+            if take > 0:
+                pending.append(batch.slice(start, take))
+                start += take
+                rows += take
+                size += int(ends[start - 1]) - before
+            if start < len(batch) or rows == limits.rows:
+                yield joined(pending)
+                pending, rows, size = [], 0, 0
+    if pending:
+        yield joined(pending)
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Several groups of rows as one."""
+    if len(parts) == 1:
+        return parts[0]
+    headers = None
+    if any(part.headers is not None for part in parts):
+        headers = pa.concat_arrays([_headers_or_nulls(part) for part in parts])
+    return Rows(
+        pa.concat_arrays([part.subjects for part in parts]), pa.concat_arrays([part.bodies for part in parts]), headers
+    )
+
+
+def without(batches: Iterable[Rows], stored: Counter[bytes]) -> Iterator[Rows]:
+    """The rows that are not in `stored`, each occurrence counting once; what was found is taken out of `stored`."""
+    for batch in batches:
+        missing = [index for index, digest in enumerate(batch.row_digests()) if not _taken(stored, digest)]
+        if missing:
+            yield batch if len(missing) == len(batch) else batch.take(missing)
+
+
+def _taken(stored: Counter[bytes], digest: bytes) -> bool:
+    if not stored.get(digest):
+        return False
+    stored[digest] -= 1
+    return True
+
+
+def _headers_or_nulls(part: Rows) -> pa.Array:
+    return pa.nulls(len(part), pa.binary()) if part.headers is None else part.headers
+
+
+def _lengths(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _content(column: pa.Array) -> Any:
+    """All bytes of a binary or string column, one row after another, without copying them."""
+    _, offsets, data = column.buffers()
+    if data is None or not len(column):
+        return b""
+    width = np.int64 if pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type) else np.int32
+    edges = np.frombuffer(offsets, dtype=width)
+    return memoryview(data)[int(edges[column.offset]) : int(edges[column.offset + len(column)])]

@@ -1,0 +1,85 @@
+"""A blocking connection to the cluster that outlives a restart of the server, for what may be asked twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeVar
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import Json, StoredMessage, StreamInfo
+from penstock.errors import PenstockError, StreamNotFound
+from penstock.retry import Backoff, is_retryable
+from penstock.settings import Settings
+from penstock.wire.blocking import Connection, run
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+"""Seconds to go on trying while the server is away: a restart of the server should not fail a Spark job."""
+
+
+class Link:
+    """The connection of one task or one driver call, and the JetStream API on it.
+
+    Every call is repeated, on a new connection where needed, until it gets an answer: use it only for what does no
+    harm when it happens twice.
+    """
+
+    def __init__(self, settings: Settings, patience: float = PATIENCE) -> None:
+        self.settings = settings
+        self.patience = patience
+        self.connection = Connection(settings, name="penstock-spark")
+        self._jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
+
+    def persistently(self, call: Callable[[], T]) -> T:
+        """Call until it gets an answer, or fails for good, or patience ends; connects first when there is need."""
+        deadline = time.monotonic() + self.patience
+        for delay in Backoff().delays():
+            try:
+                if not self.connection.connected:
+                    self.connection.reconnect()
+                return call()
+            except PenstockError as exc:
+                if not is_retryable(exc) or time.monotonic() + delay >= deadline:
+                    raise
+                time.sleep(delay)
+        raise AssertionError("delays() never ends")
+
+    def ask(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> Json:
+        """One request whose answer is JSON, also when it says no."""
+        answer: Json = json.loads(self.persistently(lambda: self.connection.request(subject, data, headers)).data)
+        return answer
+
+    # -- the JetStream API ---------------------------------------------------------------------------------------------
+
+    def call(self, make: Callable[[JetStream], Coroutine[Any, Any, T]]) -> T:
+        """One call of the JetStream API."""
+        return self.persistently(lambda: run(make(self._jetstream)))
+
+    def stream_info(self, name: str) -> StreamInfo:
+        return self.call(lambda api: api.stream_info(name))
+
+    def last_sequence(self, stream: str) -> int:
+        """The stream's last sequence, as its leader knows it."""
+        return self.stream_info(stream).state.last_seq
+
+    def has_stream(self, name: str) -> bool:
+        try:
+            self.stream_info(name)
+        except StreamNotFound:
+            return False
+        return True
+
+    def get_message(self, stream: str, **which: Any) -> StoredMessage:
+        return self.call(lambda api: api.get_message(stream, **which))
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

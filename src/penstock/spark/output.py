@@ -1,0 +1,155 @@
+"""What a DataFrame must look like to be written to a stream, and its rows as messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
+
+from penstock import subjects
+from penstock.errors import ConfigError
+from penstock.spark.chunks import Rows
+from penstock.wire import headers as header_block
+
+MESSAGE_ID = "Nats-Msg-Id"
+CHUNK_HEADER = "Penstock-Chunk"
+WRITTEN = ("subject", "data", "headers", "message_id")
+PASSED_OVER = ("stream", "sequence", "timestamp")
+"""Columns of the source that say where a row came from: they may be there, and are not written."""
+
+_OWN_PREFIXES = ("nats-batch-", "nats-expected-")
+_OWN = frozenset({MESSAGE_ID.lower(), CHUNK_HEADER.lower(), "nats-sequence", "nats-stream", "nats-subject"})
+_OWN |= {"nats-time-stamp", "nats-last-sequence", "nats-num-pending", "nats-msg-size"}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """How rows become messages: decided on the driver, used in tasks."""
+
+    stream: str
+    accepted: tuple[str, ...]
+    """The stream's subjects; others would end up in another stream, or nowhere."""
+    subject: str | None = None
+    """The subject of all rows; None when a column has it."""
+    headers: bool = False
+    several_values: bool = True
+    """Whether a header has an array of values or a single one."""
+    message_id: bool = False
+
+    def check_subject(self, subject: str | None) -> None:
+        """Raise unless messages can be published to it and the stream takes them."""
+        if subject is None:
+            raise ConfigError("a row has no subject: column `subject` is null there; filter such rows, or fill it")
+        if reason := subjects.problem(subject):
+            raise ConfigError(f"{subject!r} cannot be published to: {reason}")
+        if not subjects.is_literal(subject):
+            raise ConfigError(f"{subject!r} cannot be published to: it has a wildcard")
+        if not any(subjects.matches(one, subject) for one in self.accepted):
+            raise ConfigError(
+                f"stream {self.stream!r} does not take subject {subject!r}; it takes {', '.join(self.accepted)}"
+            )
+
+
+def columns_of(schema: StructType, stream: str, accepted: Sequence[str], subject: str | None) -> Columns:
+    """The columns of a DataFrame to be written, or what is wrong with them."""
+    types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
+    _check_names(types)
+    if "subject" not in types and subject is None:
+        raise ConfigError("messages need a subject: add a column `subject`, or give the option `subject`")
+    _check_type(types, "subject", (StringType,), "string")
+    _check_type(types, "data", (StringType, BinaryType), "binary or string")
+    _check_type(types, "message_id", (StringType,), "string")
+    columns = Columns(
+        stream=stream,
+        accepted=tuple(accepted),
+        subject=subject,
+        headers="headers" in types,
+        several_values=_has_several_values(types.get("headers")),
+        message_id="message_id" in types,
+    )
+    if subject is not None:
+        columns.check_subject(subject)
+    return columns
+
+
+def _check_names(types: Iterable[str]) -> None:
+    names = list(types)
+    if "data" not in names:
+        raise ConfigError(f"messages need a body: there is no column `data` among {', '.join(names) or 'no columns'}")
+    for name in names:
+        if name not in WRITTEN and name not in PASSED_OVER:
+            near = difflib.get_close_matches(name, WRITTEN, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"select {', '.join(WRITTEN)} before writing"
+            raise ConfigError(f"column {name!r} has no place in a message; {hint}")
+
+
+def _check_type(types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str) -> None:
+    found = types.get(name)
+    if found is not None and not isinstance(found, allowed):
+        raise ConfigError(f"column {name!r} must be {words}, not {found.simpleString()}; cast it, or use to_json(…)")
+
+
+def _has_several_values(headers: DataType | None) -> bool:
+    if headers is None:
+        return True
+    if isinstance(headers, MapType) and isinstance(headers.keyType, StringType):
+        if isinstance(headers.valueType, StringType):
+            return False
+        if isinstance(headers.valueType, ArrayType) and isinstance(headers.valueType.elementType, StringType):
+            return True
+    raise ConfigError(
+        "column 'headers' must be map<string,array<string>> or map<string,string>, not " + headers.simpleString()
+    )
+
+
+class RowMaker:
+    """Turns record batches of one DataFrame into rows, checking every subject once."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._known: set[str] = set()
+
+    def rows(self, batch: pa.RecordBatch) -> Rows:
+        columns = self._columns
+        bodies = pc.fill_null(batch.column("data").cast(pa.binary()), b"")
+        headers = self._header_lines(batch) if columns.headers or columns.message_id else None
+        return Rows(self._subjects(batch), bodies, headers)
+
+    def _subjects(self, batch: pa.RecordBatch) -> pa.Array:
+        if self._columns.subject is not None:
+            return pa.repeat(pa.scalar(self._columns.subject), batch.num_rows)
+        column = batch.column("subject")
+        for subject in pc.unique(column).to_pylist():
+            if subject not in self._known:
+                self._columns.check_subject(subject)
+                self._known.add(subject)
+        return column
+
+    def _header_lines(self, batch: pa.RecordBatch) -> pa.Array:
+        values: Callable[[Any], Any] = list if self._columns.several_values else lambda value: [value]
+        maps = batch.column("headers").to_pylist() if self._columns.headers else [None] * batch.num_rows
+        ids = batch.column("message_id").to_pylist() if self._columns.message_id else [None] * batch.num_rows
+        lines = (_lines(pairs, one, values) for pairs, one in zip(maps, ids, strict=True))
+        return pa.array(lines, pa.binary())
+
+
+def _lines(pairs: list[tuple[str, Any]] | None, message_id: str | None, values: Callable[[Any], Any]) -> bytes:
+    lines = b"".join(
+        header_block.line(name, value)
+        for name, given in pairs or ()
+        if given is not None and not is_own_header(name)
+        for value in values(given)
+        if value is not None
+    )
+    return lines if message_id is None else lines + header_block.line(MESSAGE_ID, message_id)
+
+
+def is_own_header(name: str) -> bool:
+    """Whether the header steers the transport, not the reader: rows that come from a stream still carry old ones."""
+    lower = name.lower()
+    return lower in _OWN or lower.startswith(_OWN_PREFIXES)

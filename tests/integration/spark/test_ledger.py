@@ -1,0 +1,88 @@
+"""The ledger on a real server: who may append, what survives, what is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.spark.ledger import Intent, Ledger, Place, Superseded, Written
+from penstock.spark.link import Link
+
+PLACE = Place("OUT", "query", 3, 0)
+
+
+@pytest.fixture
+def ledger(nats_server: EmbeddedServer) -> Iterator[Ledger]:
+    with Link(nats_server.settings) as link:
+        ledger = Ledger(link)
+        ledger.create_bucket(replicas=1)
+        yield ledger
+
+
+def intent(number: int) -> Intent:
+    return Intent(number, f"d{number}", 10, 0)
+
+
+def test_a_second_attempt_sees_what_the_first_wrote_and_stops_it(ledger: Ledger) -> None:
+    first = ledger.open_log(PLACE)
+    first.chunk(intent(0), previous=0)
+    first.chunk(intent(1), previous=10)
+    second = ledger.open_log(PLACE)
+    assert second.history.written == (Written(intent(0), 10),)
+    assert second.history.doubtful == intent(1)
+    with pytest.raises(Superseded, match=r"OUT\.query\.3\.0"):
+        first.chunk(intent(2), previous=20)
+    second.done(20)
+    second.end(20)
+    assert len(ledger.open_log(PLACE).history.written) == 2
+
+
+def test_an_append_whose_answer_was_lost_is_recognised_as_our_own(ledger: Ledger) -> None:
+    log = ledger.open_log(PLACE)
+    revision = log._revision
+    log.chunk(intent(0), previous=0)
+    log._revision, log._appended = revision, log._appended - 1  # as if the answer never came, and the call is repeated
+    log.chunk(intent(0), previous=0)
+    log.end(10)
+    assert len(ledger.open_log(PLACE).history.written) == 1
+
+
+def test_closing_is_repeatable_and_never_goes_back(ledger: Ledger) -> None:
+    assert ledger.closed("OUT", "query") == -1
+    for batch in (0, 1, 1, 0):
+        ledger.close("OUT", "query", batch)
+    assert ledger.closed("OUT", "query") == 1
+    assert ledger.closed("OUT", "another") == -1
+
+
+def test_closing_forgets_the_logs_of_that_query_only_and_keeps_one_record(ledger: Ledger) -> None:
+    other = Place("OUT", "other", 3, 0)
+    for place in (PLACE, Place("OUT", "query", 3, 1), other):
+        ledger.open_log(place).chunk(intent(0), previous=0)
+    ledger.close("OUT", "query", 2)
+    ledger.close("OUT", "query", 3)
+    assert len(ledger.values("OUT.query")) == 1
+    assert ledger.values(PLACE.key) == []
+    assert len(ledger.values(other.key)) == 2
+
+
+def test_an_attempt_of_a_closed_batch_that_wakes_up_late_can_no_longer_append(ledger: Ledger) -> None:
+    late = ledger.open_log(PLACE)
+    ledger.close("OUT", "query", 3)
+    with pytest.raises(Superseded):
+        late.chunk(intent(0), previous=0)
+
+
+def test_the_ledger_survives_a_killed_server_and_the_link_comes_back(nats_server: EmbeddedServer) -> None:
+    with Link(nats_server.settings) as link:
+        ledger = Ledger(link)
+        ledger.create_bucket(replicas=1)
+        log = ledger.open_log(PLACE)
+        log.chunk(intent(0), previous=0)
+        nats_server.kill()
+        nats_server.start()
+        log.chunk(intent(1), previous=10)
+        ledger.create_bucket(replicas=1)
+        assert ledger.open_log(PLACE).history.doubtful == intent(1)

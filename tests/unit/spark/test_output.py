@@ -1,0 +1,97 @@
+"""Which DataFrames can be written, and how their rows become messages."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from penstock.errors import ConfigError
+from penstock.spark.output import RowMaker, columns_of
+
+
+def schema(ddl: str) -> StructType:
+    # Parsed without a Spark session.
+    parts = [field.strip().split(" ", 1) for field in ddl.split(";")]
+    return StructType.fromJson(
+        {"fields": [{"name": n, "type": _type(t), "nullable": True, "metadata": {}} for n, t in parts]}
+    )
+
+
+def _type(text: str) -> object:
+    array = {"type": "array", "elementType": "string", "containsNull": True}
+    maps = {
+        "map<string,string>": {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True},
+        "map<string,array<string>>": {
+            "type": "map",
+            "keyType": "string",
+            "valueType": array,
+            "valueContainsNull": True,
+        },
+        "map<string,bigint>": {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True},
+    }
+    return maps.get(text, text)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "subject", "complaint"),
+    [
+        ("subject string", None, "no column `data`"),
+        ("data binary", None, "add a column `subject`, or give the option"),
+        ("data binary; subject long", None, "'subject' must be string, not bigint"),
+        ("data double; subject string", None, "'data' must be binary or string, not double"),
+        ("data binary; subject string; message_id long", None, "'message_id' must be string"),
+        (
+            "data binary; subject string; headers map<string,bigint>",
+            None,
+            "map<string,array<string>> or map<string,string>",
+        ),
+        ("data binary; subject string; header string", None, "did you mean 'headers'"),
+        ("data binary; subject string; amount double", None, "'amount' has no place in a message"),
+        ("data binary", "elsewhere.x", r"does not take subject 'elsewhere\.x'; it takes o\.>"),
+        ("data binary", "o.*", "has a wildcard"),
+        ("data binary", "o..x", "empty token"),
+    ],
+)
+def test_a_frame_that_cannot_be_written_is_refused_with_the_reason(ddl: str, subject: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        columns_of(schema(ddl), "OUT", ["o.>"], subject)
+
+
+def test_columns_of_the_source_are_passed_over() -> None:
+    columns = columns_of(
+        schema("stream string; subject string; sequence long; timestamp timestamp; data binary"), "OUT", ["o.>"], None
+    )
+    assert columns.subject is None
+
+
+def test_text_becomes_bytes_and_missing_bodies_empty_ones() -> None:
+    maker = RowMaker(columns_of(schema("data string"), "OUT", ["o.>"], "o.x"))
+    rows = maker.rows(pa.record_batch({"data": pa.array(["ä", None])}))
+    assert rows.bodies.to_pylist() == ["ä".encode(), b""]
+    assert rows.subjects.to_pylist() == ["o.x", "o.x"]
+    assert rows.headers is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("map<string,string>", "1"), ("map<string,array<string>>", ["1"])], ids=["single", "several"]
+)
+def test_headers_become_lines_without_those_that_steer_the_transport(kind: str, value: object) -> None:
+    maker = RowMaker(columns_of(schema(f"data string; headers {kind}; message_id string"), "OUT", ["o.>"], "o.x"))
+    arrow = pa.map_(pa.string(), pa.string() if isinstance(value, str) else pa.list_(pa.string()))
+    headers = [[("A", value), ("Nats-Batch-Id", value), ("nats-msg-id", value), ("Nats-TTL", value)], None]
+    batch = pa.record_batch(
+        {"data": pa.array(["", ""]), "headers": pa.array(headers, arrow), "message_id": pa.array([None, "m"])}
+    )
+    rows = maker.rows(batch)
+    assert rows.headers.to_pylist() == [b"A: 1\r\nNats-TTL: 1\r\n", b"Nats-Msg-Id: m\r\n"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "complaint"), [(None, "is null there"), ("p.x", "does not take subject"), ("o. x", "white space")]
+)
+def test_a_row_with_an_unusable_subject_is_refused(subject: str | None, complaint: str) -> None:
+    maker = RowMaker(columns_of(schema("data string; subject string"), "OUT", ["o.>"], None))
+    batch = pa.record_batch({"data": pa.array(["", ""]), "subject": pa.array(["o.x", subject], pa.string())})
+    with pytest.raises(ConfigError, match=complaint):
+        maker.rows(batch)
