@@ -1,0 +1,195 @@
+"""Machine code for `kernels`: compiled once for a source version, loaded in milliseconds wherever it is needed.
+
+Why not `numba.njit(cache=True)`: every executor would import numba (0.4 s, under load 2 s) and, with a cold or
+unwritable cache, compile for 10 s inside a task. Instead `compiler` compiles in a process of its own, for the generic
+processor of the architecture, and keeps an object file; other processes load that with llvmlite alone (0.2 s, most of
+it the import). The file depends on nothing but source, architecture and operating system, so the driver sends it along
+with the tasks (`machine_code`, then `offer` on the executor), and executors do not compile at all.
+
+Where there is no object file, `plain` does the work while a background process compiles: no task waits for a compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from penstock.errors import PenstockError
+from penstock.wire import plain
+
+CACHE_VARIABLE = "PENSTOCK_CACHE"
+"""Names the directory of object files; set it when an image is built, and run `python -m penstock.wire.compiled`."""
+COMPILE_WITHIN = 300.0  # seconds
+EXPORTS = {"penstock_scan": 10, "penstock_gather": 7, "penstock_header_lines": 8, "penstock_group_names": 6}
+"""The functions of the object file, and how many arguments each has; all are 64 bits wide."""
+NEVER_CALLED = (
+    "NRT_Free",
+    "NRT_MemInfo_call_dtor",
+    "numba_do_raise",
+    "numba_gil_ensure",
+    "numba_gil_release",
+    "numba_runtime_build_excinfo_struct",
+    "numba_unpickle",
+)
+"""What numba's code for exceptions refers to. The kernels raise none, but the loader wants an address for each."""
+
+Array = np.ndarray[Any, Any]
+
+
+class CompileFailed(PenstockError):
+    """The kernels could not be compiled. Reading still works, at less than half the speed."""
+
+
+class Kernels(Protocol):
+    """What a scan needs, as machine code or plain. `kernels` says what each function does."""
+
+    def scan(self, buf: Array, state: Array, table: Array, *numbers: int) -> int: ...
+    def gather(self, buf: Array, at: Array, size: Array, out: Array) -> None: ...
+    def header_lines(self, buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int: ...
+    def group_names(self, buf: Array, rows: Array, parts: Array, order: Array) -> int: ...
+
+
+class MachineKernels:
+    """The kernels as machine code. Calls release the interpreter lock; arrays must be contiguous."""
+
+    def __init__(self, code: bytes) -> None:
+        import llvmlite.binding as llvm  # 0.15 s: only where machine code is used
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        _fill_in_symbols(llvm)
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        # The engine owns the memory of the code: it must live as long as this object.
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+        functions = (self._function(name, arguments) for name, arguments in EXPORTS.items())
+        self._scan, self._gather, self._header_lines, self._group_names = functions
+
+    def _function(self, name: str, arguments: int) -> Callable[..., int]:
+        address = self._engine.get_function_address(name)
+        if not address:
+            raise CompileFailed(f"the object file of the kernels lacks {name}; remove {cache_directories()}")
+        return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * arguments)(address)
+
+    def scan(self, buf: Array, state: Array, table: Array, *numbers: int) -> int:
+        return self._scan(_at(buf), len(buf), _at(state), _at(table), table.shape[1], *numbers)
+
+    def gather(self, buf: Array, at: Array, size: Array, out: Array) -> None:
+        self._gather(_at(buf), len(buf), _at(at), _at(size), len(at), _at(out), len(out))
+
+    def header_lines(self, buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int:
+        return self._header_lines(_at(buf), len(buf), _at(at), _at(size), len(at), _at(rows), _at(parts), len(rows))
+
+    def group_names(self, buf: Array, rows: Array, parts: Array, order: Array) -> int:
+        return self._group_names(_at(buf), len(buf), _at(rows), _at(parts), len(rows), _at(order))
+
+
+def _at(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _fill_in_symbols(llvm: Any) -> None:
+    abort = ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p).value
+    for name in NEVER_CALLED:
+        if not llvm.address_of_symbol(name):
+            llvm.add_symbol(name, abort)
+
+
+# -- which kernels to use ----------------------------------------------------------------------------------------------
+
+PLAIN = cast(Kernels, plain)
+_machine: MachineKernels | None = None
+_compiling: subprocess.Popen[bytes] | None = None
+
+
+def current() -> Kernels:
+    """The best kernels there are right now. Never waits: without machine code it starts to make some, and is plain."""
+    global _machine, _compiling
+    if _machine is None and (code := machine_code()):
+        _machine = MachineKernels(code)
+    if _machine is None and _compiling is None:
+        _compiling = _start_compiler()
+    return _machine or PLAIN
+
+
+def warm(within: float = COMPILE_WITHIN) -> None:
+    """Make sure that there is machine code, compiling it if need be. For drivers and image builds, not for tasks."""
+    if machine_code():
+        return
+    process = _start_compiler()
+    try:
+        _, complaint = process.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise CompileFailed(f"compiling the kernels took more than {within:g} s") from None
+    if process.returncode:
+        raise CompileFailed(f"compiling the kernels failed: {complaint.decode(errors='replace')[-2000:]}")
+
+
+def machine_code() -> bytes | None:
+    """The object file, if somebody has compiled it on this machine."""
+    for directory in cache_directories():
+        file = directory / file_name()
+        if file.is_file():
+            return file.read_bytes()
+    return None
+
+
+def offer(name: str, code: bytes) -> None:
+    """Take machine code that another process of the same kind of machine has made, if there is none yet."""
+    global _machine
+    if _machine is None and name == file_name():
+        _machine = MachineKernels(code)
+
+
+@cache
+def file_name() -> str:
+    """Changes with the source of the kernels, the architecture and the operating system, and with nothing else."""
+    digest = hashlib.sha256()
+    for source in ("kernels.py", "layout.py", "compiler.py"):
+        digest.update(resources.files("penstock.wire").joinpath(source).read_bytes())
+    return f"kernels-{digest.hexdigest()[:16]}-{platform.system()}-{platform.machine()}.o".lower()
+
+
+def cache_directories() -> list[Path]:
+    """Where object files are looked for, and the first that can be written is where they are put."""
+    named = [Path(os.environ[CACHE_VARIABLE])] if os.environ.get(CACHE_VARIABLE) else []
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return [*named, home / "penstock", Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"]
+
+
+def _start_compiler() -> subprocess.Popen[bytes]:
+    """Compile in a process of its own; the object file appears in the cache when it is done."""
+    target = _writable_directory() / file_name()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "penstock.wire.compiler", str(target)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def _writable_directory() -> Path:
+    for directory in cache_directories():
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(directory, os.W_OK):
+                return directory
+    raise CompileFailed(f"none of {cache_directories()} can be written; name a directory with {CACHE_VARIABLE}")
+
+
+if __name__ == "__main__":
+    warm()
+    print(file_name())
