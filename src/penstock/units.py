@@ -82,6 +82,11 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 stream`, `2 streams`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def nanoseconds(duration: timedelta) -> int:
     """The duration as JetStream writes it."""
     return duration // MICROSECOND * 1000

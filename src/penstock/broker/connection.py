@@ -36,7 +36,8 @@ class Broker:
     @property
     def server_version(self) -> str:
         """The version of the server we are connected to, such as `2.15.1`."""
-        return str(self.client.connected_server_version)
+        version = self.client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
 
     async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
         """Send one request, return the body of the answer."""

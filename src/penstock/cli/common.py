@@ -41,6 +41,11 @@ class Context:
         given = {k: v for k, v in overrides.items() if v is not None}
         return Settings.load(**{**self.connection, **given})
 
+    def settings_below_flags(self, **values: Any) -> Settings:
+        """Settings with values that win over the settings file, and give way to flags and `PENSTOCK_*` variables."""
+        given = {k: v for k, v in self.connection.items() if v is not None}
+        return Settings.load(**{**values, **given})
+
 
 CONNECTION_OPTIONS = [
     click.option("--servers", metavar="URLS", help="Comma-separated server URLs.  [env: PENSTOCK_SERVERS]"),
@@ -120,6 +125,7 @@ def progress() -> Progress:
         TimeElapsedColumn(),
         console=err,
         transient=True,
+        disable=not err.is_terminal,
     )
 
 

@@ -13,6 +13,9 @@ from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_opti
 from penstock.errors import PenstockError
 
 COMMANDS = {
+    "plan": "penstock.cli.platform:plan",
+    "apply": "penstock.cli.platform:apply",
+    "verify": "penstock.cli.platform:verify",
     "bench": "penstock.cli.bench:bench",
     "server": "penstock.cli.server:server",
     "status": "penstock.cli.status:status",

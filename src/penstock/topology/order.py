@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock import subjects
 from penstock.broker.model import Json
+from penstock.topology.model import filters_of
 from penstock.topology.resource import Actual, Resource
 
 if TYPE_CHECKING:
@@ -63,10 +64,13 @@ def _phase(change: Change) -> int:
 
 
 def _edges(changes: Sequence[Change], actual: Actual) -> Iterator[Edge]:
+    deleted = {change.resource for change in changes if change.config is None}
     for change in changes:
-        deleted = change.config is None
         for needed in _needs(change.resource, change.config or actual.config(change.resource) or {}):
-            yield (change.resource, needed) if deleted else (needed, change.resource)
+            if change.resource not in deleted:
+                yield needed, change.resource
+            elif needed in deleted:
+                yield change.resource, needed
     yield from _handovers(changes, actual)
 
 
@@ -106,7 +110,4 @@ def _given_up(change: Change, actual: Actual) -> list[str]:
 def _claims(resource: Resource, config: Json) -> list[str]:
     if not config:
         return []
-    if resource.consumer is None:
-        return config.get("subjects") or []
-    one = config.get("filter_subject")
-    return [one] if one else config.get("filter_subjects") or [">"]
+    return config.get("subjects") or [] if resource.consumer is None else list(filters_of(config)) or [">"]

@@ -11,6 +11,7 @@ from penstock.topology import compare, order, ownership, risk
 from penstock.topology.compare import FieldChange
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk, Surroundings, Verdict
+from penstock.units import counted
 
 
 class Kind(StrEnum):
@@ -75,7 +76,7 @@ def plan(desired: Desired, actual: Actual, *, allow_destroy: bool = False, prune
     is recreated, which loses its data. With `prune`, what this platform owns and no longer declares is deleted.
     """
     changes = _stream_changes(desired, actual, allow_destroy)
-    renewed = {change.resource.stream for change in changes if change.kind is Kind.RECREATE}
+    renewed = {change.resource.stream for change in changes if change.kind is Kind.RECREATE and change.destroys}
     changes += _consumer_changes(desired, actual, renewed)
     orphans = _orphans(desired, actual)
     changes += [_deletion(resource, actual) for resource in orphans if prune]
@@ -110,7 +111,7 @@ def _stream_change(resource: Resource, config: Json, desired: Desired, actual: A
     change = _change(resource, wanted, fields, verdict)
     if change.kind is not Kind.RECREATE or not allow_destroy:
         return change
-    return replace(change, risk=Risk.LOSES_DATA, reason=f"{change.reason}{_lost_with(stream)}")
+    return replace(change, risk=Risk.LOSES_DATA, reason=f"{change.reason}; {_lost_with(stream)}")
 
 
 def _fitting(wanted: Json, actual: Json) -> Json:
@@ -131,11 +132,13 @@ def _other_subjects(resource: Resource, desired: Desired) -> tuple[str, ...]:
 
 
 def _lost_with(stream: StreamInfo) -> str:
-    return f": {stream.state.messages} messages and {stream.state.consumers} consumers go with the old one"
+    messages, consumers = counted(stream.state.messages, "message"), counted(stream.state.consumers, "consumer")
+    return f"{messages} and {consumers} go with it"
 
 
 def _creation(resource: Resource, config: Json, platform: str) -> Change:
-    return Change(Kind.CREATE, Risk.CREATE, resource, config=ownership.marked(config, platform))
+    wanted = ownership.marked(config, platform)
+    return Change(Kind.CREATE, Risk.CREATE, resource, tuple(compare.differences(wanted, {})), config=wanted)
 
 
 def _change(resource: Resource, wanted: Json, fields: list[FieldChange], verdict: Verdict) -> Change:
@@ -191,6 +194,6 @@ def _deletion(resource: Resource, actual: Actual) -> Change:
     if stream.state.last_seq == 0:
         return Change(Kind.DELETE, Risk.SAFE, resource, reason="no longer declared; its stream never held a message")
     if resource.consumer is None:
-        return Change(Kind.DELETE, Risk.LOSES_DATA, resource, reason=f"no longer declared{_lost_with(stream)}")
+        return Change(Kind.DELETE, Risk.LOSES_DATA, resource, reason=f"no longer declared; {_lost_with(stream)}")
     loss = risk.consumer_removal(stream)
     return Change(Kind.DELETE, loss.risk, resource, reason=f"no longer declared; {loss.reason}")

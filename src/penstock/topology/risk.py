@@ -17,7 +17,7 @@ from penstock.topology import effects
 from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, STREAM_BY_WIRE
 from penstock.topology.kinds import Field
-from penstock.units import format_duration, format_size, from_nanoseconds
+from penstock.units import counted, format_duration, format_size, from_nanoseconds
 
 
 class Risk(StrEnum):
@@ -81,10 +81,11 @@ def _verdict(change: FieldChange, table: Mapping[str, Field], around: Surroundin
 
 
 def _combined(verdicts: Sequence[Verdict]) -> Verdict:
-    """The worst of several, with the reasons of all."""
+    """The worst of several, with the reasons of all; where the resource is made anew, only the reasons for that."""
     worst = max((v.risk for v in verdicts), key=lambda risk: risk.severity, default=Risk.SAFE)
-    reasons = dict.fromkeys(v.reason for v in verdicts if v.reason)
-    return Verdict(worst, "; ".join(reasons), any(v.recreate for v in verdicts))
+    anew = [v for v in verdicts if v.recreate]
+    reasons = dict.fromkeys(v.reason for v in anew or verdicts if v.reason)
+    return Verdict(worst, "; ".join(reasons), bool(anew))
 
 
 def _editable(change: FieldChange, around: Surroundings) -> Verdict:
@@ -95,7 +96,7 @@ def _editable(change: FieldChange, around: Surroundings) -> Verdict:
 
 
 def _impossible(why: str) -> Verdict:
-    return Verdict(Risk.IMPOSSIBLE, f"{why}; only deleting and making the stream anew can", recreate=True)
+    return Verdict(Risk.IMPOSSIBLE, f"{why}: it has to be deleted and made anew", recreate=True)
 
 
 def _immutable(change: FieldChange, around: Surroundings) -> Verdict:
@@ -132,7 +133,7 @@ def _content(change: FieldChange, around: Surroundings) -> Verdict:
         case "max_msgs_per_subject":
             return _per_subject(limit, around.stream)
         case "max_msgs":
-            return _whole(limit, state.messages, f"{state.messages} messages", around)
+            return _whole(limit, state.messages, counted(state.messages, "message"), around)
         case _:
             return _whole(limit, state.bytes, format_size(state.bytes), around)
 

@@ -1,0 +1,192 @@
+"""`penstock plan`, `apply` and `verify`: the declared platform against a server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+from rich.text import Text
+
+from penstock.broker import connect
+from penstock.broker.connection import Broker
+from penstock.broker.model import Json
+from penstock.cli import plan_view
+from penstock.cli.common import EXIT_ATTENTION, EXIT_ERROR, EXIT_OK, Context, fail, json_option, out, print_json, sync
+from penstock.cli.common import progress as progress_bar
+from penstock.topology import actual, needs, plan_json
+from penstock.topology import apply as carrying_out
+from penstock.topology import plan as planning
+from penstock.topology import verify as verification
+from penstock.topology.apply import ApplyError
+from penstock.topology.load import load
+from penstock.topology.model import Platform
+from penstock.topology.plan import Change, Plan
+from penstock.topology.resource import Actual, Desired
+from penstock.topology.verify import Check, Finding
+from penstock.units import counted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+file_argument = click.argument("file", type=click.Path(dir_okay=False), metavar="FILE")
+env_option = click.option("--env", metavar="NAME", help="Environment of the file.  [default: the only one, or dev]")
+prune_option = click.option("--prune", is_flag=True, help="Also delete what this platform owns and no longer declares.")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A platform file and the server it is held against."""
+
+    platform: Platform
+    desired: Desired
+    broker: Broker
+
+    @property
+    def heading(self) -> Json:
+        """What every JSON answer says about itself."""
+        servers = list(self.broker.settings.servers)
+        return {"environment": self.platform.environment.name, "servers": servers}
+
+    async def read(self) -> Actual:
+        with progress_bar() as bar:
+            task = bar.add_task("reading consumers", total=None)
+            return await actual.read(
+                self.broker.jetstream, self.desired, lambda done, total: bar.update(task, completed=done, total=total)
+            )
+
+    async def plan(self, allow_destroy: bool, prune: bool) -> Plan:
+        found = await self.read()
+        actual.require_answers(found)
+        return planning.plan(self.desired, found, allow_destroy=allow_destroy, prune=prune)
+
+
+@asynccontextmanager
+async def session(context: Context, file: str, env: str | None) -> AsyncIterator[Session]:
+    """The file, checked, and a connection to its environment's servers; flags and variables win over the file."""
+    platform = load(file, env)
+    settings = context.settings_below_flags(**platform.environment.settings_overrides())
+    async with connect(settings) as broker:
+        desired = Desired.of(platform)
+        await broker.jetstream.account_info()  # says so when there is no JetStream
+        needs.require(desired, broker.server_version)
+        yield Session(platform, desired, broker)
+
+
+@click.command(epilog="Exit code 0: nothing would change. 2: something would.")
+@file_argument
+@env_option
+@click.option("--allow-destroy", is_flag=True, help="Plan to recreate streams that cannot be changed.")
+@prune_option
+@json_option
+@click.pass_obj
+@sync
+async def plan(context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, as_json: bool) -> int:
+    """Show what `apply` would do, and what each change would cost.
+
+    Changes are sorted into: create, safe, loses position, loses data, impossible. Nothing is changed.
+
+    \b
+    Example:
+      penstock plan penstock.yaml --env prod
+      penstock plan penstock.yaml --json | jq '.changes[] | select(.risk != "safe")'
+    """
+    async with session(context, file, env) as s:
+        made = await s.plan(allow_destroy, prune)
+        if as_json:
+            print_json({**plan_json.plan_json(made), **s.heading})
+        else:
+            _show(plan_view.plan_lines(made))
+    return EXIT_ATTENTION if made else EXIT_OK
+
+
+@click.command(epilog="Exit code 0: all is as declared now. 1: it stopped, and says at what.")
+@file_argument
+@env_option
+@click.option("--allow-destroy", is_flag=True, help="Allow changes that lose a position or messages.")
+@prune_option
+@json_option
+@click.pass_obj
+@sync
+async def apply(context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, as_json: bool) -> int:
+    """Make the server as the file declares it.
+
+    Applying twice changes nothing the second time. It stops at the first error, and says what was done. What would
+    lose a position or messages is refused, before anything is done, unless --allow-destroy is given.
+
+    \b
+    Example:
+      penstock apply penstock.yaml --env dev
+      penstock apply penstock.yaml --prune --allow-destroy
+    """
+    async with session(context, file, env) as s:
+        made = await s.plan(allow_destroy, prune)
+        if not as_json:
+            _show(plan_view.plan_lines(made))
+        carrying_out.check(made, allow_destroy)
+        try:
+            done = await _carry_out(s, made, allow_destroy)
+        except ApplyError as exc:
+            if as_json:
+                print_json({**plan_json.result_json(made, exc.done, exc.failed, str(exc.cause)), **s.heading})
+            fail(str(exc))
+            return EXIT_ERROR
+        if as_json:
+            print_json({**plan_json.result_json(made, done), **s.heading})
+        elif done:
+            out.print(f"[bold green]Applied[/] {counted(len(done), 'change')}.")
+    return EXIT_OK
+
+
+async def _carry_out(s: Session, made: Plan, allow_destroy: bool) -> tuple[Change, ...]:
+    with progress_bar() as bar:
+        task = bar.add_task("applying", total=len(made.changes))
+        return await carrying_out.apply(
+            s.broker.jetstream,
+            made,
+            allow_destroy=allow_destroy,
+            progress=lambda change, done, total: bar.update(task, completed=done, description=str(change.resource)),
+        )
+
+
+@click.command(epilog="Exit code 0: all is well. 2: something differs, or is not healthy.")
+@file_argument
+@env_option
+@json_option
+@click.pass_obj
+@sync
+async def verify(context: Context, file: str, env: str | None, as_json: bool) -> int:
+    """Check that the server is as the file declares it, and well.
+
+    JetStream answers, every stream and consumer is as declared, replicas are current, sources and mirrors are active.
+
+    \b
+    Example:
+      penstock verify penstock.yaml --env prod && start-the-service
+    """
+    async with session(context, file, env) as s:
+        found = await s.read()
+        findings = verification.verify(s.desired, found)
+        if as_json:
+            print_json({**plan_json.findings_json(s.desired.platform, findings), **s.heading})
+        else:
+            _show_findings(s, found, findings)
+    return EXIT_ATTENTION if findings else EXIT_OK
+
+
+def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:
+    where = ", ".join(s.broker.settings.servers)
+    out.print(Text.assemble(("✓", "bold green"), f" JetStream answers at {where} ", (s.broker.server_version, "dim")))
+    replicated = [stream for stream in found.streams.values() if stream.config.get("num_replicas", 1) > 1]
+    counts = {
+        Check.STREAMS: len(s.platform.streams),
+        Check.CONSUMERS: len(s.platform.consumers),
+        Check.REPLICAS: len(replicated),
+        Check.SOURCES: sum(len(stream.sources) + bool(stream.mirror) for stream in found.streams.values()),
+    }
+    _show(plan_view.finding_lines(findings, counts))
+
+
+def _show(lines: Any) -> None:
+    out.print(plan_view.shown(lines), soft_wrap=True)

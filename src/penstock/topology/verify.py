@@ -1,0 +1,114 @@
+"""The start-up health check: is everything as declared, and well? Pure; `actual.read` does the asking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from penstock.broker.model import ReplicaInfo, SourceInfo, StreamInfo
+from penstock.topology import ownership
+from penstock.topology.compare import FieldChange
+from penstock.topology.plan import Change, Kind, plan
+from penstock.topology.resource import Actual, Desired, Resource
+from penstock.topology.risk import Risk
+
+SILENT_AFTER = timedelta(seconds=30)
+"""A source is heard every few seconds, also when its origin is idle: this long without a sign means trouble."""
+
+
+class Check(StrEnum):
+    """What is looked at."""
+
+    STREAMS = "streams as declared"
+    CONSUMERS = "consumers as declared"
+    REPLICAS = "replicas healthy"
+    SOURCES = "sources active"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    check: Check
+    resource: Resource
+    problem: str
+    fields: tuple[FieldChange, ...] = ()
+    """What differs: `before` is what the server has, `after` what is declared."""
+
+
+def verify(desired: Desired, actual: Actual) -> list[Finding]:
+    """Everything that is wrong with what the platform declares, check by check."""
+    streams = [actual.streams[r.stream] for r in desired.configs if r.consumer is None and r.stream in actual.streams]
+    return [
+        *_drift(desired, actual),
+        *(finding for resource in sorted(actual.unanswered) for finding in [_leaderless(resource)]),
+        *(finding for stream in streams for finding in _replicas(stream, desired, actual)),
+        *(finding for stream in streams for finding in _sources(stream)),
+    ]
+
+
+def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
+    for change in plan(desired, actual).changes:
+        check = Check.STREAMS if change.resource.consumer is None else Check.CONSUMERS
+        fields = tuple(field for field in change.fields if not ownership.is_mark(field.name))
+        if change.kind is Kind.CREATE:
+            yield Finding(check, change.resource, "does not exist; run `penstock apply`")
+        elif fields:
+            yield Finding(check, change.resource, _drifted(change, fields), fields)
+
+
+def _drifted(change: Change, fields: Sequence[FieldChange]) -> str:
+    names = ", ".join(field.name for field in fields)
+    cost = "" if change.risk is Risk.SAFE else f" ({change.risk} to bring back: {change.reason})"
+    return f"{names} {'differs' if len(fields) == 1 else 'differ'} from what is declared{cost}"
+
+
+def _leaderless(resource: Resource) -> Finding:
+    return Finding(Check.REPLICAS, resource, "nobody answers for it: it has no leader")
+
+
+def _replicas(stream: StreamInfo, desired: Desired, actual: Actual) -> Iterator[Finding]:
+    wanted = stream.config.get("num_replicas", 1)
+    if wanted < 2:
+        return
+    yield from _group(Resource(stream.name), wanted, stream.leader, stream.replicas)
+    known = {replica.name for replica in stream.replicas if _ill(replica)}
+    for resource, consumer in actual.consumers.items():
+        if resource.stream == stream.name and resource in desired.configs:
+            # What is wrong with a server was said for the stream already.
+            well = [replica for replica in consumer.replicas if replica.name not in known]
+            yield from _group(resource, 0, consumer.leader, well)
+
+
+def _group(resource: Resource, wanted: int, leader: str | None, followers: Sequence[ReplicaInfo]) -> Iterator[Finding]:
+    if not leader:
+        yield _leaderless(resource)
+    if len(followers) + 1 < wanted:
+        yield Finding(Check.REPLICAS, resource, f"has {len(followers) + 1} of {wanted} replicas")
+    for replica in followers:
+        if problem := _ill(replica):
+            yield Finding(Check.REPLICAS, resource, f"replica on {replica.name} {problem}")
+
+
+def _ill(replica: ReplicaInfo) -> str | None:
+    if replica.offline:
+        return "is offline"
+    return None if replica.current else f"is not current: {replica.lag} operations behind"
+
+
+def _sources(stream: StreamInfo) -> Iterator[Finding]:
+    for role, source in [("mirror of", stream.mirror), *(("source", source) for source in stream.sources)]:
+        if source is not None and (problem := _stuck(source)):
+            yield Finding(Check.SOURCES, Resource(stream.name), f"{role} {source.name} {problem}")
+
+
+def _stuck(source: SourceInfo) -> str | None:
+    if source.error:
+        return f"fails: {source.error}"
+    if source.active is None:
+        return "was never heard; does the origin exist, and can it be reached?"
+    if source.active > SILENT_AFTER:
+        return f"was last heard {source.active.total_seconds():.0f} s ago, and is {source.lag} messages behind"
+    return None
