@@ -1,0 +1,414 @@
+"""Fast ingest over a real connection: the asyncio and the blocking publisher around one state machine.
+
+Each ingest has a connection of its own, so that a slow or broken one disturbs nobody else. Both reconnect by
+themselves, for up to `IngestOptions.patience` seconds, and go on where the stream really ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Self, TypeVar
+
+from penstock.errors import ConnectionLost, DeadlineExceeded, PenstockError, Unavailable
+from penstock.publish.ingest import FastAck, Ingest, IngestOptions, Lost
+from penstock.publish.rows import Publication, Row, Rows
+from penstock.retry import Backoff
+from penstock.settings import Settings
+from penstock.wire import aio, blocking
+from penstock.wire.frames import Message
+from penstock.wire.headers import Headers
+
+T = TypeVar("T")
+CHUNK = 250
+"""Rows that are sent at once; fewer when the caller pauses, more when it adds them in bulk."""
+TICK = 0.2
+"""Seconds between two looks at the clock: for pings, for settling when idle, for a connection that is gone."""
+
+OnLost = Callable[[Lost], object]
+
+
+class _FastIngest:
+    """What the two publishers share: the series, and what a caller may ask about it."""
+
+    def __init__(self, settings: Settings, stream: str, options: IngestOptions, on_lost: OnLost) -> None:
+        self.settings = settings
+        self._core = Ingest(stream, options, _inbox(), on_lost)
+        self._rows = Rows(max_payload=0)
+        self.ack: FastAck | None = None
+        """The result, once the ingest was committed."""
+
+    @property
+    def stored(self) -> int:
+        """Every message up to this position (counted from 1, in the order they were added) is safely in the stream.
+
+        With `on_gap="continue"` the callback was told about the exceptions, as far as the server reported them.
+        """
+        return self._core.stored
+
+    @property
+    def added(self) -> int:
+        """The position of the last message added."""
+        return self._core.added
+
+    @property
+    def sequence(self) -> int:
+        """Stream sequence of the last message stored, as of the last `flush` (or pause); 0 before."""
+        return self._core.sequence
+
+    @property
+    def maybe_twice(self) -> int:
+        """Messages without an id that were sent again while in doubt: at most so many are stored twice."""
+        return self._core.maybe_twice
+
+    def _check(self) -> None:
+        if self._core.error:
+            raise self._core.error
+        if self.ack:
+            raise RuntimeError("this ingest is committed: open a new one to add more")
+
+
+class FastIngest(_FastIngest):
+    """The asyncio publisher: `async with publisher.fast("ORDERS") as ingest: await ingest.add(…)`.
+
+    Leaving the block commits: everything added is stored when it is left, and `ingest.ack` says where. An exception
+    inside ends the ingest: what was sent is stored, since fast ingest is ordered and safe, but not atomic.
+    """
+
+    def __init__(self, settings: Settings, stream: str, options: IngestOptions, on_lost: OnLost) -> None:
+        super().__init__(settings, stream, options, on_lost)
+        self._connection = aio.Connection(settings, name="penstock fast ingest")
+        self._changed = asyncio.Event()
+        self._reconnecting = asyncio.Lock()
+        self._ticker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        self._ticker = asyncio.create_task(self._tick(), name="penstock fast ingest")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                await self.commit()
+            elif self._core.error is None:
+                await self._let_go()
+        finally:
+            await self._close()
+
+    async def add(
+        self, subject: str, data: bytes, headers: Headers | None = None, message_id: str | None = None
+    ) -> int:
+        """Add one message and return its position. Waits only while the server is behind.
+
+        It is stored once `stored` has reached the position: see `flush`.
+        """
+        self._check()
+        self._core.add([self._rows.one(subject, data, headers, message_id)])
+        position = self._core.added
+        if self._core.unsent >= CHUNK:
+            await self._until(lambda: self._core.unsent < CHUNK)
+        else:
+            self._changed.set()
+        return position
+
+    async def add_many(self, messages: Iterable[Publication] | AsyncIterable[Publication]) -> int:
+        """Add `(subject, data)`, `(subject, data, headers)` or `(subject, data, headers, message_id)` tuples.
+
+        The fast way for many messages; returns the position of the last. Takes them as the server does: an endless
+        iterable needs no more memory than a short one.
+        """
+        if isinstance(messages, AsyncIterable):
+            async for message in messages:
+                await self.add(*message)
+        else:
+            for chunk in _chunks(messages):
+                await self._add_rows(self._rows.many(chunk))
+        return self.added
+
+    async def add_data(self, subject: str, data: Iterable[bytes]) -> int:
+        """Add messages of one subject without headers: the fastest way."""
+        for chunk in _chunks(data):
+            await self._add_rows(self._rows.of_subject(subject, chunk))
+        return self.added
+
+    async def flush(self) -> int:
+        """Return once everything added so far is stored; returns its last position, and `sequence` is up to date."""
+        self._check()
+        target = self._core.end()
+        await self._until(lambda: self._core.stored >= target and not self._core.ending)
+        return target
+
+    async def ping(self) -> None:
+        """Ask the server for its last ack again; also keeps a batch alive. Done by itself when an ack is late."""
+        self._check()
+        await self._send(self._core.ping(time.monotonic()))
+
+    async def commit(self) -> FastAck:
+        """Store everything that was added, end the ingest, and say where the messages are."""
+        self._check()
+        self._core.end()
+        await self._until(lambda: self._core.settled)
+        self.ack = self._core.ack()
+        return self.ack
+
+    async def _add_rows(self, rows: list[Row]) -> None:
+        self._check()
+        self._core.add(rows)
+        await self._until(lambda: self._core.unsent < CHUNK)
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Send and take answers until it is done."""
+        while True:
+            self._changed.clear()
+            await self._step()
+            if done():
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._changed.wait()
+
+    async def _step(self) -> None:
+        if self._core.stalled or not self._connection.connected:
+            await self._reconnect()
+        self._check()
+        await self._send(self._core.outgoing(time.monotonic()))
+        self._check()
+
+    async def _send(self, data: bytes) -> None:
+        if not data:
+            return
+        try:
+            await self._connection.send(data)
+        except (ConnectionLost, DeadlineExceeded):
+            await self._reconnect()
+
+    async def _tick(self) -> None:
+        """Send what a caller that pauses has left behind, keep the clock, and notice a connection that is gone."""
+        while self._core.error is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK):
+                    await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._step()
+            except PenstockError as exc:  # the caller is told at the next call
+                self._core.error = self._core.error or exc
+
+    async def _reconnect(self) -> None:
+        async with self._reconnecting:
+            if self._connection.connected and not self._core.stalled:
+                return
+            deadline = time.monotonic() + self._core.options.patience
+            for delay in Backoff().delays():
+                try:
+                    await self._open()
+                    return
+                except Unavailable as exc:
+                    if time.monotonic() + delay > deadline:
+                        self._core.error = exc
+                        raise
+                    await asyncio.sleep(delay)
+
+    async def _open(self) -> None:
+        await self._connection.reconnect()
+        self._rows.max_payload = self._connection.info.max_payload
+        inbox = _inbox()
+        await self._connection.subscribe(f"{inbox}.>", handler=self._receive)
+        self._core.connected(inbox, time.monotonic())
+
+    def _receive(self, message: Message) -> None:
+        self._core.receive(message, time.monotonic())
+        self._changed.set()
+
+    async def _let_go(self) -> None:
+        """Tell the server, without waiting, that nothing more comes."""
+        self._core.end()
+        if self._connection.connected:
+            with suppress(PenstockError):
+                await self._connection.send(self._core.outgoing(time.monotonic()))
+
+    async def _close(self) -> None:
+        if self._ticker:
+            self._ticker.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticker
+        await self._connection.close()
+
+
+class BlockingFastIngest(_FastIngest):
+    """The blocking publisher, with the same calls: `with publisher.fast("ORDERS") as ingest: ingest.add(…)`.
+
+    A thread of its own sends what was left behind, and settles it, while the caller does something else.
+    """
+
+    def __init__(self, settings: Settings, stream: str, options: IngestOptions, on_lost: OnLost) -> None:
+        super().__init__(settings, stream, options, on_lost)
+        self._connection = blocking.Connection(settings, name="penstock fast ingest")
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="penstock fast ingest", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._open()
+        self._ticker.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+            elif self._core.error is None:
+                self._let_go()
+        finally:
+            self._close()
+
+    def add(self, subject: str, data: bytes, headers: Headers | None = None, message_id: str | None = None) -> int:
+        """Add one message and return its position. Waits only while the server is behind.
+
+        It may wait in memory for a moment, to be sent with others; it is stored once `stored` has reached the position.
+        """
+        row = self._rows.one(subject, data, headers, message_id)
+        with self._lock:
+            self._check()
+            self._core.add([row])
+            position = self._core.added
+            if self._core.unsent >= CHUNK:
+                self._until(lambda: self._core.unsent < CHUNK)
+            return position
+
+    def add_many(self, messages: Iterable[Publication]) -> int:
+        """Add `(subject, data)`, `(subject, data, headers)` or `(subject, data, headers, message_id)` tuples.
+
+        The fast way for many messages; returns the position of the last. Takes them as the server does: an endless
+        iterable needs no more memory than a short one.
+        """
+        for chunk in _chunks(messages):
+            self._add_rows(self._rows.many(chunk))
+        return self.added
+
+    def add_data(self, subject: str, data: Iterable[bytes]) -> int:
+        """Add messages of one subject without headers: the fastest way."""
+        for chunk in _chunks(data):
+            self._add_rows(self._rows.of_subject(subject, chunk))
+        return self.added
+
+    def flush(self) -> int:
+        """Return once everything added so far is stored; returns its last position, and `sequence` is up to date."""
+        with self._lock:
+            self._check()
+            target = self._core.end()
+            self._until(lambda: self._core.stored >= target and not self._core.ending)
+            return target
+
+    def ping(self) -> None:
+        """Ask the server for its last ack again; also keeps a batch alive. Done by itself when an ack is late."""
+        with self._lock:
+            self._check()
+            self._send(self._core.ping(time.monotonic()))
+
+    def commit(self) -> FastAck:
+        """Store everything that was added, end the ingest, and say where the messages are."""
+        with self._lock:
+            self._check()
+            self._core.end()
+            self._until(lambda: self._core.settled)
+            self.ack = self._core.ack()
+            return self.ack
+
+    def _add_rows(self, rows: list[Row]) -> None:
+        with self._lock:
+            self._check()
+            self._core.add(rows)
+            self._until(lambda: self._core.unsent < CHUNK)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Send and take answers until it is done."""
+        self._step()
+        while not done():
+            self._take(TICK)
+            self._step()
+
+    def _step(self) -> None:
+        if self._core.stalled or not self._connection.connected:
+            self._reconnect()
+        self._check()
+        self._send(self._core.outgoing(time.monotonic()))
+        self._check()
+
+    def _send(self, data: bytes) -> None:
+        if not data:
+            return
+        try:
+            self._connection.send(data)
+        except ConnectionLost:
+            self._reconnect()
+
+    def _take(self, timeout: float) -> bool:
+        """Take one answer, if one comes in time."""
+        try:
+            message = self._connection.receive(timeout)
+        except (ConnectionLost, DeadlineExceeded):
+            return False  # the next step opens a new connection, if this one is gone
+        self._core.receive(message, time.monotonic())
+        return True
+
+    def _tick(self) -> None:
+        while not self._closed.wait(TICK):
+            with self._lock:
+                if self._core.error or self._closed.is_set():
+                    return
+                try:
+                    while self._take(0):
+                        pass
+                    self._step()
+                except PenstockError as exc:  # the caller is told at the next call
+                    self._core.error = self._core.error or exc
+
+    def _reconnect(self) -> None:
+        deadline = time.monotonic() + self._core.options.patience
+        for delay in Backoff().delays():
+            try:
+                self._open()
+                return
+            except Unavailable as exc:
+                if time.monotonic() + delay > deadline:
+                    self._core.error = exc
+                    raise
+                time.sleep(delay)
+
+    def _open(self) -> None:
+        self._connection.reconnect()
+        self._rows.max_payload = self._connection.info.max_payload
+        inbox = _inbox()
+        self._connection.subscribe(f"{inbox}.>")
+        self._core.connected(inbox, time.monotonic())
+
+    def _let_go(self) -> None:
+        """Tell the server, without waiting, that nothing more comes."""
+        with self._lock, suppress(PenstockError):
+            self._core.end()
+            if self._connection.connected:
+                self._connection.send(self._core.outgoing(time.monotonic()))
+
+    def _close(self) -> None:
+        self._closed.set()
+        with self._lock:
+            self._connection.close()
+        if self._ticker.is_alive():
+            self._ticker.join()
+
+
+def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, CHUNK)):
+        yield chunk
+
+
+def _inbox() -> str:
+    return f"_INBOX.{secrets.token_hex(8)}"
