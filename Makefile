@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test soak check format bench lock java clean
+.PHONY: run test soak check format docs bench lock java clean
 
 run: $(READY) java
 	$(BIN)/penstock quickstart
@@ -23,6 +23,10 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The reference pages that are written from tables in the code.
+docs: $(READY)
+	$(BIN)/python -m penstock.topology.reference docs
 
 bench: $(READY) java
 	$(BIN)/penstock bench

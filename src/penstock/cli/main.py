@@ -13,9 +13,11 @@ from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_opti
 from penstock.errors import PenstockError
 
 COMMANDS = {
+    "lint": "penstock.cli.lint:lint_command",
     "plan": "penstock.cli.platform:plan",
     "apply": "penstock.cli.platform:apply",
     "verify": "penstock.cli.platform:verify",
+    "asyncapi": "penstock.cli.lint:asyncapi_command",
     "bench": "penstock.cli.bench:bench",
     "server": "penstock.cli.server:server",
     "status": "penstock.cli.status:status",

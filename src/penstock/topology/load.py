@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.topology import pipelines
+from penstock.topology.contract import Contracts
 from penstock.topology.document import Node, Place, Problems, expanded, nearest, overlaid, read
 from penstock.topology.fields import (
     CONSUMER_FIELDS,
@@ -58,15 +59,18 @@ def load(path: str | Path, env: str | None = None, variables: Mapping[str, str] 
     flows = {name: pipelines.pipeline(name, node, place, problems) for name, node, place in parts["pipelines"]}
     _check_references(parts, streams, problems)
     problems.raise_any()
-    asyncapi, name = root.get("asyncapi"), root.get("name")
+    document, title = root.get("asyncapi"), root.get("name")
+    contracts = Contracts(path, document, problems)
+    described = {name: contracts.filled(spec) for name, spec in consumers.items() if spec}
+    problems.raise_any()
     return Platform(
         path=path,
         environment=environment,
         streams={name: spec for name, spec in streams.items() if spec},
-        consumers={name: spec for name, spec in consumers.items() if spec},
+        consumers=described,
         pipelines={name: spec for name, spec in flows.items() if spec},
-        asyncapi=asyncapi.text if asyncapi else None,
-        name=name.text if name else DEFAULT_NAME,
+        asyncapi=document.text if document else None,
+        name=title.text if title else DEFAULT_NAME,
     )
 
 

@@ -139,6 +139,18 @@ class StreamSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Contract:
+    """What an AsyncAPI document says about a consumer, in `x-nats-config`."""
+
+    where: str
+    """File and line, for people."""
+    ack_wait: int | None = None
+    """Nanoseconds."""
+    max_deliver: int | None = None
+    dlq_subject: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerSpec:
     """A declared durable consumer."""
 
@@ -153,6 +165,9 @@ class ConsumerSpec:
     """Why it is not a pull consumer with explicit acks."""
     may_miss: bool = False
     asyncapi: str | None = None
+    """The channel that describes it, as `file#/channels/name`; by default the one with its subject."""
+    contract: Contract | None = None
+    """What that channel says; it has already filled in what the platform file leaves out."""
     line: int = 0
     ignore: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,198 @@
+"""Read an AsyncAPI document (2.x or 3.x): what its `x-nats-config` says about the consumers of a platform.
+
+For a consumer that names no channel, the operation of its own name counts, then the channel with its subject. What the
+operation says wins over what its channel says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ConfigError
+from penstock.topology.document import Node, Place, Problems, nearest, read
+from penstock.topology.kinds import Count, Duration, Field, Subject, read_record
+from penstock.topology.model import ConsumerSpec, Contract
+
+EXTENSION = "x-nats-config"
+FIELDS = (
+    Field("ack_wait", Duration(), "Not acknowledged for this long: delivered again."),
+    Field("max_deliver", Count(1, None, -1), "Deliveries before the message becomes a dead letter."),
+    Field("dlq_subject", Subject(literal=True), "Where dead letters go."),
+)
+KNOWN = tuple(field.key for field in FIELDS)
+_PARAMETER = re.compile(r"\{[^}]*\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A channel or an operation, as far as it concerns a consumer."""
+
+    name: str
+    address: str
+    """The subject; a parameter such as `{id}` stands for one token."""
+    says: tuple[Node, ...]
+    """The `x-nats-config` that apply, the decisive one last."""
+
+    @property
+    def subject(self) -> str:
+        return _PARAMETER.sub("*", self.address)
+
+
+class Description:
+    """One AsyncAPI document. Raises `ConfigError` when it cannot be read or is no AsyncAPI at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems = Problems(path)
+        self.root = read(path, self.problems)
+        version = self.root.get("asyncapi")
+        major = version.text.split(".")[0] if version else ""
+        if major not in ("2", "3"):
+            self.problems.add(version or self.root, "not an AsyncAPI 2.x or 3.x document: `asyncapi: 3.0.0` is missing")
+        self.problems.raise_any()
+        self.channels = {one.name: one for one in (self._channels3() if major == "3" else self._channels2())}
+        self.operations = {one.name: one for one in (self._operations3() if major == "3" else self._operations2())}
+
+    def _channels3(self) -> Iterator[Described]:
+        for name, node in _children(self.root, "channels"):
+            address = node.get("address")
+            yield Described(name, address.text if address and address.value else name, _says(node))
+
+    def _operations3(self) -> Iterator[Described]:
+        for name, node in _children(self.root, "operations"):
+            reference = node.get("channel")
+            pointer = reference.get("$ref") if reference else None
+            channel = self.channels.get(_last(pointer.text)) if pointer else None
+            if channel is None:
+                self.problems.add(pointer or node, f"operation {name!r} has no channel of this document")
+                continue
+            yield Described(name, channel.address, (*channel.says, *_says(node)))
+
+    def _channels2(self) -> Iterator[Described]:
+        for name, node in _children(self.root, "channels"):
+            inner = [says for verb in ("publish", "subscribe") if (op := node.get(verb)) for says in _says(op)]
+            # two operations that both speak are told apart by their operationId only
+            yield Described(name, name, (*_says(node), *(inner if len(inner) == 1 else ())))
+
+    def _operations2(self) -> Iterator[Described]:
+        for name, node in _children(self.root, "channels"):
+            for verb in ("publish", "subscribe"):
+                operation = node.get(verb)
+                identity = operation.get("operationId") if operation else None
+                if operation and identity:
+                    yield Described(identity.text, name, (*_says(node), *_says(operation)))
+
+    def find(self, consumer: ConsumerSpec) -> Described | None:
+        """What describes this consumer without being named by it."""
+        if consumer.name in self.operations:
+            return self.operations[consumer.name]
+        if len(consumer.filters) != 1:
+            return None
+        return next((one for one in self.channels.values() if one.subject == consumer.filters[0]), None)
+
+    def at(self, pointer: str) -> Described:
+        """What a pointer such as `/channels/usage` means; a `ConfigError` says what there is instead."""
+        parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.strip("/").split("/", 1)]
+        sections: dict[str, dict[str, Described]] = {"channels": self.channels, "operations": self.operations}
+        if len(parts) != 2 or parts[0] not in sections:
+            raise ConfigError(f"#{pointer} is neither #/channels/NAME nor #/operations/NAME")
+        section = sections[parts[0]]
+        if parts[1] not in section:
+            raise ConfigError(f"{self.path} has no {parts[0][:-1]} {parts[1]!r}; {nearest(parts[1], list(section))}")
+        return section[parts[1]]
+
+    def contract(self, described: Described) -> Contract:
+        """The values of all `x-nats-config` that apply."""
+        values: dict[str, Any] = {}
+        for node in described.says:
+            values |= _read(node, self.problems)
+        line = described.says[-1].place.line if described.says else self.root.place.line
+        return Contract(where=f"{self.path.name}:{line}", **values)
+
+
+def _children(root: Node, section: str) -> list[tuple[str, Node]]:
+    node = root.get(section)
+    return [(name, child) for name, child in node.value.items() if child.is_map] if node and node.is_map else []
+
+
+def _says(node: Node) -> tuple[Node, ...]:
+    extension = node.get(EXTENSION)
+    return () if extension is None else (extension,)
+
+
+def _last(pointer: str) -> str:
+    return pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~")
+
+
+def _read(node: Node, problems: Problems) -> dict[str, Any]:
+    """The fields that concern us. Others are somebody else's, unless they look like a slip of ours."""
+    if not node.is_map:
+        problems.add(node, f"expected {', '.join(KNOWN)}, found {node.describe()}")
+        return {}
+    ours = {key: child for key, child in node.value.items() if key in KNOWN or _slip(key)}
+    return read_record(replace(node, value=ours), EXTENSION, FIELDS, problems) or {}
+
+
+def _slip(key: str) -> bool:
+    return nearest(key, list(KNOWN)).startswith("did you mean")
+
+
+class Contracts:
+    """The AsyncAPI documents of one platform file; each is read once."""
+
+    def __init__(self, path: Path, whole: Node | None, problems: Problems) -> None:
+        self.path = path
+        self.problems = problems
+        self.documents: dict[str, Description | None] = {}
+        self.whole = self._document(whole.text, whole.place) if whole is not None else None
+
+    def filled(self, consumer: ConsumerSpec) -> ConsumerSpec:
+        """The consumer with what its document says: kept beside it, and filled in where the file says nothing."""
+        contract = self._contract(consumer)
+        if contract is None:
+            return consumer
+        config = dict(consumer.config)
+        acks_by_time = consumer.ack_policy in ("explicit", "all")
+        if contract.ack_wait is not None and acks_by_time and "backoff" not in config:
+            config.setdefault("ack_wait", contract.ack_wait)
+        if contract.max_deliver is not None and acks_by_time:
+            config.setdefault("max_deliver", contract.max_deliver)
+        return replace(consumer, config=config, dlq=consumer.dlq or contract.dlq_subject, contract=contract)
+
+    def _contract(self, consumer: ConsumerSpec) -> Contract | None:
+        document, described = self.whole, None
+        if consumer.asyncapi:
+            document, described = self._named(consumer)
+        elif document:
+            described = document.find(consumer)
+        if document is None or described is None:
+            return None
+        contract = document.contract(described)
+        document.problems.raise_any()
+        return contract
+
+    def _named(self, consumer: ConsumerSpec) -> tuple[Description | None, Described | None]:
+        file, _, pointer = str(consumer.asyncapi).partition("#")
+        place = Place(consumer.line_of("asyncapi"), 1)
+        document = self._document(file, place) if file else self.whole
+        if document is None:
+            if not file:
+                self.problems.add(place, f"{consumer.asyncapi!r} names no file, and the platform has no `asyncapi:`")
+            return None, None
+        try:
+            return document, document.at(pointer)
+        except ConfigError as exc:
+            self.problems.add(place, str(exc))
+            return document, None
+
+    def _document(self, file: str, place: Place) -> Description | None:
+        if file not in self.documents:
+            path = self.path.parent / file
+            self.documents[file] = Description(path) if path.is_file() else None
+        if self.documents[file] is None:
+            self.problems.add(place, f"there is no AsyncAPI document {str(self.path.parent / file)!r}")
+        return self.documents[file]

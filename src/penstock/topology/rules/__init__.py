@@ -1,0 +1,21 @@
+"""The lint rules, one module a noun."""
+
+from penstock.topology.rules import consumers, contracts, deadletters, delivery, names, origins, pipelines, streams
+from penstock.topology.rules.rule import RULES, Case, Finding, Hit, Rule, Severity
+
+__all__ = [
+    "RULES",
+    "Case",
+    "Finding",
+    "Hit",
+    "Rule",
+    "Severity",
+    "consumers",
+    "contracts",
+    "deadletters",
+    "delivery",
+    "names",
+    "origins",
+    "pipelines",
+    "streams",
+]

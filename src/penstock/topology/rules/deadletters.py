@@ -1,0 +1,162 @@
+"""Rules about dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock import subjects
+from penstock.topology.model import DLQ_PREFIX, DLQ_SUBJECTS, Platform, StreamSpec
+from penstock.topology.rules.consumers import each
+from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
+
+
+def holds_dead_letters(stream: StreamSpec) -> bool:
+    """Whether the stream captures dead letters and nothing else."""
+    return all(subjects.covers(DLQ_SUBJECTS, subject) for subject in stream.subjects)
+
+
+def catcher(platform: Platform, subject: str) -> StreamSpec | None:
+    """The stream that captures this literal subject."""
+    captures = (s for s in platform.streams.values() if subjects.covered(subject, s.config.get("subjects", ())))
+    return next(captures, None)
+
+
+@rule(
+    "D01",
+    Severity.ERROR,
+    "max_deliver without a dead-letter subject",
+    "After the last delivery the server never mentions the message again: without a dead letter it is as good as lost.",
+)
+def needs_dlq(case: Case) -> Iterator[Hit]:
+    for consumer, stream in each(case):
+        limited = (consumer.max_deliver or -1) > 0
+        if limited and not consumer.dlq and consumer.ack_policy != "none" and not holds_dead_letters(stream):
+            domain = consumer.name.split("_")[0]
+            yield at(
+                consumer,
+                "max_deliver",
+                f"consumer {consumer.name!r} gives up after {consumer.max_deliver} deliveries and has no dlq",
+                f"add `dlq: {DLQ_PREFIX}.<domain>.<event>`, such as {DLQ_PREFIX}.{domain}.failed",
+            )
+
+
+@rule(
+    "D02",
+    Severity.ERROR,
+    "nobody captures the dead letters",
+    "Dead letters published to a subject that no stream captures are gone.",
+)
+def captured(case: Case) -> Iterator[Hit]:
+    for consumer in case.platform.consumers.values():
+        if consumer.dlq and not catcher(case.platform, consumer.dlq):
+            yield at(
+                consumer,
+                "dlq",
+                f"no stream captures {consumer.dlq!r}, the dead letters of consumer {consumer.name!r}",
+                f"declare a stream with `subjects: [{DLQ_SUBJECTS}]`, or correct the subject",
+            )
+    for flow in case.platform.pipelines.values():
+        if flow.bad_records and not catcher(case.platform, flow.bad_records):
+            yield at(
+                flow,
+                "bad_records",
+                f"no stream captures {flow.bad_records!r}, the bad records of pipeline {flow.name!r}",
+                f"declare a stream with `subjects: [{DLQ_SUBJECTS}]`, or correct the subject",
+            )
+
+
+@rule(
+    "D03",
+    Severity.WARNING,
+    "unusual dead-letter subject",
+    "Tools find dead letters under `dlq.<domain>.<event>`.",
+)
+def convention(case: Case) -> Iterator[Hit]:
+    for consumer in case.platform.consumers.values():
+        tokens = (consumer.dlq or "").split(".")
+        if consumer.dlq and (tokens[0] != DLQ_PREFIX or len(tokens) != 3):
+            yield at(
+                consumer,
+                "dlq",
+                f"{consumer.dlq!r} is not of the form {DLQ_PREFIX}.<domain>.<event>",
+                "use that form",
+            )
+
+
+@rule(
+    "D04",
+    Severity.ERROR,
+    "publishes into the dead letters",
+    "`dlq.>` is filled when deliveries run out and by nothing else: other messages there cannot be told from failures.",
+)
+def direct(case: Case) -> Iterator[Hit]:
+    for flow in case.platform.pipelines.values():
+        for sink in flow.sinks:
+            if sink.subject and into_dlq(sink.subject):
+                message = f"pipeline {flow.name!r} publishes to {sink.subject!r}"
+                yield at(flow, "to", message, "choose another subject; broken events go to `bad_records:`")
+    for stream in case.platform.streams.values():
+        for key, destination in _destinations(stream):
+            if into_dlq(destination):
+                message = f"{key} of stream {stream.name!r} publishes to {destination!r}"
+                yield at(stream, key, message, "choose another destination")
+
+
+def into_dlq(destination: str) -> bool:
+    """Whether messages for this destination, a subject or a template for one, land among the dead letters."""
+    return destination.split(".")[0] in (DLQ_PREFIX, ">", "*")
+
+
+def _destinations(stream: StreamSpec) -> Iterator[tuple[str, str]]:
+    """Where a stream publishes or renames to, with the key that says so; its own capture of dead letters aside."""
+    if "republish" in stream.config:
+        yield "republish", stream.config["republish"]["dest"]
+    if holds_dead_letters(stream):
+        return
+    if "subject_transform" in stream.config:
+        yield "subject_transform", stream.config["subject_transform"]["dest"]
+    for origin in stream.origins:
+        for transform in origin.config.get("subject_transforms", ()):
+            yield "mirror" if stream.mirror else "sources", transform["dest"]
+
+
+@rule(
+    "D05",
+    Severity.WARNING,
+    "dead letters mixed with events",
+    "A stream that holds events and dead letters expires both together, and a replay can meet its own output.",
+)
+def mixed(case: Case) -> Iterator[Hit]:
+    for stream in case.platform.streams.values():
+        catches = any(subjects.overlap(subject, DLQ_SUBJECTS) for subject in stream.subjects)
+        if catches and not holds_dead_letters(stream):
+            message = f"stream {stream.name!r} captures dead letters together with other subjects"
+            yield at(stream, "subjects", message, f"give `{DLQ_SUBJECTS}` a stream of its own")
+
+
+@rule(
+    "D06",
+    Severity.ERROR,
+    "dead letters come back",
+    "The consumer reads its own dead letters: each failure becomes a new message, without end.",
+)
+def loops(case: Case) -> Iterator[Hit]:
+    for consumer, stream in each(case):
+        if not consumer.dlq or not subjects.covered(consumer.dlq, stream.subjects):
+            continue
+        if not consumer.filters or subjects.covered(consumer.dlq, consumer.filters):
+            message = f"consumer {consumer.name!r} reads {consumer.dlq!r}, where its own dead letters go"
+            yield at(consumer, "dlq", message, "leave dlq out of a consumer of dead letters")
+
+
+@rule(
+    "D07",
+    Severity.WARNING,
+    "dead letters never written",
+    "Without a `max_deliver` a message that always fails is delivered for ever and never becomes a dead letter.",
+)
+def unreachable(case: Case) -> Iterator[Hit]:
+    for consumer in case.platform.consumers.values():
+        if consumer.dlq and (consumer.max_deliver or -1) <= 0:
+            message = f"consumer {consumer.name!r} has a dlq and no max_deliver"
+            yield at(consumer, "dlq", message, "add `max_deliver:`")

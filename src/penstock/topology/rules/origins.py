@@ -1,0 +1,176 @@
+"""Rules about sources and mirrors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from penstock.topology.document import nearest
+from penstock.topology.model import Platform, SourceSpec, StreamSpec
+from penstock.topology.rules.rule import Case, Hit, Severity, rule
+
+MOVED = ("opt_start_seq", "opt_start_time", "filter_subject")
+"""Fields that belong to the consumer once it is the user's own."""
+
+
+def each(case: Case) -> Iterator[tuple[StreamSpec, SourceSpec]]:
+    """Every source and mirror with its stream."""
+    for stream in case.platform.streams.values():
+        for origin in stream.origins:
+            yield stream, origin
+
+
+def at(stream: StreamSpec, origin: SourceSpec, message: str, fix: str) -> Hit:
+    key = "mirror" if stream.mirror else "sources"
+    return Hit(message, fix, origin.line, f"streams.{stream.name}.{key}", stream.ignore)
+
+
+def local(platform: Platform, origin: SourceSpec) -> StreamSpec | None:
+    """The origin where this file declares it."""
+    return None if origin.is_external else platform.streams.get(origin.name)
+
+
+@rule(
+    "O01",
+    Severity.ERROR,
+    "ephemeral source over workqueue or interest",
+    "Such a stream deletes what its reader has taken. An ephemeral reader takes without waiting for the copy: what is "
+    "lost on the way is lost. Newer servers make a durable with a random name, which nobody can find or move.",
+)
+def ephemeral(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        source = local(case.platform, origin)
+        if source and source.retention != "limits" and not origin.consumer:
+            yield at(
+                stream,
+                origin,
+                f"stream {stream.name!r} reads the {source.retention} stream {source.name!r} without a durable",
+                f"add `consumer: {{name: {stream.name.lower()}-{source.name.lower()}, server_managed: true}}`",
+            )
+
+
+@rule(
+    "O02",
+    Severity.ERROR,
+    "start or filter beside a consumer of your own",
+    "The server refuses it: a consumer that you make yourself holds its own start and filter.",
+)
+def moved_fields(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        extra = [key for key in MOVED if key in origin.config]
+        if origin.consumer and not origin.server_managed and extra:
+            yield at(
+                stream,
+                origin,
+                f"the source {origin.name!r} of {stream.name!r} has {', '.join(extra)} and a consumer of your own",
+                "move it to the consumer, or write `server_managed: true`",
+            )
+
+
+@rule(
+    "O03",
+    Severity.ERROR,
+    "the source's consumer does not fit",
+    "A source can only read through a consumer of its origin with `ack_policy: flow_control` that delivers where the "
+    "source listens.",
+)
+def fitting_consumer(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        source = local(case.platform, origin)
+        if source and origin.consumer and not origin.server_managed:
+            for fault in _misfits(case.platform, origin):
+                message = (
+                    f"the source {origin.name!r} of {stream.name!r} reads through {origin.consumer.name!r}: {fault}"
+                )
+                yield at(stream, origin, message, "correct the consumer, or write `server_managed: true`")
+
+
+def _misfits(platform: Platform, origin: SourceSpec) -> Iterator[str]:
+    assert origin.consumer is not None
+    declared = platform.consumers.get(origin.consumer.name)
+    if declared is None:
+        yield "it is not declared under consumers"
+        return
+    if declared.stream != origin.name:
+        yield f"it belongs to stream {declared.stream!r}"
+    if declared.ack_policy != "flow_control":
+        yield f"its ack_policy is {declared.ack_policy}, not flow_control"
+    if declared.config.get("deliver_subject") != origin.consumer.deliver_subject:
+        yield "its deliver_subject is another one"
+
+
+@rule(
+    "O04",
+    Severity.WARNING,
+    "unknown origin",
+    "The server accepts a source that does not exist, and waits for it without a word.",
+)
+def unknown_origin(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        if not origin.is_external and origin.name not in case.platform.streams:
+            hint = nearest(origin.name, list(case.platform.streams))
+            yield at(
+                stream,
+                origin,
+                f"stream {stream.name!r} reads {origin.name!r}, which is not declared here; {hint}",
+                "declare it, correct the name, or say in which `domain:` it lives",
+            )
+
+
+@rule(
+    "O05",
+    Severity.ERROR,
+    "streams in a circle",
+    "The server refuses sources and mirrors that lead back to where they started.",
+)
+def circles(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        if stream.name in _upstream(case.platform, origin):
+            message = f"stream {stream.name!r} reads {origin.name!r}, which leads back to {stream.name!r}"
+            yield at(stream, origin, message, "take one source out of the circle")
+
+
+def _upstream(platform: Platform, origin: SourceSpec) -> set[str]:
+    """Every stream of this file that flows into the origin, the origin included."""
+    seen: set[str] = set()
+    ahead = [origin]
+    while ahead:
+        source = local(platform, ahead.pop())
+        if source and source.name not in seen:
+            seen.add(source.name)
+            ahead.extend(source.origins)
+    return seen
+
+
+@rule(
+    "O06",
+    Severity.ERROR,
+    "filter and transforms together",
+    "The server takes a `filter_subject` or `subject_transforms`, for a transform filters too.",
+)
+def two_filters(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        if "filter_subject" in origin.config and origin.config.get("subject_transforms"):
+            message = f"the source {origin.name!r} of {stream.name!r} has a filter_subject and subject_transforms"
+            yield at(stream, origin, message, "say the filter as `from:` of a transform")
+
+
+@rule(
+    "O07",
+    Severity.ERROR,
+    "one consumer for two sources",
+    "Each source needs a consumer of its own: two readers of one consumer each get half.",
+)
+def shared_consumer(case: Case) -> Iterator[Hit]:
+    pairs = [(stream, origin) for stream, origin in each(case) if origin.consumer]
+    used = Counter(_consumer_key(origin) for _, origin in pairs)
+    for stream, origin in pairs:
+        if used[_consumer_key(origin)] > 1:
+            assert origin.consumer is not None
+            message = f"consumer {origin.consumer.name!r} of {origin.name!r} serves more than one source"
+            yield at(stream, origin, message, "give each source a consumer of its own")
+
+
+def _consumer_key(origin: SourceSpec) -> tuple[str, str, str]:
+    assert origin.consumer is not None
+    return origin.consumer.name, origin.name, str(origin.config.get("external", {}).get("api", ""))

@@ -1,0 +1,110 @@
+"""What a lint rule is: a pure function from the platform to the places that break it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock.topology.lock import Lock
+from penstock.topology.model import ConsumerSpec, PipelineSpec, Platform, StreamSpec
+
+Spec = StreamSpec | ConsumerSpec | PipelineSpec
+
+
+class Severity(StrEnum):
+    """How bad a finding is, worst first."""
+
+    ERROR = "error"
+    """The server refuses it, or messages are lost or repeated."""
+    WARNING = "warning"
+    """It works until something else goes wrong."""
+    INFO = "info"
+    """Worth knowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the rules look at."""
+
+    platform: Platform
+    lock: Lock | None = None
+    """The names seen before; None when there is no lock file yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One place that breaks a rule."""
+
+    message: str
+    fix: str
+    line: int
+    path: str
+    """Where in the file, as keys: `consumers.relay.ack_wait`."""
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    """Codes that the owner of this place has said do not apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing `lint` has to say."""
+
+    code: str
+    severity: Severity
+    message: str
+    fix: str
+    line: int
+    path: str
+
+    def to_json(self) -> dict[str, str | int]:
+        return {
+            "code": self.code,
+            "severity": self.severity.value,
+            "message": self.message,
+            "fix": self.fix,
+            "line": self.line,
+            "path": self.path,
+        }
+
+
+Check = Callable[[Case], Iterable[Hit]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule with its code; the code never changes its meaning."""
+
+    code: str
+    severity: Severity
+    title: str
+    """What is wrong, in a few words."""
+    why: str
+    """What happens if it stays, for the reference."""
+    check: Check
+
+    def findings(self, case: Case) -> Iterable[Finding]:
+        for hit in self.check(case):
+            if self.code not in hit.ignore:
+                yield Finding(self.code, self.severity, hit.message, hit.fix, hit.line, hit.path)
+
+
+RULES: dict[str, Rule] = {}
+"""Every rule by its code; filled when the modules of this package are imported."""
+
+
+def rule(code: str, severity: Severity, title: str, why: str) -> Callable[[Check], Check]:
+    """Register a check under a code."""
+
+    def register(check: Check) -> Check:
+        assert code not in RULES, f"two lint rules have the code {code}"
+        RULES[code] = Rule(code, severity, title, why, check)
+        return check
+
+    return register
+
+
+def at(spec: Spec, key: str | None, message: str, fix: str) -> Hit:
+    """A hit at a key of a stream, consumer or pipeline, or at the thing itself."""
+    section = {StreamSpec: "streams", ConsumerSpec: "consumers", PipelineSpec: "pipelines"}[type(spec)]
+    path = f"{section}.{spec.name}" + (f".{key}" if key else "")
+    return Hit(message, fix, spec.line_of(key) if key else spec.line, path, spec.ignore)
