@@ -15,8 +15,7 @@ from penstock.publish.fast import BlockingFastIngest, FastIngest
 from penstock.publish.ingest import IngestOptions, Lost
 from penstock.publish.interruptions import FastIngestDisabled, IngestGap, MessageRefused, WrongStream
 from penstock.settings import Settings
-from penstock.testing import eventually_async
-from penstock.testing.proxy import LossyProxy
+from penstock.testing import LossyProxy, eventually_async, stream_data
 
 
 def fast(settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options) -> FastIngest:
@@ -35,11 +34,7 @@ async def make_stream(settings: Settings, name: str = "S", **config) -> None:
 
 async def contents(settings: Settings, name: str = "S") -> list[bytes]:
     """The data of every message in the stream, in order."""
-    async with connect(settings) as broker:
-        state = (await broker.jetstream.stream_info(name)).state
-        sequences = range(max(1, state.first_seq), state.last_seq + 1)
-        found = [await broker.jetstream.get_message(name, seq) for seq in sequences]
-    return [message.data for message in found]
+    return await asyncio.to_thread(stream_data, settings, name)
 
 
 def numbered(count: int, start: int = 1) -> list[bytes]:

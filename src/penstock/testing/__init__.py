@@ -6,7 +6,9 @@ Installing the package registers its pytest fixtures: a test that takes `nats_se
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
+from penstock.testing.contents import stream_data, stream_messages
 from penstock.testing.polling import eventually, eventually_async
+from penstock.testing.proxy import LossyProxy
 from penstock.testing.servers import Certificates, LeafPair, issue_certificates, leaf_pair
 
 __all__ = [
@@ -14,8 +16,11 @@ __all__ = [
     "EmbeddedCluster",
     "EmbeddedServer",
     "LeafPair",
+    "LossyProxy",
     "eventually",
     "eventually_async",
     "issue_certificates",
     "leaf_pair",
+    "stream_data",
+    "stream_messages",
 ]
