@@ -1,0 +1,166 @@
+"""Messages into typed events, and what cannot be read into bad records with the reason.
+
+A record is bad when its body does not parse, holds a value of another type than the schema says, or lacks a field that
+the schema calls `NOT NULL` or that the pipeline needs as its dedupe key. A field that the schema does not know is
+passed over, so that producers may add some; a nullable field that is absent is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+
+from penstock.errors import ConfigError
+from penstock.topology.model import PipelineEvent
+
+MESSAGE = "jetstream"
+"""The struct column beside an event's own ones: the stream, subject, sequence, timestamp and headers it came with."""
+ARRIVED = "__arrived"
+"""The stream's timestamp as a column of its own while it carries the watermark."""
+EVENT = "__event"
+
+
+class Format(Protocol):
+    """One way to write an event as bytes."""
+
+    schema: StructType
+
+    def column(self, data: Column) -> Column:
+        """The event as a struct; null when the body cannot be read as one."""
+
+    def explain(self, body: bytes) -> str | None:
+        """Why the body cannot be read; None when it can. Runs on executors, for bad records only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The two halves of what was read: every message is in exactly one of them."""
+
+    events: DataFrame
+    """The event's columns, `jetstream`, and `__arrived`."""
+    bad: DataFrame | None
+    """The columns of the source and `reason`; None when nothing can be bad."""
+
+
+def decode(messages: DataFrame, event: PipelineEvent, folder: Path, key: str | None = None) -> Decoded:
+    """Split messages (the columns of format `jetstream`) into events and bad records.
+
+    `folder` is where schema files lie; `key` is a field without which an event is bad. Without a schema the events are
+    the messages as they are, with `data` as text for format `text`.
+    """
+    if event.format == "text":
+        return _text(messages, key)
+    if event.schema is None or event.format == "binary":
+        return Decoded(messages.withColumn(ARRIVED, F.col("timestamp")), None)
+    return _typed(messages, format_of(event, folder), key)
+
+
+def format_of(event: PipelineEvent, folder: Path) -> Format:
+    """The format an `event:` block asks for, with its schema read."""
+    assert event.schema is not None, "decode() takes messages without a schema as they are"
+    match event.format:
+        case "json":
+            from penstock.spark.json_events import JsonFormat
+
+            return JsonFormat(_json_schema(event.schema, folder))
+        case "avro":
+            from penstock.spark.avro_events import AvroFormat
+
+            return AvroFormat(_file(event.schema, folder).read_text(encoding="utf-8"))
+        case "protobuf":
+            from penstock.spark.protobuf_events import ProtobufFormat
+
+            return ProtobufFormat(_file(event.schema, folder).read_bytes(), event.message)
+    raise ConfigError(f"event format {event.format!r} is not known; write json, avro, protobuf, text or binary")
+
+
+def _typed(messages: DataFrame, form: Format, key: str | None) -> Decoded:
+    if MESSAGE in form.schema.names:
+        raise ConfigError(f"the schema has a field {MESSAGE!r}, which is where the message's own columns go; rename it")
+    required = [*required_fields(form.schema), *([key] if key else [])]
+    read = messages.withColumn(EVENT, form.column(F.col("data")))
+    is_good = F.col(EVENT).isNotNull()
+    for path in required:
+        is_good &= F.col(f"{EVENT}.{path}").isNotNull()
+    about = F.struct("stream", "subject", "sequence", "timestamp", "headers").alias(MESSAGE)
+    fields = [F.col(f"{EVENT}.`{name}`") for name in form.schema.names]
+    good = read.where(is_good).select(*fields, about, F.col("timestamp").alias(ARRIVED))
+    return Decoded(good, read.where(~is_good).withColumn("reason", _reason(form, required)).drop(EVENT))
+
+
+def _reason(form: Format, required: list[str]) -> Column:
+    """The reason, worked out in Python: only bad records pay for it."""
+    explain = F.udf(form.explain, StringType(), useArrow=False)
+    missing: Column = F.lit(f"the body does not fit the schema {form.schema.simpleString()[:500]}")
+    for path in reversed(required):
+        missing = F.when(F.col(f"{EVENT}.{path}").isNull(), F.lit(f"field {path} is missing")).otherwise(missing)
+    return F.when(F.col(EVENT).isNull(), F.coalesce(explain("data"), missing)).otherwise(missing)
+
+
+def _text(messages: DataFrame, key: str | None) -> Decoded:
+    if key not in (None, *messages.columns):
+        raise ConfigError(f"dedupe key {key!r}: events of format text have the columns {', '.join(messages.columns)}")
+    is_text = F.is_valid_utf8("data")
+    good = messages.where(is_text).withColumn("data", F.col("data").cast("string"))
+    bad = messages.where(~is_text).withColumn("reason", F.lit("the body is not UTF-8"))
+    return Decoded(good.withColumn(ARRIVED, F.col("timestamp")), bad)
+
+
+def required_fields(schema: StructType, prefix: str = "") -> Iterator[str]:
+    """The paths of the fields that are `NOT NULL`, outermost first."""
+    for field in schema.fields:
+        path = f"{prefix}`{field.name}`" if "." in field.name else f"{prefix}{field.name}"
+        if not field.nullable:
+            yield path
+        if isinstance(field.dataType, StructType):
+            yield from required_fields(field.dataType, f"{path}.")
+        elif _requires_inside(field.dataType):
+            raise ConfigError(f"field {path}: NOT NULL inside an array or a map is not checked; leave it out there")
+
+
+def _requires_inside(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return any(not field.nullable or _requires_inside(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _requires_inside(kind.elementType)
+    return isinstance(kind, MapType) and _requires_inside(kind.valueType)
+
+
+def _json_schema(schema: str, folder: Path) -> StructType:
+    """A schema written as Spark writes columns, in place or in a file; or Spark's own JSON form in a file."""
+    text = schema if _is_ddl(schema) else _file(schema, folder).read_text(encoding="utf-8")
+    if text.lstrip().startswith("{"):
+        import json
+
+        return StructType.fromJson(json.loads(text))
+    return _parsed(text)
+
+
+def _parsed(ddl: str) -> StructType:
+    from pyspark.errors import PySparkException
+
+    try:
+        parsed: Any = StructType.fromDDL(ddl)
+    except PySparkException as exc:
+        raise ConfigError(f"event schema {ddl!r} is not a Spark schema: {exc.getCondition() or exc}") from exc
+    if not isinstance(parsed, StructType):
+        raise ConfigError(f"event schema {ddl!r}: write columns, such as `event_id string, amount double`")
+    return parsed
+
+
+def _is_ddl(schema: str) -> bool:
+    """A column has a name and a type, so a schema has a space; a file name is one word."""
+    return len(schema.split()) > 1
+
+
+def _file(name: str, folder: Path) -> Path:
+    path = folder / name
+    if not path.is_file():
+        raise ConfigError(f"event schema: there is no file {str(path)!r}")
+    return path

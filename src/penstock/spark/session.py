@@ -1,0 +1,100 @@
+"""The Spark session of a pipeline: its settings in one place, and the package on its executors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+import penstock
+from penstock.errors import ConfigError
+from penstock.spark.json_events import ALL_OR_NOTHING
+
+LOCAL_THREADS = 4
+"""A local pipeline shuffles between no more tasks than this: it keeps its state in as many files a batch."""
+
+ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",  # a window of an hour is the same hour on every machine
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+    ALL_OR_NOTHING[0]: ALL_OR_NOTHING[1],
+}
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+}
+
+
+def session(
+    name: str, master: str | None = "local[*]", settings: Mapping[str, str] | None = None, verbose: bool = False
+) -> SparkSession:
+    """The process's Spark session, started if there is none. `master` None: whatever spark-submit said.
+
+    With executors on other machines, this package is sent to them; what it needs (`pip install penstock[spark]` brings
+    it) must be installed there.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    if master:
+        builder = builder.master(master)
+    for key, value in {**defaults(master, verbose), **(settings or {})}.items():
+        builder = builder.config(key, value)
+    try:
+        made = builder.getOrCreate()
+    except PySparkRuntimeError as exc:
+        if exc.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise ConfigError("Spark did not start: it needs Java 17 or newer; is JAVA_HOME right?") from exc
+        raise
+    if verbose:
+        made.sparkContext.setLogLevel("WARN")
+    if not is_local(made.conf.get("spark.master") or "local"):
+        ship(made)
+    return made
+
+
+def defaults(master: str | None, verbose: bool = False) -> dict[str, str]:
+    """The settings for a master, before the user's own."""
+    chosen = dict(ALWAYS)
+    if master is None:
+        return chosen
+    if not verbose:
+        chosen["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_log_config()}"
+    if is_local(master):
+        chosen |= LOCAL
+        chosen["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, LOCAL_THREADS))
+    return chosen
+
+
+def is_local(master: str) -> bool:
+    """Whether everything runs in the driver's process and its Python children."""
+    return master == "local" or master.startswith("local[")
+
+
+def ship(spark: SparkSession, extra: Iterable[Path] = ()) -> None:
+    """Send this package, and Python files or folders besides, to every executor, now and later ones."""
+    archive = Path(tempfile.mkdtemp(prefix="penstock-")) / "penstock.zip"
+    spark.sparkContext.addPyFile(str(package_archive(archive, extra)))
+
+
+def package_archive(target: Path, extra: Iterable[Path] = ()) -> Path:
+    """Write this package as a zip that Python can import from, for `--py-files`."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for root in (Path(penstock.__file__).parent, *extra):
+            for file in [root] if root.is_file() else sorted(root.rglob("*")):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    archive.write(file, file.relative_to(root.parent))
+    return target
+
+
+def _log_config() -> Path:
+    with resources.as_file(resources.files("penstock.spark") / "log4j2.properties") as path:
+        return path
