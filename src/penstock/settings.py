@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -49,6 +50,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.servers:
             raise ConfigError("no servers given: name at least one, such as nats://127.0.0.1:4222")
+        for server in self.servers:
+            _check_url(server)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key go together: give both, or neither")
         logins = [name for name in ("credentials", "user", "token") if getattr(self, name)]
@@ -145,6 +148,16 @@ def _flag(name: str, value: Any) -> bool:
     if (text := str(value).lower()) not in known:
         raise ConfigError(f"{name} is true or false, not {value!r}")
     return known[text]
+
+
+def _check_url(server: str) -> None:
+    try:
+        parts = urlsplit(_url(server))
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or out of range
+        named = False
+    if not named:
+        raise ConfigError(f"servers: {server!r} is not a server URL such as {DEFAULT_SERVER}")
 
 
 def _url(server: str) -> str:

