@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock import errors
-from penstock.broker.codes import api_error
+from penstock.broker.codes import refusal
 
 SAMPLES: dict[str, object] = {"int": 3, "float": 1.5, "str": "text", "tuple[str, ...]": ("a", "b")}
 
@@ -75,11 +75,11 @@ def test_every_error_survives_pickling_with_all_it_carries(kind: type[errors.Pen
     ],
 )
 def test_a_server_error_number_becomes_its_class(code: int, err_code: int, kind: type[errors.PenstockError]) -> None:
-    error = api_error("do it", {"code": code, "err_code": err_code, "description": "the server's words"})
+    error = refusal("do it", {"code": code, "err_code": err_code, "description": "the server's words"})
     assert type(error) is kind
     assert "the server's words" in str(error)
     assert "do it" in str(error)
 
 
 def test_an_error_without_numbers_is_still_an_error() -> None:
-    assert type(api_error("do it", {})) is errors.ApiError
+    assert type(refusal("do it", {})) is errors.ApiError

@@ -16,7 +16,7 @@ OWNERS = {
     "click": {"cli"},
     "rich": {"cli"},
     "numba": {"wire"},
-    "yaml": {"topology", "settings"},
+    "yaml": {"topology", "settings", "cli"},
     "pytest": {"testing"},
     "trustme": {"testing"},
 }

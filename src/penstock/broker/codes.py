@@ -73,11 +73,16 @@ BY_CODE: Mapping[int, type[errors.ApiError]] = {
 }
 
 
-def api_error(what: str, raw: Mapping[str, object]) -> errors.PenstockError:
-    """The error for the `error` object of an API answer; `what` says what was asked, of which resource."""
+def api_error(what: str, raw: Mapping[str, object]) -> errors.ApiError:
+    """The error for the `error` object of an answer; `what` says what was asked, of which resource."""
     code, err_code = int(str(raw.get("code", 0))), int(str(raw.get("err_code", 0)))
-    description = str(raw.get("description", "no description"))
-    if err_code in DISABLED:
-        return errors.JetStreamDisabled(f"this server for this account ({description}; asked: {what})")
     kind = BY_ERR_CODE.get(err_code) or BY_CODE.get(code, errors.ApiError)
-    return kind(what, code, err_code, description)
+    return kind(what, code, err_code, str(raw.get("description", "no description")))
+
+
+def refusal(what: str, raw: Mapping[str, object]) -> errors.PenstockError:
+    """`api_error` for a request to the JetStream API, where the "no" may come from there being no JetStream."""
+    error = api_error(what, raw)
+    if error.err_code in DISABLED:
+        return errors.JetStreamDisabled(f"this server for this account ({error.description}; asked: {what})")
+    return error

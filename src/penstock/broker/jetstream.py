@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from penstock import retry
 from penstock.broker import codes, features
-from penstock.broker.codes import api_error
 from penstock.broker.model import (
     AccountInfo,
     ConsumerInfo,
@@ -254,7 +253,7 @@ class JetStream:
             raise DeadlineExceeded(what, self.timeout) from exc
         answer: Json = json.loads(raw)
         if error := answer.get("error"):
-            raise api_error(what, error)
+            raise codes.refusal(what, error)
         return answer
 
     async def _repeat(self, what: str, verb: str, body: Json | None, retry_on: Callable[[BaseException], bool]) -> Json:
