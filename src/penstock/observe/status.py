@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo
+from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
 from penstock.broker.model import parse_time
 from penstock.errors import MessageNotFound, NotFound
 
 T = TypeVar("T")
-
-DLQ_KEY = "penstock.dlq"
-SERVICE_KEY = "penstock.service"
-"""Metadata keys under which `apply` leaves a consumer's dead-letter subject and service on the server."""
 
 ABANDONED_SUBJECT = "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED."
 AT_ONCE = 32
@@ -191,8 +187,8 @@ def _stream_status(info: StreamInfo) -> StreamStatus:
 
 
 def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str, int]) -> ConsumerStatus:
-    metadata = info.config.get("metadata") or {}
-    dlq = metadata.get(DLQ_KEY)
+    described = info.config.get("metadata") or {}
+    dlq = described.get(metadata.DLQ)
     limit = info.config.get("max_ack_pending", -1)
     # The server's clock on both sides: ours may be off.
     now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
@@ -200,7 +196,7 @@ def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str
         stream=info.stream,
         name=info.name,
         filters=info.filters,
-        service=metadata.get(SERVICE_KEY),
+        service=described.get(metadata.SERVICE),
         lag_messages=info.unprocessed,
         lag=max(now - oldest, timedelta()) if oldest else timedelta(),
         ack_pending=info.ack_pending,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from penstock.broker import metadata
 from penstock.broker.model import Json
 from penstock.topology import ownership
 from penstock.topology.ownership import NESTED
@@ -44,7 +45,7 @@ def differences(desired: Json, actual: Json) -> list[FieldChange]:
 
 def _taken_out(wanted: Json, actual: Json) -> set[str]:
     """Fields that the file declared last time, and no longer does. Whoever does not own the resource knows of none."""
-    if f"metadata.{ownership.DECLARED}" not in wanted:
+    if f"metadata.{metadata.DECLARED}" not in wanted:
         return set()
     before = {FILTER if name == "filter_subject" else name for name in ownership.declared(actual)}
     return before - set(wanted)

@@ -7,10 +7,10 @@ default back, while a field that somebody else set, and no file ever named, is l
 
 from __future__ import annotations
 
+from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, SERVICE
 from penstock.broker.model import Json
+from penstock.topology.model import ConsumerSpec
 
-PLATFORM = "penstock.platform"
-DECLARED = "penstock.declared"
 NESTED = ("metadata", "consumer_limits")
 """Fields that are owned and compared key by key, as `metadata.KEY`: only the keys that are declared count."""
 IDENTITY = frozenset({"name", "durable_name"})
@@ -34,6 +34,13 @@ def marked(config: Json, platform: str, actual: Json | None = None) -> Json:
         return config
     marks = {PLATFORM: platform, DECLARED: " ".join(sorted(_names(config)))}
     return {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
+
+
+def described(spec: ConsumerSpec) -> Json:
+    """The consumer's configuration with what the server would not know otherwise, so that `status` can show it."""
+    known = {SERVICE: spec.service, DLQ: spec.dlq, OWNER: spec.owner, PURPOSE: spec.purpose}
+    told = {key: value for key, value in known.items() if value}
+    return {**spec.config, "metadata": {**(spec.config.get("metadata") or {}), **told}} if told else spec.config
 
 
 def _names(config: Json) -> set[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.topology import ownership
 from penstock.topology.model import Platform
 
 STREAM = "stream"
@@ -49,7 +50,9 @@ class Desired:
     def of(cls, platform: Platform) -> Self:
         """What the platform file declares, in the order of the file."""
         streams: Configs = {Resource(name): spec.config for name, spec in platform.streams.items()}
-        consumers = {Resource(spec.stream, name): spec.config for name, spec in platform.consumers.items()}
+        consumers = {
+            Resource(spec.stream, name): ownership.described(spec) for name, spec in platform.consumers.items()
+        }
         return cls(platform.name, {**streams, **consumers})
 
 

@@ -1,0 +1,16 @@
+"""Metadata keys under which Penstock leaves what it knows on the server, for everyone who looks there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PLATFORM: Final = "penstock.platform"
+"""The platform that made or adopted the resource; only that platform may prune it."""
+DECLARED: Final = "penstock.declared"
+"""The fields that the platform declared last time."""
+SERVICE: Final = "penstock.service"
+"""The service that reads through a consumer."""
+DLQ: Final = "penstock.dlq"
+"""Where a consumer's dead letters go."""
+OWNER: Final = "penstock.owner"
+PURPOSE: Final = "penstock.purpose"
