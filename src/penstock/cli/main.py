@@ -48,6 +48,7 @@ def penstock(ctx: click.Context, /, **connection: Any) -> None:
 
     \b
     Example:
+      penstock quickstart
       penstock --servers nats://127.0.0.1:4222 status
     """
     ctx.obj = Context(connection=connection)
