@@ -57,3 +57,21 @@ async def retrying(
                 raise
             await asyncio.sleep(delay)
     raise AssertionError("delays() never ends")
+
+
+def retrying_blocking(
+    call: Callable[[], T],
+    within: float,
+    backoff: Backoff | None = None,
+    retry_on: Callable[[BaseException], bool] = is_retryable,
+) -> T:
+    """`retrying` for blocking code."""
+    deadline = time.monotonic() + within
+    for delay in (backoff or Backoff()).delays():
+        try:
+            return call()
+        except PenstockError as exc:
+            if not retry_on(exc) or time.monotonic() + delay >= deadline:
+                raise
+            time.sleep(delay)
+    raise AssertionError("delays() never ends")

@@ -1,1 +1,43 @@
-"""Atomic batches and fast ingest."""
+"""Atomic batches and fast ingest: all or nothing, and at the server's speed."""
+
+from penstock.publish.atomic import AtomicBatch, ChunkedBatch, Publisher
+from penstock.publish.batch import Batch
+from penstock.publish.blocking import BlockingBatch, BlockingPublisher
+from penstock.publish.errors import (
+    BadId,
+    BatchOutcomeUnknown,
+    BatchRejected,
+    DuplicateId,
+    Gap,
+    NobodyListens,
+    NotEnabled,
+    TimedOut,
+    TooLarge,
+    TooManyInFlight,
+    UnsupportedHeader,
+    WrongSequence,
+)
+from penstock.publish.model import BatchAck, BatchRef
+
+__all__ = [
+    "AtomicBatch",
+    "BadId",
+    "Batch",
+    "BatchAck",
+    "BatchOutcomeUnknown",
+    "BatchRef",
+    "BatchRejected",
+    "BlockingBatch",
+    "BlockingPublisher",
+    "ChunkedBatch",
+    "DuplicateId",
+    "Gap",
+    "NobodyListens",
+    "NotEnabled",
+    "Publisher",
+    "TimedOut",
+    "TooLarge",
+    "TooManyInFlight",
+    "UnsupportedHeader",
+    "WrongSequence",
+]

@@ -63,6 +63,8 @@ class Connection:
         self._name = name
         self._echo = echo
         self._shuffle = shuffle
+        self.opened = 0
+        """How often it was opened: another number is another connection, without the subscriptions of the last."""
         self._cluster: tuple[login.Endpoint, ...] = ()
         self._socket: socket.socket | None = None
         self._session: Session | None = None
@@ -95,6 +97,7 @@ class Connection:
                 failures.append(exc)
                 continue
             self._cluster = login.discovered(known, endpoint, self.info.connect_urls)
+            self.opened += 1
             return
         raise unreachable(candidates, failures)
 

@@ -1,0 +1,370 @@
+"""Atomic batches from asyncio: all messages of a batch are stored next to each other, or none.
+
+async with await Publisher.connect(settings) as publisher:
+    async with publisher.atomic("BILLING") as batch:
+        await batch.add("billing.charge", b"…")
+        await batch.add("billing.balance", b"…", expected_last_subject_sequence=7)
+    print(batch.ack.sequences)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Literal, Self, overload
+
+from penstock.broker.jetstream import JetStream
+from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
+from penstock.publish import outcome
+from penstock.publish.batch import Batch, drop, new_id
+from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
+from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
+from penstock.publish.streams import KnownStream, KnownStreams
+from penstock.retry import retrying
+from penstock.settings import Settings
+from penstock.wire import aio, frames
+from penstock.wire.headers import Headers
+
+IN_FLIGHT = 16
+"""Batches that one publisher has under way on one stream; the server takes 50 from all publishers together."""
+PATIENCE = 30.0
+"""Seconds for which a batch is tried again while the server has too many under way."""
+FIRST_ANSWER = 1.0
+"""Seconds to wait for the answer to the first member when the last one was refused: it comes before that."""
+
+
+class Publisher:
+    """Publishes atomic batches over one connection; any number of tasks may use it.
+
+    It needs the permission to read stream information: what a stream allows, and where it stands. A connection that
+    is found lost before anything of a batch is sent is opened again; lost later, the batch raises.
+    """
+
+    def __init__(self, connection: aio.Connection, *, in_flight: int = IN_FLIGHT, patience: float = PATIENCE) -> None:
+        self.connection = connection
+        self.patience = patience
+        settings = connection.settings
+        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self._in_flight = in_flight
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._streams = KnownStreams()
+        self._opening = asyncio.Lock()
+
+    @classmethod
+    async def connect(cls, settings: Settings, *, in_flight: int = IN_FLIGHT, patience: float = PATIENCE) -> Self:
+        """A publisher with a connection of its own, closed with it."""
+        return cls(await aio.connect(settings, name="penstock publisher"), in_flight=in_flight, patience=patience)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @overload
+    def atomic(
+        self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: Literal[False] = False
+    ) -> AtomicBatch: ...
+
+    @overload
+    def atomic(
+        self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: Literal[True]
+    ) -> ChunkedBatch: ...
+
+    def atomic(
+        self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: bool = False
+    ) -> AtomicBatch | ChunkedBatch:
+        """A batch for one stream: `async with` commits it, an exception inside drops it and nothing is stored.
+
+        It takes at most 1,000 messages; the next raises `TooLarge` before anything is sent. With `chunked` it takes
+        any number, in chunks of 1,000, and **each chunk is atomic by itself, the whole is not**.
+
+        `batch_id` must not have been used on this stream before, or `resolve` may find the earlier batch. `eob`
+        commits with an extra message that is not stored, so that `flush` sends all that was added.
+        """
+        if chunked:
+            return ChunkedBatch(self, stream, batch_id or new_id(), eob)
+        return AtomicBatch(self, Batch(stream, batch_id, eob))
+
+    async def publish_batch(
+        self,
+        stream: str,
+        subjects: str | Sequence[str],
+        payloads: Sequence[bytes],
+        *,
+        headers: Sequence[Headers | None] | None = None,
+        message_id: str | None = None,
+        batch_id: str | None = None,
+    ) -> BatchAck:
+        """Publish prepared messages as one batch, with little work for each; see `Batch.extend`."""
+        batch = AtomicBatch(self, Batch(stream, batch_id))
+        batch.content.extend(subjects, payloads, headers, message_id)
+        return await batch.commit()
+
+    async def resolve(self, ref: BatchRef, *, settle: float = outcome.SETTLE) -> BatchAck | None:
+        """Find out whether a batch whose answer was lost is stored: its ack, or None when it is not and never will be.
+
+        The server drops the batch first, in case it still waits for the rest of it. A batch that is not in the stream
+        is looked for once more after `settle` seconds: the server may have received bytes on a connection that is lost
+        by now, and not read them yet. Raises `BatchOutcomeUnknown` when messages were removed from the stream
+        meanwhile that could have been the batch.
+        """
+        await self._ready()
+        reply = self.connection.inbox()
+        await self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
+        await self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
+        ack = await outcome.look(self.jetstream, ref)
+        if ack is None and settle:
+            await asyncio.sleep(settle)
+            ack = await outcome.look(self.jetstream, ref)
+        return ack
+
+    # -- for the batches -------------------------------------------------------------------------------------------
+
+    async def _ready(self) -> None:
+        """Have an open connection."""
+        async with self._opening:
+            if not self.connection.connected:
+                await self.connection.reconnect()
+
+    async def _known(self, batch: Batch) -> KnownStream:
+        if known := self._streams.recent(batch.stream, time.monotonic()):
+            return known
+        info = await self.jetstream.stream_info(batch.stream)
+        return self._streams.learn(info, batch.batch_id, time.monotonic())
+
+    async def _take_slot(self, batch: Batch) -> asyncio.Semaphore:
+        """One of the places for batches under way on this stream; the caller releases it."""
+        slots = self._slots.setdefault(batch.stream, asyncio.Semaphore(self._in_flight))
+        try:
+            await asyncio.wait_for(slots.acquire(), self.patience)
+        except TimeoutError:
+            words = f"{self._in_flight} batches of this publisher are under way"
+            raise TooManyInFlight(batch.stream, batch.batch_id, 429, 0, words) from None
+        return slots
+
+
+class AtomicBatch:
+    """One batch under construction; nothing is sent before `flush` or `commit`."""
+
+    def __init__(self, publisher: Publisher, content: Batch) -> None:
+        self.content = content
+        self._publisher = publisher
+        self._slot: asyncio.Semaphore | None = None
+        self._subjects: tuple[str, ...] = ()
+        self._after = 0
+        self._opened = 0
+        self._heard = 0.0
+        """When the server was last sent something of this batch."""
+        self._ack: BatchAck | None = None
+
+    @property
+    def batch_id(self) -> str:
+        return self.content.batch_id
+
+    @property
+    def ack(self) -> BatchAck:
+        """Where the batch is stored, once it is committed."""
+        if self._ack is None:
+            raise ConfigError(f"batch {self.batch_id!r} is not committed, so it has no sequences")
+        return self._ack
+
+    async def add(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+    ) -> int:
+        """Add a message, and return its number, counted from 0, for `ack.sequence_of`.
+
+        `message_id` is checked against the stream's duplicate window: one duplicate rejects the whole batch. The
+        expectations are compared with the stream as it is before the batch, at the commit: the stream's last sequence
+        (first message only), or the last one of this subject (first message on that subject only).
+        """
+        return self.content.add(
+            subject, data, headers, message_id, expected_last_sequence, expected_last_subject_sequence
+        )
+
+    async def flush(self) -> None:
+        """Send what was added, except the last message, which may turn out to be the one that commits.
+
+        From then on the batch is open on the server, which drops it after 10 seconds without a message.
+        """
+        if self.content.sent:
+            await self._send(self.content.ahead(""))
+        else:
+            await retrying(self._open, self._publisher.patience, retry_on=is_crowded)
+
+    async def commit(self) -> BatchAck:
+        """Send what is left and wait until all of it is stored. Leaving the `async with` block does this.
+
+        Raises `BatchRejected` when nothing is stored, `BatchOutcomeUnknown` when no answer came: then `resolve`.
+        """
+        try:
+            if self.content.sent:
+                with suppress(TooManyInFlight):  # rejected as a whole: it can go again from the start
+                    return await self._exchange()
+            return await retrying(self._attempt, self._publisher.patience, retry_on=is_crowded)
+        finally:
+            self._release()
+
+    async def abandon(self) -> None:
+        """Drop the batch: nothing of it is stored."""
+        try:
+            if self.content.sent and self._connection.connected:
+                # Best effort: the server gives it up by itself after a while.
+                with suppress(Unavailable):
+                    await self._connection.send(self.content.abandon())
+        finally:
+            self._release()
+
+    async def resolve(self) -> BatchAck | None:
+        """After `BatchOutcomeUnknown`: the ack if the batch is stored, None if it is not and never will be."""
+        if not self._opened:
+            return None  # nothing was sent
+        same = self._connection.connected and self._connection.opened == self._opened
+        found = await self._publisher.resolve(self.content.ref(self._after), settle=0 if same else outcome.SETTLE)
+        return found and self._done(found)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            await self.commit()
+        else:
+            await self.abandon()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _connection(self) -> aio.Connection:
+        return self._publisher.connection
+
+    @property
+    def _subject(self) -> str:
+        return self.content.subjects[0].decode() if self.content.subjects else ""
+
+    async def _begin(self) -> None:
+        """All that can go wrong before anything is sent."""
+        if self._slot is None:
+            self._slot = await self._publisher._take_slot(self.content)
+        await self._publisher._ready()
+        known = await self._publisher._known(self.content)
+        self.content.check_sizes(self._connection.info.max_payload)
+        self._subjects, self._after = known.subjects, known.last_sequence
+        self._opened = self._connection.opened
+        self.content.rewind()
+
+    async def _open(self) -> None:
+        await self._begin()
+        reply = self._connection.inbox(self._subject)
+        if data := self.content.ahead(reply):
+            await self._send(data)
+            self.content.accepted(await self._connection.wait(reply, what=f"the start of batch {self.batch_id!r}"))
+
+    async def _attempt(self) -> BatchAck:
+        await self._begin()
+        self._heard = time.monotonic()
+        return await self._exchange()
+
+    async def _exchange(self) -> BatchAck:
+        """Send the rest with the commit, and take the answer."""
+        connection, content = self._connection, self.content
+        two_answers = content.first_answers
+        if connection.opened != self._opened:  # members that were sent may be lost; nothing is stored
+            raise ConnectionLost(", ".join(connection.settings.servers), "in the middle of a batch")
+        first, last = connection.inbox(self._subject), connection.inbox(self._subject)
+        try:
+            await connection.send(content.commit(first, last))
+            answer = await connection.wait(last, what=f"the commit of batch {self.batch_id!r}")
+            idle = time.monotonic() - self._heard
+            start = await self._answer_to_first(first) if two_answers else None
+        except (ConnectionLost, DeadlineExceeded) as exc:
+            raise BatchOutcomeUnknown(content.ref(self._after), str(exc)) from exc
+        finally:
+            connection.forget(first, last)
+        return self._done(content.verdict(start, answer, idle, self._subjects))
+
+    async def _answer_to_first(self, reply: str) -> frames.Message | None:
+        with suppress(Unavailable):  # the answer to the last decides; this one only tells more
+            return await self._connection.wait(reply, FIRST_ANSWER)
+        return None
+
+    async def _send(self, data: bytes) -> None:
+        await self._connection.send(data)
+        self._heard = time.monotonic()
+
+    def _done(self, ack: BatchAck) -> BatchAck:
+        self._ack = ack
+        self._publisher._streams.note(ack, time.monotonic())
+        return ack
+
+    def _release(self) -> None:
+        if self._slot:
+            self._slot.release()
+            self._slot = None
+
+
+class ChunkedBatch:
+    """Any number of messages in chunks of 1,000. Each chunk is atomic by itself; the whole is not.
+
+    A chunk is committed as soon as it is full. An exception drops the last one; those before stay stored.
+    """
+
+    def __init__(self, publisher: Publisher, stream: str, batch_id: str, eob: bool = False) -> None:
+        self.batch_id = batch_id
+        """What the ids of the chunks start with."""
+        self.acks: list[BatchAck] = []
+        """Where the chunks are stored that are committed, in order."""
+        self._publisher = publisher
+        self._stream = stream
+        self._eob = eob
+        self._chunk = self._new_chunk()
+
+    def _new_chunk(self) -> AtomicBatch:
+        name = f"{self.batch_id}-{len(self.acks)}"
+        return AtomicBatch(self._publisher, Batch(self._stream, name, self._eob))
+
+    async def add(
+        self, subject: str, data: bytes, *, headers: Headers | None = None, message_id: str | None = None
+    ) -> int:
+        """Add a message, and return its number over all chunks, counted from 0, for `sequence_of`."""
+        if len(self._chunk.content) == MAX_MESSAGES:
+            await self._commit_chunk()
+        return len(self.acks) * MAX_MESSAGES + self._chunk.content.add(subject, data, headers, message_id)
+
+    async def _commit_chunk(self) -> None:
+        self.acks.append(await self._chunk.commit())
+        self._chunk = self._new_chunk()
+
+    def sequence_of(self, index: int) -> int:
+        """The sequence of message number `index`."""
+        return self.acks[index // MAX_MESSAGES].sequence_of(index % MAX_MESSAGES)
+
+    async def resolve(self) -> BatchAck | None:
+        """After `BatchOutcomeUnknown`: the ack if the chunk under way is stored, None if it is not."""
+        return await self._chunk.resolve()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            await self._chunk.abandon()
+        elif len(self._chunk.content):
+            await self._commit_chunk()
+
+
+def is_crowded(error: BaseException) -> bool:
+    """Whether the server refused a batch only because too many are under way."""
+    return isinstance(error, TooManyInFlight) and error.err_code != 0

@@ -1,0 +1,351 @@
+"""An atomic batch without I/O: its members as bytes to send, the server's answers as an ack or an error.
+
+The server takes the members of a batch in order and keeps them aside. Only the first and the last need an answer: the
+first says whether the server has room, the last whether all is stored. So a whole batch can be sent in one go. When
+the first is refused, the server refuses the rest as well, since it does not know the batch: nothing is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.publish import errors
+from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchAck, BatchRef
+from penstock.wire import frames, headers
+from penstock.wire.headers import Headers
+from penstock.wire.session import NO_RESPONDERS
+
+BATCH_ID = "Nats-Batch-Id"
+BATCH_SEQUENCE = "Nats-Batch-Sequence"
+BATCH_COMMIT = "Nats-Batch-Commit"
+MESSAGE_ID = "Nats-Msg-Id"
+EXPECTED_STREAM = "Nats-Expected-Stream"
+EXPECTED_LAST = "Nats-Expected-Last-Sequence"
+EXPECTED_LAST_OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+UNSUPPORTED = "Nats-Expected-Last-Msg-Id"
+
+GIVEN_UP_AFTER = 10.0
+"""Seconds of silence after which the server drops a batch."""
+NEVER_A_SEQUENCE = 2**40
+"""A member number that no batch reaches: a message with it makes the server drop the batch, and is never stored."""
+
+_RESERVED = {name.lower() for name in (BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT, EXPECTED_STREAM)}
+_COMMIT = headers.line(BATCH_COMMIT, "1")
+_END_OF_BATCH = headers.line(BATCH_COMMIT, "eob")
+_SEQUENCE_LINES = [b"%d\r\n" % n for n in range(MAX_MESSAGES + 2)]
+_NUMBER = re.compile(r"\d+")
+
+
+def new_id() -> str:
+    """A batch id that nobody else has."""
+    return secrets.token_hex(16)
+
+
+class Batch:
+    """The members of one batch, in order, with the answers they may get. Used once."""
+
+    def __init__(self, stream: str, batch_id: str | None = None, end_of_batch: bool = False) -> None:
+        self.stream = stream
+        self.batch_id = new_id() if batch_id is None else batch_id
+        if not 1 <= len(self.batch_id.encode()) <= MAX_BATCH_ID:
+            raise self._local(errors.BadId, errors.BAD_ID)
+        self.end_of_batch = end_of_batch
+        """Commit with a message that is not stored, instead of with the last member."""
+        self.subjects: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self.lines: list[bytes] | None = None
+        """Header lines of each member; None while none has any."""
+        self.message_ids: list[str] = []
+        self.expected: list[int] = []
+        self.sent = 0
+        """Members whose bytes were taken for sending."""
+        self._prefix = b"NATS/1.0\r\n" + headers.line(BATCH_ID, self.batch_id) + BATCH_SEQUENCE.encode() + b": "
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    # -- members ---------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        subject: str,
+        data: bytes,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+    ) -> int:
+        """Add a member, and return its number, counted from 0. See `atomic.AtomicBatch.add` for what it means."""
+        self._check_room(1)
+        encoded = literal_subject(subject)
+        own = self._checked_headers(headers)
+        if message_id is not None:
+            own += self._message_id_line(message_id)
+        own += self._expectation_lines(encoded, expected_last_sequence, expected_last_subject_sequence)
+        self._append_lines(own)
+        self.subjects.append(encoded)
+        self.payloads.append(data)
+        return len(self) - 1
+
+    def extend(
+        self,
+        subjects: str | Sequence[str],
+        payloads: Sequence[bytes],
+        headers: Sequence[Headers | None] | None = None,
+        message_id: str | None = None,
+    ) -> None:
+        """Add many members at once, with little work for each: one subject for all, or one each.
+
+        `message_id` goes to the last of them: it names the batch as a whole for the stream's duplicate window, since
+        one duplicate rejects all.
+        """
+        count = len(payloads)
+        if not count:
+            return
+        self._check_room(count)
+        encoded = _encoded_subjects(subjects, count)
+        own = [self._checked_headers(one) for one in headers] if headers else None
+        if own is not None and len(own) != count:
+            raise ConfigError(f"{count} messages came with headers for {len(own)}")
+        self._extend_lines(own, count)
+        self.subjects.extend(encoded)
+        self.payloads.extend(payloads)
+        if message_id is not None:
+            self._lines_of_all()[-1] += self._message_id_line(message_id)
+
+    def _lines_of_all(self) -> list[bytes]:
+        if self.lines is None:
+            self.lines = [b""] * len(self)
+        return self.lines
+
+    def _append_lines(self, own: bytes) -> None:
+        if own or self.lines is not None:
+            self._lines_of_all().append(own)
+
+    def _extend_lines(self, own: list[bytes] | None, count: int) -> None:
+        if own is not None or self.lines is not None:
+            self._lines_of_all().extend(own or [b""] * count)
+
+    def _check_room(self, more: int) -> None:
+        if len(self) + more > MAX_MESSAGES:
+            raise self._local(errors.TooLarge, errors.TOO_LARGE)
+
+    def _checked_headers(self, given: Headers | None) -> bytes:
+        if not given:
+            return b""
+        for name in given:
+            if name.lower() in _RESERVED:
+                raise ConfigError(f"header {name!r} is written by the batch itself: leave it out")
+            if name.lower() == UNSUPPORTED.lower():
+                raise self._local(errors.UnsupportedHeader, errors.UNSUPPORTED_HEADER, f"{name} cannot be used")
+        return headers.lines(given)
+
+    def _message_id_line(self, message_id: str) -> bytes:
+        if message_id in self.message_ids:
+            raise errors.DuplicateId(*self._local(errors.DuplicateId, errors.DUPLICATE).told, (message_id,))
+        self.message_ids.append(message_id)
+        return headers.line(MESSAGE_ID, message_id)
+
+    def _expectation_lines(self, subject: bytes, last: int | None, last_of_subject: int | None) -> bytes:
+        made = b""
+        if last is not None:
+            if self.subjects:
+                raise ConfigError("only the first message of a batch can expect a last sequence of the stream")
+            made += headers.line(EXPECTED_LAST, str(last))
+        if last_of_subject is not None:
+            if subject in self.subjects:
+                raise ConfigError(
+                    f"only the first message on {subject.decode()!r} in a batch can expect that subject's last sequence"
+                )
+            made += headers.line(EXPECTED_LAST_OF_SUBJECT, str(last_of_subject))
+        self.expected.extend(number for number in (last, last_of_subject) if number is not None)
+        return made
+
+    # -- bytes to send ---------------------------------------------------------------------------------------------
+
+    def ahead(self, first_reply: str) -> bytes:
+        """The members that can go out before the commit: all that are not sent, but the last, which may commit."""
+        stop = len(self) if self.end_of_batch else len(self) - 1
+        return self._encoded(stop, first_reply, None)
+
+    def commit(self, first_reply: str, last_reply: str) -> bytes:
+        """Everything that is not sent, and the commit."""
+        if not self.subjects:
+            raise ConfigError("a batch needs at least one message")
+        if not self.end_of_batch:
+            return self._encoded(len(self), first_reply, last_reply)
+        lines = _SEQUENCE_LINES[len(self) + 1] + _END_OF_BATCH
+        end = _published(self.subjects[-1], last_reply, self._prefix + lines + b"\r\n", b"")
+        return self._encoded(len(self), first_reply, None) + end
+
+    @property
+    def first_answers(self) -> bool:
+        """Whether the bytes of `commit` make the server answer to the first member, besides the last."""
+        return self.sent == 0 and (len(self) > 1 or self.end_of_batch)
+
+    def rewind(self) -> None:
+        """Send everything again from the start: the server has refused the first member."""
+        self.sent = 0
+
+    def abandon(self) -> bytes:
+        """Makes the server drop what was sent, instead of keeping it until its limit of silence."""
+        return drop(self.batch_id, self.subjects[0]) if self.sent else b""
+
+    def _encoded(self, stop: int, first_reply: str, commit_reply: str | None) -> bytes:
+        start, self.sent = self.sent, max(stop, self.sent)
+        if start >= stop:
+            return b""
+        parts = self._plain(start, stop)
+        if start == 0:
+            parts[0] = self._special(0, first_reply)
+        if commit_reply is not None:
+            parts[-1] = self._special(stop - 1, commit_reply, _COMMIT)
+        return b"".join(parts)
+
+    def _plain(self, start: int, stop: int) -> list[bytes]:
+        """Members without an answer. This runs once a message: it is written to be short, not pretty."""
+        prefix, size = self._prefix, len(self._prefix) + 2
+        rows = zip(
+            self.subjects[start:stop], self.payloads[start:stop], _SEQUENCE_LINES[start + 1 : stop + 1], strict=True
+        )
+        if self.lines is None:
+            return [
+                b"HPUB %b %d %d\r\n%b%b\r\n%b\r\n"
+                % (subject, head := size + len(number), head + len(data), prefix, number, data)
+                for subject, data, number in rows
+            ]
+        return [
+            b"HPUB %b %d %d\r\n%b%b%b\r\n%b\r\n"
+            % (subject, head := size + len(number) + len(own), head + len(data), prefix, number, own, data)
+            for (subject, data, number), own in zip(rows, self.lines[start:stop], strict=True)
+        ]
+
+    def _special(self, index: int, reply: str, commit: bytes = b"") -> bytes:
+        return _published(self.subjects[index], reply, self._block(index, commit), self.payloads[index])
+
+    def _block(self, index: int, commit: bytes) -> bytes:
+        own = self.lines[index] if self.lines is not None else b""
+        return b"".join((self._frame_lines(index), own, commit, b"\r\n"))
+
+    def _frame_lines(self, index: int) -> bytes:
+        # The server compares the stream at the commit: a batch never ends up in another one that has its subjects.
+        stream = headers.line(EXPECTED_STREAM, self.stream) if index == 0 else b""
+        return self._prefix + _SEQUENCE_LINES[index + 1] + stream
+
+    def check_sizes(self, max_payload: int) -> None:
+        """Refuse a member that the server would answer by closing the connection."""
+        own = max(map(len, self.lines)) if self.lines else 0
+        most = max(map(len, self.payloads), default=0) + own + len(self._frame_lines(0)) + len(_COMMIT) + 4
+        if most <= max_payload:
+            return
+        for index, data in enumerate(self.payloads):
+            size = len(data) + len(self._block(index, _COMMIT))
+            if size > max_payload:
+                raise ConfigError(
+                    f"message {index} of the batch, for {self.subjects[index].decode()!r}, has {size} bytes with its "
+                    f"headers; this server takes {max_payload}: make it smaller, or raise the server's max_payload"
+                )
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def accepted(self, first: frames.Message) -> None:
+        """Take the answer to the first member. Raises why the server does not take the batch."""
+        if error := self._error_in(first):
+            raise error
+
+    def verdict(
+        self, first: frames.Message | None, last: frames.Message, idle: float, known_subjects: Sequence[str] = ()
+    ) -> BatchAck:
+        """The ack of the commit. Raises what the server answered instead: nothing is stored then.
+
+        When the first member was refused, that is the reason, and the answer to the last only says that the batch is
+        unknown. `idle` is how long the server heard nothing, `known_subjects` are the stream's: both tell why members
+        are missing.
+        """
+        error = self._error_in(last)
+        if error is None:
+            ack = json.loads(last.data)
+            return BatchAck(ack["stream"], ack["seq"], ack["batch"], ack["count"])
+        if first is not None:
+            self.accepted(first)
+        raise self._explained(error, idle, known_subjects)
+
+    def _error_in(self, answer: frames.Message) -> PenstockError | None:
+        status = answer.status
+        if status and status[0] == NO_RESPONDERS:
+            return errors.NobodyListens(self.stream, self.subjects[-1].decode())
+        raw = json.loads(answer.data).get("error") if answer.data else None
+        if raw is None:
+            return None
+        return self._detailed(errors.rejection(self.stream, self.batch_id, raw))
+
+    def _detailed(self, error: PenstockError) -> PenstockError:
+        """Add what the server does not say but the batch knows."""
+        if isinstance(error, errors.DuplicateId):
+            return errors.DuplicateId(*error.told, tuple(self.message_ids))
+        if isinstance(error, errors.WrongSequence):
+            found = _NUMBER.search(error.description)
+            actual = int(found[0]) if found else None
+            return errors.WrongSequence(*error.told, tuple(self.expected), actual)
+        return error
+
+    def _explained(self, error: PenstockError, idle: float, known_subjects: Sequence[str]) -> PenstockError:
+        if not isinstance(error, errors.Gap):
+            return error
+        if idle >= GIVEN_UP_AFTER:
+            return errors.TimedOut(*error.told, idle)
+        mine = dict.fromkeys(subject.decode() for subject in self.subjects)
+        strangers = tuple(one for one in mine if not any(matches(known, one) for known in known_subjects))
+        return errors.Gap(*error.told, strangers if known_subjects else ())
+
+    def ref(self, after: int) -> BatchRef:
+        """What `resolve` needs; `after` is a sequence the stream had before."""
+        return BatchRef(self.stream, self.batch_id, len(self), self.subjects[-1].decode(), after)
+
+    def _local(self, kind: type[errors.BatchRejected], err_code: int, description: str = "") -> errors.BatchRejected:
+        return kind(self.stream, self.batch_id, 400, err_code, description or "refused before it was sent")
+
+
+def drop(batch_id: str, subject: bytes, reply: str = "") -> bytes:
+    """A message that makes the server drop the batch of this id, if it is still open, and that is never stored."""
+    block = headers.encode({BATCH_ID: batch_id, BATCH_SEQUENCE: str(NEVER_A_SEQUENCE)})
+    return _published(subject, reply, block, b"")
+
+
+def literal_subject(subject: str) -> bytes:
+    """The subject as bytes, if a message can be published to it."""
+    frames.checked_subject(subject)
+    if "*" in subject or ">" in subject:
+        for token in subject.split("."):
+            if token in ("*", ">"):
+                raise ConfigError(f"{subject!r} has a wildcard: messages are published to one subject")
+    return subject.encode()
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether a subject with wildcards covers a subject without."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(tokens) > index
+        if index >= len(tokens) or token not in ("*", tokens[index]):
+            return False
+    return len(wanted) == len(tokens)
+
+
+def _encoded_subjects(subjects: str | Sequence[str], count: int) -> Iterable[bytes]:
+    if isinstance(subjects, str):
+        return [literal_subject(subjects)] * count
+    if len(subjects) != count:
+        raise ConfigError(f"{count} messages came with {len(subjects)} subjects")
+    known = {subject: literal_subject(subject) for subject in set(subjects)}
+    return [known[subject] for subject in subjects]
+
+
+def _published(subject: bytes, reply: str, block: bytes, data: bytes) -> bytes:
+    to = b"%b %b" % (subject, reply.encode()) if reply else subject
+    return b"HPUB %b %d %d\r\n%b%b\r\n" % (to, len(block), len(block) + len(data), block, data)

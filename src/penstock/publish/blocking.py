@@ -1,0 +1,261 @@
+"""Atomic batches from blocking code, such as a Spark task: the same batches over a blocking connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from penstock.broker.jetstream import JetStream
+from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
+from penstock.publish import outcome
+from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
+from penstock.publish.batch import Batch, drop
+from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
+from penstock.publish.model import BatchAck, BatchRef
+from penstock.publish.streams import KnownStream, KnownStreams
+from penstock.retry import retrying_blocking
+from penstock.settings import Settings
+from penstock.wire import blocking, frames
+from penstock.wire.headers import Headers
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch under way on one connection."""
+
+    content: Batch
+    subjects: tuple[str, ...]
+    """The stream's."""
+    after: int
+    """A sequence the stream had reached before."""
+    opened: int
+    heard: float
+    """When the server was last sent something of it."""
+    first: str = ""
+    """Where the answer to its first member comes; empty when that was taken already, or the first is the last."""
+    last: str = ""
+
+    @property
+    def ref(self) -> BatchRef:
+        return self.content.ref(self.after)
+
+
+class BlockingPublisher:
+    """Publishes atomic batches over one blocking connection, for one thread. See `Publisher`."""
+
+    def __init__(self, connection: blocking.Connection, *, patience: float = PATIENCE) -> None:
+        self.connection = connection
+        self.patience = patience
+        settings = connection.settings
+        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self._streams = KnownStreams()
+
+    @classmethod
+    def connect(cls, settings: Settings, *, patience: float = PATIENCE) -> Self:
+        """A publisher with a connection of its own, closed with it."""
+        return cls(blocking.connect(settings, name="penstock publisher"), patience=patience)
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def atomic(self, stream: str, *, batch_id: str | None = None, eob: bool = False) -> BlockingBatch:
+        """A batch of at most 1,000 messages: `with` commits it, an exception inside drops it."""
+        return BlockingBatch(self, Batch(stream, batch_id, eob))
+
+    def publish_batch(
+        self,
+        stream: str,
+        subjects: str | Sequence[str],
+        payloads: Sequence[bytes],
+        *,
+        headers: Sequence[Headers | None] | None = None,
+        message_id: str | None = None,
+        batch_id: str | None = None,
+    ) -> BatchAck:
+        """Publish prepared messages as one batch, with little work for each; see `Batch.extend`."""
+        content = Batch(stream, batch_id)
+        content.extend(subjects, payloads, headers, message_id)
+        return self.finish(self.begin(content))
+
+    # -- in two steps: the next batch can be prepared while the server stores this one -----------------------------
+
+    def begin(self, content: Batch) -> Flight:
+        """Send a batch with its commit, and do not wait. Keep the number of those under way well below 50."""
+        return self.send_commit(self.launch(content))
+
+    def finish(self, flight: Flight) -> BatchAck:
+        """Wait until the batch is stored. Sends it again while the server says that too many are under way.
+
+        Raises `BatchRejected` when nothing is stored, `BatchOutcomeUnknown` when no answer came: then `resolve`.
+        """
+        with suppress(TooManyInFlight):  # rejected as a whole: it can go again from the start
+            return self._answered(flight)
+        again = lambda: self._answered(self.begin(flight.content))  # noqa: E731
+        return retrying_blocking(again, self.patience, retry_on=is_crowded)
+
+    def resolve(self, ref: BatchRef, *, settle: float = outcome.SETTLE) -> BatchAck | None:
+        """Find out whether a batch whose answer was lost is stored; see `Publisher.resolve`."""
+        self._ready()
+        reply = self.connection.inbox()
+        self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
+        self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
+        ack = blocking.run(outcome.look(self.jetstream, ref))
+        if ack is None and settle:
+            time.sleep(settle)
+            ack = blocking.run(outcome.look(self.jetstream, ref))
+        return ack
+
+    # -- the steps of a batch --------------------------------------------------------------------------------------
+
+    def launch(self, content: Batch) -> Flight:
+        """All that can go wrong before anything is sent."""
+        self._ready()
+        known = self._known(content)
+        content.check_sizes(self.connection.info.max_payload)
+        content.rewind()
+        return Flight(content, known.subjects, known.last_sequence, self.connection.opened, time.monotonic())
+
+    def open(self, content: Batch) -> Flight:
+        """Send what can go before the commit, and wait until the server has accepted the first of it."""
+        flight = self.launch(content)
+        reply = self.connection.inbox()
+        if data := content.ahead(reply):
+            self.connection.send(data)
+            content.accepted(self.connection.wait(reply, what=f"the start of batch {content.batch_id!r}"))
+        return flight
+
+    def send_commit(self, flight: Flight) -> Flight:
+        """Send what is left of a batch, with its commit."""
+        self.check_same_connection(flight)
+        flight.first = self.connection.inbox() if flight.content.first_answers else ""
+        flight.last = self.connection.inbox()
+        try:
+            self.connection.send(flight.content.commit(flight.first, flight.last))
+        except ConnectionLost as exc:
+            raise BatchOutcomeUnknown(flight.ref, str(exc)) from exc
+        return flight
+
+    def check_same_connection(self, flight: Flight) -> None:
+        """Raise when members that were sent may be lost with their connection. Nothing is stored then."""
+        if not self.connection.connected or self.connection.opened != flight.opened:
+            raise ConnectionLost(", ".join(self.connection.settings.servers), "in the middle of a batch")
+
+    def _ready(self) -> None:
+        """Have an open connection: one that broke while nobody used it is replaced."""
+        if self.connection.connected:
+            with suppress(ConnectionLost):
+                self.connection.poll()
+        if not self.connection.connected:
+            self.connection.reconnect()
+
+    def _known(self, content: Batch) -> KnownStream:
+        if known := self._streams.recent(content.stream, time.monotonic()):
+            return known
+        info = blocking.run(self.jetstream.stream_info(content.stream))
+        return self._streams.learn(info, content.batch_id, time.monotonic())
+
+    def _answered(self, flight: Flight) -> BatchAck:
+        connection, content = self.connection, flight.content
+        if connection.opened != flight.opened:
+            raise BatchOutcomeUnknown(flight.ref, "the connection was lost and opened anew")
+        try:
+            answer = connection.wait(flight.last, what=f"the commit of batch {content.batch_id!r}")
+            idle = time.monotonic() - flight.heard
+            start = self._answer_to_first(flight.first) if flight.first else None
+        except (ConnectionLost, DeadlineExceeded) as exc:
+            raise BatchOutcomeUnknown(flight.ref, str(exc)) from exc
+        finally:
+            connection.forget(flight.first, flight.last)
+        ack = content.verdict(start, answer, idle, flight.subjects)
+        self._streams.note(ack, time.monotonic())
+        return ack
+
+    def _answer_to_first(self, reply: str) -> frames.Message | None:
+        with suppress(Unavailable):  # the answer to the last decides; this one only tells more
+            return self.connection.wait(reply, FIRST_ANSWER)
+        return None
+
+
+class BlockingBatch:
+    """One batch under construction; nothing is sent before `flush` or `commit`. See `AtomicBatch`."""
+
+    def __init__(self, publisher: BlockingPublisher, content: Batch) -> None:
+        self.content = content
+        self._publisher = publisher
+        self._flight: Flight | None = None
+        self._ack: BatchAck | None = None
+
+    @property
+    def batch_id(self) -> str:
+        return self.content.batch_id
+
+    @property
+    def ack(self) -> BatchAck:
+        """Where the batch is stored, once it is committed."""
+        if self._ack is None:
+            raise ConfigError(f"batch {self.batch_id!r} is not committed, so it has no sequences")
+        return self._ack
+
+    def add(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Headers | None = None,
+        message_id: str | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+    ) -> int:
+        """Add a message, and return its number, counted from 0; see `AtomicBatch.add`."""
+        return self.content.add(
+            subject, data, headers, message_id, expected_last_sequence, expected_last_subject_sequence
+        )
+
+    def flush(self) -> None:
+        """Send what was added, except the last message; see `AtomicBatch.flush`."""
+        if self._flight is None:
+            again = lambda: self._publisher.open(self.content)  # noqa: E731
+            self._flight = retrying_blocking(again, self._publisher.patience, retry_on=is_crowded)
+        else:
+            self._publisher.check_same_connection(self._flight)
+            self._publisher.connection.send(self.content.ahead(""))
+        self._flight.heard = time.monotonic()
+
+    def commit(self) -> BatchAck:
+        """Send what is left and wait until all of it is stored. Leaving the `with` block does this."""
+        if self._flight is None:
+            self._flight = self._publisher.launch(self.content)
+        self._ack = self._publisher.finish(self._publisher.send_commit(self._flight))
+        return self._ack
+
+    def abandon(self) -> None:
+        """Drop the batch: nothing of it is stored."""
+        if self.content.sent and self._publisher.connection.connected:
+            with suppress(Unavailable):  # best effort: the server gives it up by itself after a while
+                self._publisher.connection.send(self.content.abandon())
+
+    def resolve(self) -> BatchAck | None:
+        """After `BatchOutcomeUnknown`: the ack if the batch is stored, None if it is not and never will be."""
+        if self._flight is None:
+            return None  # nothing was sent
+        same = self._publisher.connection.connected and self._publisher.connection.opened == self._flight.opened
+        self._ack = self._publisher.resolve(self._flight.ref, settle=0 if same else outcome.SETTLE)
+        return self._ack
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abandon()

@@ -1,0 +1,67 @@
+"""Finding out whether a batch was stored, by looking at the stream.
+
+The members of a batch are next to each other and carry its id. So one look at every `count`-th sequence is enough to
+meet it, whoever else writes in between; only where messages were removed must the neighbours be looked at too.
+"""
+
+from __future__ import annotations
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import StoredMessage
+from penstock.errors import MessageNotFound
+from penstock.publish.batch import BATCH_ID, BATCH_SEQUENCE
+from penstock.publish.errors import BatchOutcomeUnknown
+from penstock.publish.model import BatchAck, BatchRef
+
+SETTLE = 1.0
+"""Seconds after which a batch that is not there is taken for not stored, when its connection was lost: the server may
+have received bytes that it has not read yet."""
+
+
+async def look(jetstream: JetStream, ref: BatchRef) -> BatchAck | None:
+    """The ack of the batch if it is in the stream now, None if it is not.
+
+    Raises `BatchOutcomeUnknown` when so many messages were removed since that it could have been among them.
+    """
+    last = (await jetstream.stream_info(ref.stream)).state.last_seq
+    below = ref.after
+    """The last sequence that is looked at, and is not of the batch."""
+    erased = False
+    while (probe := below + ref.count) <= last:
+        found = await _at_or_above(jetstream, ref.stream, probe)
+        if found and (ack := _ack(ref, found)):
+            return ack
+        next_below = found.sequence if found else last + 1
+        if next_below > probe:  # the message at the probe is gone: those before it may be left
+            survivor = await _walk(jetstream, ref, below, probe)
+            if isinstance(survivor, BatchAck):
+                return survivor
+            erased = erased or next_below - survivor > ref.count
+        below = next_below
+    if erased:
+        raise BatchOutcomeUnknown(ref, "messages that could be the batch were removed from the stream since")
+    return None
+
+
+async def _walk(jetstream: JetStream, ref: BatchRef, below: int, end: int) -> BatchAck | int:
+    """Look at every message above `below` and under `end`; without the batch, the last sequence that exists."""
+    while (found := await _at_or_above(jetstream, ref.stream, below + 1)) and found.sequence < end:
+        if ack := _ack(ref, found):
+            return ack
+        below = found.sequence
+    return below
+
+
+async def _at_or_above(jetstream: JetStream, stream: str, sequence: int) -> StoredMessage | None:
+    try:
+        return await jetstream.get_message(stream, sequence, next_of=">")
+    except MessageNotFound:
+        return None
+
+
+def _ack(ref: BatchRef, message: StoredMessage) -> BatchAck | None:
+    """The ack of the batch, from any one of its members."""
+    if message.headers.get(BATCH_ID) != [ref.batch_id]:
+        return None
+    number = int(message.headers[BATCH_SEQUENCE][0])
+    return BatchAck(ref.stream, message.sequence - number + ref.count, ref.batch_id, ref.count)

@@ -1,0 +1,436 @@
+"""Atomic batches against a real server: what the document promises, and its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import random
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from penstock import errors, publish
+from penstock.broker.embedded import EmbeddedServer
+from penstock.publish import BlockingPublisher, Publisher
+from penstock.publish.batch import Batch, drop
+from penstock.wire import aio
+
+STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True}
+
+
+@pytest.fixture
+async def publisher(nats_server: EmbeddedServer) -> AsyncIterator[Publisher]:
+    async with await Publisher.connect(nats_server.settings) as made:
+        await made.jetstream.create_stream(STREAM)
+        yield made
+
+
+@pytest.fixture
+def blocking_publisher(nats_server: EmbeddedServer, publisher: Publisher) -> Iterator[BlockingPublisher]:
+    with BlockingPublisher.connect(nats_server.settings) as made:
+        yield made
+
+
+async def stored(publisher: Publisher, stream: str = "S") -> list[bytes]:
+    """The payloads in the stream, in order."""
+    state = (await publisher.jetstream.stream_info(stream)).state
+    found = []
+    for sequence in range(max(state.first_seq, 1), state.last_seq + 1):
+        found.append((await publisher.jetstream.get_message(stream, sequence)).data)
+    return found
+
+
+async def fill(batch: publish.AtomicBatch, count: int) -> None:
+    for number in range(count):
+        await batch.add("s.a", b"%d" % number)
+
+
+# -- the promise -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eob", [False, True], ids=["commit on last", "eob"])
+async def test_leaving_the_block_stores_all_next_to_each_other(publisher: Publisher, eob: bool) -> None:
+    await publisher.publish_batch("S", "s.before", [b"before"])
+    async with publisher.atomic("S", eob=eob) as batch:
+        assert await batch.add("s.a", b"a", headers={"Colour": ["red", "blue"]}) == 0
+        assert await batch.add("s.b", b"b", message_id="id-b") == 1
+        assert await batch.add("s.c", b"") == 2
+    ack = batch.ack
+    assert (ack.stream, ack.sequence, ack.batch_id, ack.count) == ("S", 4, batch.batch_id, 3)
+    assert [ack.sequence_of(index) for index in range(3)] == [2, 3, 4] == list(ack.sequences)
+    messages = [await publisher.jetstream.get_message("S", sequence) for sequence in ack.sequences]
+    assert [(m.subject, m.data) for m in messages] == [("s.a", b"a"), ("s.b", b"b"), ("s.c", b"")]
+    assert messages[0].headers["Colour"] == ["red", "blue"]
+    assert messages[1].headers["Nats-Msg-Id"] == ["id-b"]
+    assert "Colour" not in messages[1].headers
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+async def test_an_exception_inside_stores_nothing(publisher: Publisher, flushed: bool) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with publisher.atomic("S") as batch:
+            await fill(batch, 5)
+            if flushed:
+                await batch.flush()
+            raise ZeroDivisionError
+    assert await stored(publisher) == []
+    with pytest.raises(errors.ConfigError, match="not committed"):
+        _ = batch.ack
+
+
+def test_the_blocking_publisher_does_the_same(blocking_publisher: BlockingPublisher) -> None:
+    with blocking_publisher.atomic("S") as batch:
+        batch.add("s.a", b"a")
+        batch.flush()
+        batch.add("s.b", b"b", headers={"X": "y"})
+        batch.flush()
+        batch.add("s.c", b"c")
+    assert list(batch.ack.sequences) == [1, 2, 3]
+    with pytest.raises(ZeroDivisionError), blocking_publisher.atomic("S") as batch:
+        batch.add("s.a", b"a")
+        batch.add("s.a", b"b")
+        batch.flush()
+        raise ZeroDivisionError
+    ack = blocking_publisher.publish_batch("S", ["s.a", "s.b"], [b"1", b"2"], headers=[{"A": "1"}, None])
+    assert list(ack.sequences) == [4, 5]
+
+
+def test_several_blocking_batches_can_be_under_way(blocking_publisher: BlockingPublisher) -> None:
+    flights = []
+    for number in range(4):
+        content = Batch("S")
+        content.extend("s.a", [b"%d" % number] * 100)
+        flights.append(blocking_publisher.begin(content))
+    acks = [blocking_publisher.finish(flight) for flight in flights]
+    assert [ack.first_sequence for ack in acks] == [1, 101, 201, 301]
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_thousand_messages_are_stored_and_one_more_is_refused_before_anything_is_sent(
+    publisher: Publisher,
+) -> None:
+    async with publisher.atomic("S") as batch:
+        await fill(batch, 1000)
+    assert batch.ack.count == 1000
+    with pytest.raises(publish.TooLarge, match="chunked=True"):
+        async with publisher.atomic("S") as batch:
+            await fill(batch, 1001)
+    assert batch.content.sent == 0
+    with pytest.raises(publish.TooLarge):
+        await publisher.publish_batch("S", "s.a", [b""] * 1001)
+    assert (await publisher.jetstream.stream_info("S")).state.messages == 1000
+
+
+@pytest.mark.parametrize("eob", [False, True], ids=["commit on last", "eob"])
+async def test_the_server_takes_1000_messages_and_refuses_1001(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, eob: bool
+) -> None:
+    """The server's own limit, with our check out of the way."""
+    async with publisher.atomic("S", eob=eob) as batch:
+        await fill(batch, 1000)
+    assert batch.ack.count == 1000
+    monkeypatch.setattr("penstock.publish.batch.MAX_MESSAGES", 1001)
+    monkeypatch.setattr("penstock.publish.batch._SEQUENCE_LINES", [b"%d\r\n" % n for n in range(1004)])
+    with pytest.raises(publish.TooLarge) as caught:
+        async with publisher.atomic("S", eob=eob) as batch:
+            await fill(batch, 1001)
+    assert caught.value.err_code == 10199
+    assert batch.content.sent == 1001
+    assert (await publisher.jetstream.stream_info("S")).state.messages == 1000
+
+
+async def test_chunks_are_atomic_each_by_itself(publisher: Publisher) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with publisher.atomic("S", chunked=True) as batch:
+            for number in range(2500):
+                assert await batch.add("s.a", b"%d" % number) == number
+            raise ZeroDivisionError
+    assert [ack.count for ack in batch.acks] == [1000, 1000]
+    async with publisher.atomic("S", chunked=True) as batch:
+        for number in range(1001):
+            await batch.add("s.a", b"%d" % number)
+    assert [ack.count for ack in batch.acks] == [1000, 1]
+    assert batch.sequence_of(1000) == 3001
+    assert (await publisher.jetstream.get_message("S", 3001)).data == b"1000"
+
+
+async def test_the_51st_batch_in_flight_waits_for_a_place(nats_server: EmbeddedServer, publisher: Publisher) -> None:
+    held = [publisher.atomic("S") for _ in range(16)]
+    others = [await Publisher.connect(nats_server.settings) for _ in range(3)]
+    held += [other.atomic("S") for other in others[:2] for _ in range(16)] + [others[2].atomic("S") for _ in range(2)]
+    assert len(held) == 50
+    for batch in held:
+        await fill(batch, 2)
+        await batch.flush()
+    crowded, refusals = others[2], asyncio.Queue[None]()
+    batch = crowded.atomic("S")
+    await fill(batch, 3)
+    attempt = batch._attempt
+
+    async def watched() -> publish.BatchAck:
+        try:
+            return await attempt()
+        except publish.TooManyInFlight:
+            refusals.put_nowait(None)
+            raise
+
+    batch._attempt = watched  # type: ignore[method-assign] # to see the refusals
+    waiting = asyncio.create_task(batch.commit())
+    for _ in range(2):
+        await asyncio.wait_for(refusals.get(), 10)
+    assert not waiting.done()
+    await held[0].commit()
+    assert (await waiting).count == 3
+    for batch in held[1:]:
+        await batch.commit()
+    for other in others:
+        await other.close()
+    assert (await publisher.jetstream.stream_info("S")).state.messages == 2 * 50 + 3
+
+
+async def test_too_many_in_flight_is_an_error_when_patience_ends(
+    nats_server: EmbeddedServer, publisher: Publisher
+) -> None:
+    async with await Publisher.connect(nats_server.settings, in_flight=60) as greedy:
+        held = [greedy.atomic("S") for _ in range(50)]
+        for batch in held:
+            await fill(batch, 2)
+            await batch.flush()
+        publisher.patience = 0.3
+        with pytest.raises(publish.TooManyInFlight) as caught:
+            await publisher.publish_batch("S", "s.a", [b"1", b"2"])
+        assert caught.value.err_code == 10210
+        assert caught.value.retryable
+
+
+async def test_one_publisher_keeps_below_its_own_limit(nats_server: EmbeddedServer, publisher: Publisher) -> None:
+    async with await Publisher.connect(nats_server.settings, in_flight=1, patience=0.1) as narrow:
+        batch = narrow.atomic("S")
+        await fill(batch, 2)
+        await batch.flush()
+        with pytest.raises(publish.TooManyInFlight, match="too many"):
+            await narrow.publish_batch("S", "s.a", [b"x"])
+        await batch.commit()
+        await narrow.publish_batch("S", "s.a", [b"x"])
+
+
+async def test_ten_seconds_of_silence_end_a_batch(publisher: Publisher) -> None:
+    batch = publisher.atomic("S")
+    await fill(batch, 3)
+    await batch.flush()
+    await asyncio.sleep(10.5)  # the server's own limit; nothing can be polled without sending to the batch
+    with pytest.raises(publish.TimedOut, match="10 s without a message"):
+        await batch.commit()
+    assert await stored(publisher) == []
+
+
+async def test_a_batch_id_has_at_most_64_characters(nats_server: EmbeddedServer, publisher: Publisher) -> None:
+    ack = await publisher.publish_batch("S", "s.a", [b"x"], batch_id="i" * 64)
+    assert ack.batch_id == "i" * 64
+    with pytest.raises(publish.BadId, match="this one has 65"):
+        publisher.atomic("S", batch_id="i" * 65)
+    with pytest.raises(publish.BadId):
+        publisher.atomic("S", batch_id="")
+    # The server's own word for it, with our check out of the way.
+    reply = publisher.connection.inbox()
+    await publisher.connection.send(drop("i" * 65, b"s.a", reply))
+    answer = await publisher.connection.wait(reply)
+    content = Batch("S")
+    with pytest.raises(publish.BadId) as caught:
+        content.accepted(answer)
+    assert caught.value.err_code == 10179
+
+
+# -- expectations and duplicates ---------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_expected_sequence_rejects_all_and_says_what_is_there(publisher: Publisher) -> None:
+    await publisher.publish_batch("S", ["s.a", "s.b"], [b"1", b"2"])
+    async with publisher.atomic("S") as batch:
+        await batch.add("s.a", b"3", expected_last_sequence=2, expected_last_subject_sequence=1)
+        await batch.add("s.b", b"4", expected_last_subject_sequence=2)
+        await batch.add("s.b", b"5")
+    with pytest.raises(publish.WrongSequence, match="4 was expected, and it is 5") as caught:
+        async with publisher.atomic("S") as batch:
+            await batch.add("s.a", b"6", expected_last_sequence=4)
+            await batch.add("s.b", b"7")
+    assert (caught.value.expected, caught.value.actual) == ((4,), 5)
+    with pytest.raises(publish.WrongSequence) as caught:
+        async with publisher.atomic("S") as batch:
+            await batch.add("s.c", b"8", expected_last_subject_sequence=0)
+            await batch.add("s.b", b"9", expected_last_subject_sequence=2)
+    assert (caught.value.expected, caught.value.actual) == ((0, 2), 5)
+    assert await stored(publisher) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_an_expectation_that_the_batch_itself_breaks_is_refused_at_once(publisher: Publisher) -> None:
+    batch = publisher.atomic("S")
+    await batch.add("s.a", b"")
+    with pytest.raises(errors.ConfigError, match="first message of a batch"):
+        await batch.add("s.b", b"", expected_last_sequence=0)
+    with pytest.raises(errors.ConfigError, match=r"first message on 's\.a'"):
+        await batch.add("s.a", b"", expected_last_subject_sequence=0)
+
+
+async def test_expectations_under_concurrent_writers_let_exactly_one_win_each_round(
+    nats_server: EmbeddedServer, publisher: Publisher
+) -> None:
+    """Several writers increment a counter of two subjects with compare-and-swap: no update is lost."""
+    await publisher.publish_batch("S", ["s.n", "s.sum"], [b"0", b"0"])
+    conflicts = 0
+
+    async def increment(own: Publisher, times: int) -> None:
+        nonlocal conflicts
+        while times:
+            counter = await own.jetstream.get_message("S", last_of="s.n")
+            try:
+                async with own.atomic("S") as batch:
+                    value = b"%d" % (int(counter.data) + 1)
+                    await batch.add("s.n", value, expected_last_subject_sequence=counter.sequence)
+                    await batch.add("s.sum", value)
+            except publish.WrongSequence:
+                conflicts += 1
+                continue
+            times -= 1
+
+    writers = [await Publisher.connect(nats_server.settings) for _ in range(4)]
+    await asyncio.gather(*(increment(writer, 10) for writer in writers))
+    for writer in writers:
+        await writer.close()
+    assert await stored(publisher) == [b"%d" % (n // 2) for n in range(82)]
+    assert conflicts > 0
+
+
+async def test_a_duplicate_message_id_rejects_the_whole_batch(publisher: Publisher) -> None:
+    await publisher.publish_batch("S", "s.a", [b"1", b"2"], message_id="chunk-1")
+    with pytest.raises(publish.DuplicateId, match="'chunk-1' is already stored") as caught:
+        await publisher.publish_batch("S", "s.a", [b"1", b"2"], message_id="chunk-1")
+    assert caught.value.message_id == "chunk-1"
+    with pytest.raises(publish.DuplicateId, match="one of its 2 message ids") as caught:
+        async with publisher.atomic("S") as batch:
+            await batch.add("s.a", b"3", message_id="new")
+            await batch.add("s.a", b"4", message_id="chunk-1")
+    assert caught.value.message_id is None
+    assert caught.value.ids == ("new", "chunk-1")
+    batch = publisher.atomic("S")
+    await batch.add("s.a", b"", message_id="twice")
+    with pytest.raises(publish.DuplicateId, match="'twice'"):
+        await batch.add("s.a", b"", message_id="twice")
+    assert await stored(publisher) == [b"1", b"2"]
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_that_does_not_allow_it_says_which_change_does(publisher: Publisher) -> None:
+    await publisher.jetstream.create_stream({"name": "PLAIN", "subjects": ["plain"]})
+    with pytest.raises(publish.NotEnabled, match="allow_atomic: true"):
+        await publisher.publish_batch("PLAIN", "plain", [b"x"])
+    await publisher.jetstream.update_stream("PLAIN", {"allow_atomic": True})
+    await publisher.publish_batch("PLAIN", "plain", [b"x"])
+    # Taken back while the publisher still believes it: the server says the same.
+    await publisher.jetstream.update_stream("PLAIN", {"allow_atomic": False})
+    with pytest.raises(publish.NotEnabled, match="allow_atomic: true") as caught:
+        await publisher.publish_batch("PLAIN", "plain", [b"x", b"y"])
+    assert caught.value.err_code == 10174
+
+
+async def test_a_missing_stream_and_a_foreign_subject_are_named(publisher: Publisher) -> None:
+    with pytest.raises(errors.StreamNotFound):
+        await publisher.publish_batch("NONE", "s.a", [b"x"])
+    with pytest.raises(publish.NobodyListens, match=r"'other\.x'"):
+        await publisher.publish_batch("S", "other.x", [b"x"])
+    with pytest.raises(publish.Gap, match=r"not the stream's: other\.x;") as caught:
+        await publisher.publish_batch("S", ["s.a", "other.x", "s.a"], [b"1", b"2", b"3"])
+    assert caught.value.strangers == ("other.x",)
+    await publisher.jetstream.create_stream({"name": "TWIN", "subjects": ["twin"], "allow_atomic": True})
+    with pytest.raises(errors.ApiError, match="expected stream does not match"):
+        await publisher.publish_batch("S", "twin", [b"x"])
+    assert await stored(publisher) == []
+    assert await stored(publisher, "TWIN") == []
+
+
+async def test_a_member_over_the_streams_size_limit_is_a_gap(publisher: Publisher) -> None:
+    await publisher.jetstream.update_stream("S", {"max_msg_size": 1000})
+    with pytest.raises(publish.Gap, match="max_msg_size"):
+        await publisher.publish_batch("S", "s.a", [b"1", b"x" * 2000, b"3"])
+
+
+async def test_headers_that_have_no_place_in_a_batch_are_refused_at_once(publisher: Publisher) -> None:
+    batch = publisher.atomic("S")
+    with pytest.raises(publish.UnsupportedHeader, match="Nats-Expected-Last-Msg-Id"):
+        await batch.add("s.a", b"", headers={"Nats-Expected-Last-Msg-Id": "x"})
+    with pytest.raises(errors.ConfigError, match="written by the batch itself"):
+        await batch.add("s.a", b"", headers={"nats-batch-id": "x"})
+    with pytest.raises(errors.ConfigError, match="wildcard"):
+        await batch.add("s.*", b"")
+    with pytest.raises(errors.ConfigError, match="at least one message"):
+        await batch.commit()
+
+
+async def test_a_message_larger_than_the_server_takes_is_refused_before_anything_is_sent(publisher: Publisher) -> None:
+    limit = publisher.connection.info.max_payload
+    with pytest.raises(errors.ConfigError, match=r"message 1 of the batch, for 's\.b'"):
+        await publisher.publish_batch("S", ["s.a", "s.b"], [b"x", b"x" * limit])
+    almost = [b"x" * (limit - 300)]
+    assert (await publisher.publish_batch("S", "s.a", almost)).count == 1
+
+
+def test_errors_survive_pickling() -> None:
+    ref = publish.BatchRef("S", "id", 3, "s.a", 7)
+    told = ("S", "id", 400, 10176, "incomplete")
+    samples: list[errors.PenstockError] = [
+        publish.BatchOutcomeUnknown(ref, "lost"),
+        publish.NotEnabled(*told),
+        publish.Gap(*told, ("x",)),
+        publish.TimedOut(*told, 11.0),
+        publish.DuplicateId(*told, ("a", "b")),
+        publish.WrongSequence(*told, (1,), 2),
+        publish.NobodyListens("S", "x"),
+        errors.ConnectionLost("nats://x", "why"),
+    ]
+    for error in samples:
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is type(error)
+        assert again.__dict__ == error.__dict__
+        assert str(again) == str(error)
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+async def test_many_tasks_share_one_publisher(publisher: Publisher) -> None:
+    rng = random.Random(7)
+    sizes = [rng.randint(1, 20) for _ in range(100)]
+
+    async def one(number: int, size: int) -> publish.BatchAck:
+        return await publisher.publish_batch("S", "s.a", [b"%d" % number] * size)
+
+    acks = await asyncio.gather(*(one(number, size) for number, size in enumerate(sizes)))
+    payloads = await stored(publisher)
+    for number, ack in enumerate(acks):
+        assert payloads[ack.first_sequence - 1 : ack.sequence] == [b"%d" % number] * sizes[number]
+    assert len(payloads) == sum(sizes)
+
+
+async def test_a_lost_connection_is_replaced_for_the_next_batch(nats_server: EmbeddedServer) -> None:
+    async with await Publisher.connect(nats_server.settings) as publisher:
+        await publisher.jetstream.create_stream(STREAM)
+        await publisher.publish_batch("S", "s.a", [b"1"])
+        opened = publisher.connection.opened
+        nats_server.kill()
+        nats_server.start()
+        assert (await publisher.publish_batch("S", "s.a", [b"2"])).sequence == 2
+        assert publisher.connection.opened == opened + 1
+    assert isinstance(publisher.connection, aio.Connection)
+
+
+def test_a_lost_connection_is_replaced_for_the_next_blocking_batch(
+    nats_server: EmbeddedServer, blocking_publisher: BlockingPublisher
+) -> None:
+    blocking_publisher.publish_batch("S", "s.a", [b"1"])
+    nats_server.kill()
+    nats_server.start()
+    assert blocking_publisher.publish_batch("S", "s.a", [b"2"]).sequence == 2
