@@ -19,6 +19,7 @@ COMMANDS = {
     "verify": "penstock.cli.platform:verify",
     "asyncapi": "penstock.cli.lint:asyncapi_command",
     "bench": "penstock.cli.bench:bench",
+    "publish": "penstock.cli.publish:publish",
     "server": "penstock.cli.server:server",
     "status": "penstock.cli.status:status",
 }

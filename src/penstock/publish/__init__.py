@@ -17,6 +17,15 @@ from penstock.publish.errors import (
     UnsupportedHeader,
     WrongSequence,
 )
+from penstock.publish.fast import BlockingFastIngest, FastIngest
+from penstock.publish.ingest import FastAck, IngestOptions, Lost
+from penstock.publish.interruptions import (
+    FastIngestDisabled,
+    IngestGap,
+    IngestInterrupted,
+    MessageRefused,
+    WrongStream,
+)
 from penstock.publish.model import BatchAck, BatchRef
 
 __all__ = [
@@ -28,10 +37,19 @@ __all__ = [
     "BatchRef",
     "BatchRejected",
     "BlockingBatch",
+    "BlockingFastIngest",
     "BlockingPublisher",
     "ChunkedBatch",
     "DuplicateId",
+    "FastAck",
+    "FastIngest",
+    "FastIngestDisabled",
     "Gap",
+    "IngestGap",
+    "IngestInterrupted",
+    "IngestOptions",
+    "Lost",
+    "MessageRefused",
     "NobodyListens",
     "NotEnabled",
     "Publisher",
@@ -40,4 +58,5 @@ __all__ = [
     "TooManyInFlight",
     "UnsupportedHeader",
     "WrongSequence",
+    "WrongStream",
 ]

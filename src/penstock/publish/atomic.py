@@ -13,13 +13,15 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Literal, Self, overload
+from typing import Literal, Self, Unpack, overload
 
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
 from penstock.publish.batch import Batch, drop, new_id
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
+from penstock.publish.fast import FastIngest, OnLost
+from penstock.publish.ingest import IngestChoices, IngestOptions
 from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
 from penstock.publish.streams import KnownStream, KnownStreams
 from penstock.retry import retrying
@@ -90,6 +92,14 @@ class Publisher:
         if chunked:
             return ChunkedBatch(self, stream, batch_id or new_id(), eob)
         return AtomicBatch(self, Batch(stream, batch_id, eob))
+
+    def fast(self, stream: str, *, on_lost: OnLost | None = None, **choices: Unpack[IngestChoices]) -> FastIngest:
+        """Any number of messages in order, at the server's speed; not atomic, but nothing is lost: see `FastIngest`.
+
+        On a connection of its own. `choices` are the fields of `IngestOptions`, such as `flow=100`,
+        `max_outstanding_acks=2` or `on_gap="continue"`; with the latter `on_lost` hears of lost messages.
+        """
+        return FastIngest(self.connection.settings, stream, IngestOptions(**choices), on_lost)
 
     async def publish_batch(
         self,

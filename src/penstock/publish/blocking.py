@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, Unpack
 
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
@@ -14,6 +14,8 @@ from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
 from penstock.publish.batch import Batch, drop
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
+from penstock.publish.fast import BlockingFastIngest, OnLost
+from penstock.publish.ingest import IngestChoices, IngestOptions
 from penstock.publish.model import BatchAck, BatchRef
 from penstock.publish.streams import KnownStream, KnownStreams
 from penstock.retry import retrying_blocking
@@ -70,6 +72,16 @@ class BlockingPublisher:
     def atomic(self, stream: str, *, batch_id: str | None = None, eob: bool = False) -> BlockingBatch:
         """A batch of at most 1,000 messages: `with` commits it, an exception inside drops it."""
         return BlockingBatch(self, Batch(stream, batch_id, eob))
+
+    def fast(
+        self, stream: str, *, on_lost: OnLost | None = None, **choices: Unpack[IngestChoices]
+    ) -> BlockingFastIngest:
+        """Any number of messages in order, at the server's speed; not atomic, but nothing is lost.
+
+        On a connection of its own. `choices` are the fields of `IngestOptions`, such as `flow=100`,
+        `max_outstanding_acks=2` or `on_gap="continue"`; with the latter `on_lost` hears of lost messages.
+        """
+        return BlockingFastIngest(self.connection.settings, stream, IngestOptions(**choices), on_lost)
 
     def publish_batch(
         self,

@@ -36,9 +36,12 @@ OnLost = Callable[[Lost], object]
 class _FastIngest:
     """What the two publishers share: the series, and what a caller may ask about it."""
 
-    def __init__(self, settings: Settings, stream: str, options: IngestOptions, on_lost: OnLost) -> None:
+    def __init__(
+        self, settings: Settings, stream: str, options: IngestOptions | None = None, on_lost: OnLost | None = None
+    ) -> None:
+        """`on_lost` is called for messages that are known to be lost; only with `on_gap="continue"`."""
         self.settings = settings
-        self._core = Ingest(stream, options, _inbox(), on_lost)
+        self._core = Ingest(stream, options or IngestOptions(), _inbox(), on_lost or _ignore)
         self._rows = Rows(max_payload=0)
         self.ack: FastAck | None = None
         """The result, once the ingest was committed."""
@@ -80,7 +83,9 @@ class FastIngest(_FastIngest):
     inside ends the ingest: what was sent is stored, since fast ingest is ordered and safe, but not atomic.
     """
 
-    def __init__(self, settings: Settings, stream: str, options: IngestOptions, on_lost: OnLost) -> None:
+    def __init__(
+        self, settings: Settings, stream: str, options: IngestOptions | None = None, on_lost: OnLost | None = None
+    ) -> None:
         super().__init__(settings, stream, options, on_lost)
         self._connection = aio.Connection(settings, name="penstock fast ingest")
         self._changed = asyncio.Event()
@@ -247,7 +252,9 @@ class BlockingFastIngest(_FastIngest):
     A thread of its own sends what was left behind, and settles it, while the caller does something else.
     """
 
-    def __init__(self, settings: Settings, stream: str, options: IngestOptions, on_lost: OnLost) -> None:
+    def __init__(
+        self, settings: Settings, stream: str, options: IngestOptions | None = None, on_lost: OnLost | None = None
+    ) -> None:
         super().__init__(settings, stream, options, on_lost)
         self._connection = blocking.Connection(settings, name="penstock fast ingest")
         self._lock = threading.Lock()
@@ -296,12 +303,6 @@ class BlockingFastIngest(_FastIngest):
         """Add messages of one subject without headers: the fastest way."""
         for chunk in _chunks(data):
             self._add_rows(self._rows.of_subject(subject, chunk))
-        return self.added
-
-    def add_prepared(self, messages: Iterable[tuple[str, bytes, bytes]]) -> int:
-        """Add `(subject, header block, data)` tuples, for callers that have encoded the headers themselves."""
-        for chunk in _chunks(messages):
-            self._add_rows(self._rows.prepared(chunk))
         return self.added
 
     def flush(self) -> int:
@@ -414,6 +415,10 @@ def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, CHUNK)):
         yield chunk
+
+
+def _ignore(_: Lost) -> None:
+    """`FastAck.lost` counts them."""
 
 
 def _inbox() -> str:

@@ -20,7 +20,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from penstock.broker.codes import api_error
 from penstock.errors import ApiError, ConfigError, PenstockError, ServerBusy
@@ -83,6 +83,19 @@ class IngestOptions:
             raise ConfigError(f"on_gap must be 'fail', 'continue' or 'resend', got {self.on_gap!r}")
         if self.on_doubt not in ("resend", "fail"):
             raise ConfigError(f"on_doubt must be 'resend' or 'fail', got {self.on_doubt!r}")
+
+
+class IngestChoices(TypedDict, total=False):
+    """The fields of `IngestOptions`, for calls that take them by name."""
+
+    flow: int
+    max_outstanding_acks: int
+    max_outstanding_bytes: int
+    on_gap: OnGap
+    on_doubt: OnDoubt
+    ack_timeout: float
+    idle_after: float
+    patience: float
 
 
 @dataclass(frozen=True, slots=True)

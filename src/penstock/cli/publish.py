@@ -1,0 +1,254 @@
+"""`penstock publish`: JSON lines from a file or standard input into streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import click
+
+from penstock.broker import connect
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_OK,
+    Context,
+    err,
+    json_option,
+    out,
+    print_json,
+    progress,
+    sync,
+    table,
+)
+from penstock.cli.input import LineReader, open_lines
+from penstock.errors import ConfigError, PenstockError, UsageError
+from penstock.publish.atomic import Publisher
+from penstock.publish.ingest import IngestOptions
+from penstock.publish.lines import BadLine, LineFormat, Numbered
+from penstock.publish.loading import AtomicLoad, FastLoad, Load, LoadReport, PlainLoad, stream_of
+from penstock.settings import Settings
+
+SHOWN_BAD_LINES = 10
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the command was asked to do."""
+
+    settings: Settings
+    format: LineFormat
+    reader: LineReader
+    mode: str
+    stream: str | None
+    batch_size: int | None
+    skip_bad: bool
+    bad: list[BadLine] = field(default_factory=list)
+    """The first bad lines that were skipped."""
+    skipped: int = 0
+    report: LoadReport | None = None
+
+    def parsed(self, lines: list[tuple[int, bytes]]) -> tuple[list[Numbered], BadLine | None]:
+        """The messages of the lines, up to the first bad one that ends the load."""
+        made: list[Numbered] = []
+        for number, line in lines:
+            try:
+                made.append(self.format.message(number, line))
+            except BadLine as exc:
+                if not self.skip_bad:
+                    return made, exc
+                self.skipped += 1
+                if len(self.bad) < SHOWN_BAD_LINES:
+                    self.bad.append(exc)
+        return made, None
+
+
+@click.command(
+    epilog="Exit code 2 says that bad lines were skipped; 1 that it ended early, after telling what is stored."
+)
+@click.argument("subject", required=False)
+@click.option("--file", "file", required=True, metavar="FILE", help="JSON lines; `-` for standard input.")
+@click.option("--atomic", "mode", flag_value="atomic", help="All or nothing: see --batch-size.")
+@click.option("--fast", "mode", flag_value="fast", help="Fast ingest: in order, nothing lost, not atomic.")
+@click.option("--stream", metavar="NAME", help="The stream, with --atomic and --fast.  [default: found by the subject]")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Messages a batch, with --atomic.  [default: all in one batch, or chunks of 1000 when there are more]",
+)
+@click.option("--subject-field", metavar="FIELD", help="The field that holds the subject.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=FIELD", help="A header from a field. Repeatable.")
+@click.option("--headers-field", metavar="FIELD", help="A field that holds an object of headers.")
+@click.option("--message-id", metavar="FIELD", help="The field that holds the message id: stored once, sent twice.")
+@click.option("--data-field", metavar="FIELD", help="The field that holds the data.  [default: the whole line]")
+@click.option("--raw", is_flag=True, help="Publish lines as they are, JSON or not.")
+@click.option("--skip-bad", is_flag=True, help="Leave out bad lines and go on; not with --atomic.")
+@click.option("--allow-dlq", is_flag=True, help="Allow subjects below `dlq.`, which belong to dead letters.")
+@json_option
+@click.pass_obj
+@sync
+async def publish(
+    context: Context,
+    /,
+    subject: str | None,
+    file: str,
+    mode: str | None,
+    stream: str | None,
+    batch_size: int | None,
+    headers: tuple[str, ...],
+    skip_bad: bool,
+    allow_dlq: bool,
+    as_json: bool,
+    **fields: Any,
+) -> int:
+    """Publish every line of a file, or of standard input, as a message.
+
+    In SUBJECT, `{field}` stands for a field of the line; fields inside others are written with dots, as in
+    `{payload.project_id}`. By default every message is published by itself and acknowledged. With --atomic a batch is
+    stored as a whole or not at all; more than 1000 messages go in chunks, and **each chunk is atomic by itself**. A bad
+    line ends the load: what came before it is stored, but nothing of its own atomic batch.
+
+    \b
+    Example:
+      penstock publish 'orders.{region}.placed' --file orders.jsonl --message-id order_id
+      penstock publish billing.adjust --file corrections.jsonl --atomic
+      generate | penstock publish 'sensors.{device}' --file - --fast --header Trace=trace_id
+    """
+    plan = _plan(context, subject, file, mode or "plain", stream, batch_size, headers, skip_bad, allow_dlq, fields)
+    failure: PenstockError | None = None
+    try:
+        await _load(plan)
+    except PenstockError as exc:
+        failure = exc
+    _tell(plan, failure, as_json)
+    if failure:
+        raise failure
+    return EXIT_ATTENTION if plan.skipped or (plan.report and plan.report.maybe_twice) else EXIT_OK
+
+
+def _plan(
+    context: Context,
+    subject: str | None,
+    file: str,
+    mode: str,
+    stream: str | None,
+    batch_size: int | None,
+    headers: tuple[str, ...],
+    skip_bad: bool,
+    allow_dlq: bool,
+    fields: dict[str, Any],
+) -> Plan:
+    if batch_size is not None and mode != "atomic":
+        raise UsageError("--batch-size goes with --atomic")
+    if stream is not None and mode == "plain":
+        raise UsageError("--stream goes with --atomic and --fast: plain messages go where their subject belongs")
+    if skip_bad and mode == "atomic":
+        raise UsageError("--skip-bad does not go with --atomic: a batch is stored as a whole or not at all")
+    try:
+        made = LineFormat(subject=subject, headers=_pairs(headers), allow_dead_letters=allow_dlq, **fields)
+    except ConfigError as exc:
+        raise UsageError(str(exc)) from exc
+    return Plan(context.settings(), made, open_lines(file), mode, stream, batch_size, skip_bad)
+
+
+def _pairs(headers: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for header in headers:
+        name, equals, path = header.partition("=")
+        if not (name and equals and path):
+            raise UsageError(f"--header takes NAME=FIELD, such as Trace=trace_id, not {header!r}")
+        pairs[name] = path
+    return pairs
+
+
+async def _load(plan: Plan) -> None:
+    async with AsyncExitStack() as stack:
+        advance = stack.enter_context(_progress(plan.reader))
+        load: Load | None = None
+        async for lines in plan.reader.chunks():
+            messages, bad = plan.parsed(lines)
+            if load is None and messages:
+                load = await stack.enter_async_context(await _opened(plan, messages[0].subject, stack))
+                plan.report = load.report
+            if load and messages:
+                await load.add(messages)
+            advance()
+            if bad:
+                if load:
+                    await load.stop()
+                raise bad
+        if load:
+            await load.finish()
+
+
+async def _opened(plan: Plan, subject: str, stack: AsyncExitStack) -> Load:
+    if plan.mode == "plain":
+        return PlainLoad(plan.settings)
+    broker = await stack.enter_async_context(connect(plan.settings))
+    stream = plan.stream or await stream_of(broker.jetstream, subject)
+    if plan.mode == "fast":
+        return FastLoad(plan.settings, stream, broker.jetstream, IngestOptions(on_gap="resend"))
+    return AtomicLoad(await Publisher.connect(plan.settings), stream, plan.batch_size)
+
+
+@contextmanager
+def _progress(reader: LineReader) -> Iterator[Callable[[], None]]:
+    """A bar of lines; how many there are is estimated from how far the file is read."""
+    with progress() as bar:
+        task = bar.add_task("lines", total=None)
+
+        def advance() -> None:
+            total = reader.size and int(reader.lines * max(1.0, reader.size / max(1, reader.bytes_read)))
+            bar.update(task, completed=reader.lines, total=total)
+
+        yield advance
+
+
+def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
+    """What is stored where: also, and above all, when it ended early."""
+    report = plan.report or LoadReport(plan.mode)
+    if as_json:
+        print_json(_document(plan, report, failure))
+        return
+    if report.count or not failure:
+        rows = [
+            (one.stream, "?" if one.first is None else one.first, one.last, one.count, one.duplicates or "")
+            for one in report.ranges.values()
+        ]
+        right = [(name, "right") for name in ("first", "last", "messages", "duplicates")]
+        out.print(table("stored", ["stream", *right], rows) if rows else "nothing stored: the input has no lines")
+    else:
+        err.print("nothing is stored")
+    for note in _notes(plan, report):
+        err.print(note, soft_wrap=True, markup=False)
+
+
+def _notes(plan: Plan, report: LoadReport) -> Iterator[str]:
+    if report.batches > 1:
+        yield f"{report.batches} batches: each is atomic by itself, the whole is not"
+    if report.maybe_twice:
+        yield (
+            f"the server forgot a batch while {report.maybe_twice} messages of it were in doubt; they were sent again "
+            "and may be stored twice (with --message-id they are not)"
+        )
+    if plan.skipped:
+        yield f"{plan.skipped} bad lines were left out:"
+        yield from (f"  {bad}" for bad in plan.bad)
+        if plan.skipped > len(plan.bad):
+            yield f"  … and {plan.skipped - len(plan.bad)} more"
+
+
+def _document(plan: Plan, report: LoadReport, failure: PenstockError | None) -> dict[str, Any]:
+    return {
+        "mode": report.mode,
+        "lines": plan.reader.lines,
+        "stored": [asdict(one) for one in report.ranges.values()],
+        "messages": report.count,
+        "batches": report.batches,
+        "maybe_twice": report.maybe_twice,
+        "skipped": plan.skipped,
+        "bad_lines": [{"line": bad.number, "reason": bad.reason} for bad in plan.bad],
+        "error": None if failure is None else str(failure),
+    }

@@ -1,1 +1,0 @@
-"""Dead letters: what they carry."""

@@ -1,0 +1,273 @@
+"""Loading many messages from lines: plainly, as atomic batches, or by fast ingest, with the same calls and report."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from penstock.broker.jetstream import JetStream
+from penstock.errors import ConfigError, PenstockError
+from penstock.publish.atomic import Publisher
+from penstock.publish.fast import FastIngest
+from penstock.publish.ingest import IngestOptions, Lost
+from penstock.publish.lines import Numbered
+from penstock.publish.model import MAX_MESSAGES
+from penstock.publish.plain import PlainPublisher, PubAck, PublishInterrupted
+from penstock.settings import Settings
+
+REMEMBERED_LINES = 100_000
+"""How far back a position in a fast ingest can be turned into the number of its line."""
+
+
+@dataclass(slots=True)
+class StoredRange:
+    """What was stored in one stream."""
+
+    stream: str
+    first: int | None = None
+    """Sequence of the first message; None when it is not known for sure."""
+    last: int = 0
+    count: int = 0
+    duplicates: int = 0
+    """Messages that were there before, by their id; not counted in `count`."""
+
+    def include(self, first: int, last: int, count: int) -> None:
+        self.first = first if self.first is None else min(self.first, first)
+        self.last = max(self.last, last)
+        self.count += count
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What is stored where, also when the load ended early."""
+
+    mode: str
+    ranges: dict[str, StoredRange] = field(default_factory=dict)
+    batches: int = 0
+    maybe_twice: int = 0
+    lost: list[Lost] = field(default_factory=list)
+
+    def of(self, stream: str) -> StoredRange:
+        return self.ranges.setdefault(stream, StoredRange(stream))
+
+    @property
+    def count(self) -> int:
+        return sum(one.count for one in self.ranges.values())
+
+
+class RefusedLine(PenstockError):
+    """The server would not store the message of a line."""
+
+    def __init__(self, line: int, error: PenstockError) -> None:
+        super().__init__(line, error)
+        self.line = line
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.error}"
+
+
+class Load(Protocol):
+    """A way to load messages; an async context manager."""
+
+    report: LoadReport
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *error: Any) -> None: ...
+
+    async def add(self, messages: Sequence[Numbered]) -> None:
+        """Take messages, in order; waits while the server is behind."""
+
+    async def finish(self) -> None:
+        """Return when everything that was added is stored."""
+
+    async def stop(self) -> None:
+        """A bad line comes next: store what may be stored without it."""
+
+
+class PlainLoad:
+    """Each message by itself. The first refused one ends the load; some behind it may be stored."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.report = LoadReport("plain")
+        self._publisher = PlainPublisher(settings)
+        self._lines: deque[int] = deque()
+
+    async def __aenter__(self) -> Self:
+        await self._publisher.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._publisher.__aexit__(*error)
+
+    async def add(self, messages: Sequence[Numbered]) -> None:
+        refused: RefusedLine | None = None
+        for line, subject, data, headers, message_id in messages:
+            self._lines.append(line)
+            refused = await self._noted(self._publisher.add(subject, data, headers, message_id))
+            if refused:
+                break
+        else:
+            await self._publisher.send()
+        if refused:
+            await self._noted(self._publisher.finish())
+            raise refused
+
+    async def finish(self) -> None:
+        if refused := await self._noted(self._publisher.finish()):
+            raise refused
+
+    async def stop(self) -> None:
+        await self.finish()
+
+    async def _noted(self, call: Awaitable[Sequence[PubAck | PenstockError]]) -> RefusedLine | None:
+        """Enter outcomes into the report; returns the first refusal."""
+        try:
+            outcomes = await call
+        except PublishInterrupted:
+            self._note(self._publisher.last_outcomes)
+            raise
+        return self._note(outcomes)
+
+    def _note(self, outcomes: Sequence[PubAck | PenstockError]) -> RefusedLine | None:
+        refused = None
+        for outcome in outcomes:
+            line = self._lines.popleft()
+            if isinstance(outcome, PubAck):
+                _include(self.report.of(outcome.stream), outcome)
+            else:
+                refused = refused or RefusedLine(line, outcome)
+        return refused
+
+
+class FastLoad:
+    """Fast ingest into one stream: in order, nothing lost, not atomic."""
+
+    def __init__(self, settings: Settings, stream: str, jetstream: JetStream, options: IngestOptions) -> None:
+        self.report = LoadReport("fast")
+        self._stream = stream
+        self._jetstream = jetstream
+        self._ingest = FastIngest(settings, stream, options, self.report.lost.append)
+        self._lines: deque[int] = deque(maxlen=REMEMBERED_LINES)
+        self._before = 0
+
+    async def __aenter__(self) -> Self:
+        self._before = (await self._jetstream.stream_info(self._stream)).state.last_seq
+        await self._ingest.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        await self._ingest.__aexit__(kind, *error)
+        self._note()
+
+    async def add(self, messages: Sequence[Numbered]) -> None:
+        self._lines.extend(message.line for message in messages)
+        try:
+            await self._ingest.add_many([message[1:] for message in messages])
+        except PenstockError as exc:
+            raise self._located(exc) from exc
+
+    async def finish(self) -> None:
+        try:
+            await self._ingest.flush()
+        except PenstockError as exc:
+            raise self._located(exc) from exc
+        finally:
+            self._note()
+
+    async def stop(self) -> None:
+        await self.finish()
+
+    def _note(self) -> None:
+        ingest = self._ingest
+        found = self.report.of(self._stream)
+        found.count = ingest.stored - sum(one.count for one in self.report.lost)
+        found.last = ingest.sequence
+        # Only when nobody else wrote meanwhile is it certain where the first one is.
+        alone = found.count > 0 and ingest.sequence - self._before == found.count
+        found.first = self._before + 1 if alone else None
+        self.report.maybe_twice = ingest.maybe_twice
+
+    def _located(self, error: PenstockError) -> PenstockError:
+        """The error with the number of the line, when it is about a single message."""
+        position = getattr(error, "position", None)
+        if position is None and (stored := getattr(error, "stored", None)) is not None:
+            position = stored + 1
+        back = self._ingest.added - position if position is not None else -1
+        return RefusedLine(self._lines[-1 - back], error) if 0 <= back < len(self._lines) else error
+
+
+class AtomicLoad:
+    """Atomic batches into one stream. Without a size: one batch, or chunks of 1,000 when there are more."""
+
+    def __init__(self, publisher: Publisher, stream: str, batch_size: int | None) -> None:
+        if batch_size is not None and not 1 <= batch_size <= MAX_MESSAGES:
+            raise ConfigError(f"an atomic batch has 1 to {MAX_MESSAGES} messages, not {batch_size}")
+        self.report = LoadReport("atomic")
+        self._publisher = publisher
+        self._stream = stream
+        self._size = batch_size or MAX_MESSAGES
+        self._waiting: list[Numbered] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self._publisher.close()
+
+    async def add(self, messages: Sequence[Numbered]) -> None:
+        self._waiting.extend(messages)
+        while len(self._waiting) > self._size:
+            await self._commit()
+
+    async def finish(self) -> None:
+        while self._waiting:
+            await self._commit()
+
+    async def stop(self) -> None:
+        self._waiting.clear()
+
+    async def _commit(self) -> None:
+        chunk = self._waiting[: self._size]
+        batch = self._publisher.atomic(self._stream)
+        try:
+            for _, subject, data, headers, message_id in chunk:
+                await batch.add(subject, data, headers=headers, message_id=message_id)
+            ack = await batch.commit()
+        except PenstockError as exc:
+            raise RefusedLines(chunk[0].line, chunk[-1].line, exc) from exc
+        del self._waiting[: self._size]
+        self.report.batches += 1
+        self.report.of(ack.stream).include(ack.first_sequence, ack.sequence, ack.count)
+
+
+class RefusedLines(PenstockError):
+    """A batch was not stored, or it is not known whether it was."""
+
+    def __init__(self, first: int, last: int, error: PenstockError) -> None:
+        super().__init__(first, last, error)
+        self.first = first
+        self.last = last
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"lines {self.first} to {self.last}: {self.error}"
+
+
+async def stream_of(jetstream: JetStream, subject: str) -> str:
+    """The stream that stores messages of this subject."""
+    names = await jetstream.stream_names(subject)
+    if not names:
+        raise ConfigError(f"no stream takes subject {subject!r}; create one, or check the subject")
+    if len(names) > 1:
+        raise ConfigError(f"subject {subject!r} fits streams {', '.join(names)}; name one with --stream")
+    return names[0]
+
+
+def _include(found: StoredRange, ack: PubAck) -> None:
+    if ack.duplicate:
+        found.duplicates += 1
+    else:
+        found.include(ack.sequence, ack.sequence, 1)

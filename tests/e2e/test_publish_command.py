@@ -1,0 +1,239 @@
+"""`penstock publish`: a file or a pipe in, a report and an exit code out, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import connect
+from penstock.broker.embedded import EmbeddedServer
+from penstock.cli.main import run
+from penstock.testing import eventually, stream_data, stream_messages
+
+PENSTOCK = [sys.executable, "-c", "from penstock.cli.main import run; run()"]
+MODES = ([], ["--fast"], ["--atomic"])
+
+
+@dataclass
+class Ran:
+    """How a command ended, and what it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+Publish = Callable[..., Ran]
+
+
+@pytest.fixture
+def server(nats_server: EmbeddedServer) -> EmbeddedServer:
+    async def streams() -> None:
+        flags = {"allow_atomic": True, "allow_batched": True}
+        async with connect(nats_server.settings) as broker:
+            await broker.jetstream.create_stream({"name": "ORDERS", "subjects": ["orders.>"], **flags})
+            await broker.jetstream.create_stream({"name": "OTHER", "subjects": ["other.>"], **flags})
+            await broker.jetstream.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+
+    asyncio.run(streams())
+    return nats_server
+
+
+@pytest.fixture
+def publish(server: EmbeddedServer, capfd: pytest.CaptureFixture[str]) -> Publish:
+    """Run `penstock publish` to its end; in this process, since starting one takes longer than the work."""
+
+    def call(*arguments: str) -> Ran:
+        with pytest.raises(SystemExit) as ended:
+            run(["--servers", server.url, "publish", *arguments])
+        captured = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[list[bytes]], str]:
+    """A file of these lines."""
+
+    def write(lines: list[bytes]) -> str:
+        path = tmp_path / "lines.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        return str(path)
+
+    return write
+
+
+Written = Callable[[list[bytes]], str]
+
+
+def events(count: int, start: int = 1) -> list[bytes]:
+    return [b'{"id":"e%d","region":"r%d","n":%d}' % (n, n % 3, n) for n in range(start, start + count)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_file_is_stored_in_order_with_subjects_headers_and_ids(
+    server: EmbeddedServer, publish: Publish, written: Written, mode: list[str]
+) -> None:
+    options = ["--header", "Region=region", "--message-id", "id", "--json", *mode]
+    done = publish("orders.{region}.placed", "--file", written(events(500)), *options)
+    assert done.code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["stored"] == [{"stream": "ORDERS", "first": 1, "last": 500, "count": 500, "duplicates": 0}]
+    found = stream_messages(server.settings, "ORDERS")
+    assert [message.data for message in found] == events(500)
+    assert found[4].subject == "orders.r2.placed"
+    assert found[4].header_values()["Region"] == ["r2"]
+    assert found[4].header_values()["Nats-Msg-Id"] == ["e5"]
+
+
+def test_the_table_says_what_is_stored_where(publish: Publish, written: Written) -> None:
+    lines = [b'{"to":"orders.a"}', b'{"to":"other.a"}', b"", b'{"to":"orders.b"}']
+    done = publish("--subject-field", "to", "--file", written(lines))
+    assert done.code == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:]]
+    assert rows == [["ORDERS", "1", "2", "2"], ["OTHER", "1", "1", "1"]]
+
+
+def test_publishing_again_with_ids_stores_nothing_twice(
+    server: EmbeddedServer, publish: Publish, written: Written
+) -> None:
+    for duplicates in (0, 50):
+        done = publish("orders.a", "--file", written(events(50)), "--message-id", "id", "--json")
+        assert done.code == 0, done.stderr
+        assert json.loads(done.stdout)["stored"][0]["duplicates"] == duplicates
+    assert stream_data(server.settings, "ORDERS") == events(50)
+
+
+def test_more_than_a_thousand_lines_go_in_chunks_that_are_atomic_by_themselves(
+    server: EmbeddedServer, publish: Publish, written: Written
+) -> None:
+    done = publish("orders.a", "--file", written(events(2_500)), "--atomic")
+    assert done.code == 0, done.stderr
+    assert "3 batches: each is atomic by itself" in done.stderr
+    assert stream_data(server.settings, "ORDERS") == events(2_500)
+
+
+@pytest.mark.parametrize(
+    ("mode", "stored"), [([], 699), (["--fast"], 699), (["--atomic"], 0), (["--atomic", "--batch-size", "100"], 600)]
+)
+def test_a_bad_line_is_reported_with_its_number_and_nothing_of_its_batch_is_stored(
+    server: EmbeddedServer, publish: Publish, written: Written, mode: list[str], stored: int
+) -> None:
+    lines = events(900)
+    lines[699] = b'{"id":"e700", oops'
+    done = publish("orders.a", "--file", written(lines), *mode)
+    assert done.code == 1
+    assert "line 700: it is not JSON" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert stream_data(server.settings, "ORDERS") == events(stored)
+
+
+def test_bad_lines_can_be_skipped_and_are_still_reported(publish: Publish, written: Written) -> None:
+    lines = events(20)
+    lines[3], lines[7] = b"oops", b"[]"
+    done = publish("orders.a", "--file", written(lines), "--fast", "--skip-bad", "--json")
+    assert done.code == 2, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["messages"], report["skipped"]) == (18, 2)
+    assert [bad["line"] for bad in report["bad_lines"]] == [4, 8]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refused_message_is_reported_with_its_line_and_what_is_stored(
+    server: EmbeddedServer, publish: Publish, written: Written, mode: list[str]
+) -> None:
+    lines = [b'{"to":"orders.a"}'] * 5 + [b"", b'{"to":"nowhere"}'] + [b'{"to":"orders.a"}'] * 5
+    done = publish("--subject-field", "to", "--file", written(lines), "--json", *mode)
+    assert done.code == 1
+    assert "line 7:" in done.stderr or "lines 1 to 12:" in done.stderr
+    report = json.loads(done.stdout)
+    stored = len(stream_data(server.settings, "ORDERS"))
+    assert report["messages"] == stored
+    assert {"plain": stored >= 5, "fast": stored == 5, "atomic": stored == 0}[report["mode"]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_empty_input_stores_nothing_and_is_fine(publish: Publish, written: Written, mode: list[str]) -> None:
+    done = publish("orders.a", "--file", written([]), *mode)
+    assert done.code == 0, done.stderr
+    assert "nothing stored" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--file", "-"], "say where messages go"),
+        (["dlq.orders", "--file", "-"], "--allow-dlq"),
+        (["orders.a", "--file", "-", "--batch-size", "5"], "goes with --atomic"),
+        (["orders.a", "--file", "-", "--stream", "ORDERS"], "goes with --atomic and --fast"),
+        (["orders.a", "--file", "-", "--atomic", "--skip-bad"], "does not go with --atomic"),
+        (["orders.a", "--file", "-", "--header", "nope"], "NAME=FIELD"),
+        (["orders.a"], "Missing option"),
+    ],
+)
+def test_wrong_usage_exits_64_and_says_what_would_be_right(
+    capfd: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["publish", *arguments])
+    assert ended.value.code == 64
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("mode", "words"), [("--fast", "allow_batched: true"), ("--atomic", "allow_atomic: true")])
+def test_a_stream_that_does_not_allow_it_is_named_with_the_change_that_helps(
+    publish: Publish, written: Written, mode: str, words: str
+) -> None:
+    done = publish("dlq.a", "--allow-dlq", "--file", written([b"{}"]), mode)
+    assert done.code == 1
+    assert words in done.stderr
+
+
+def test_a_missing_file_and_a_missing_stream_are_one_line_each(publish: Publish, written: Written) -> None:
+    missing = publish("orders.a", "--file", "/nowhere/f.jsonl")
+    assert (missing.code, missing.stdout) == (1, "")
+    assert "No such file" in missing.stderr
+    nowhere = publish("nowhere.a", "--file", written([b"{}"]), "--fast")
+    assert nowhere.code == 1
+    assert "no stream takes subject 'nowhere.a'" in nowhere.stderr
+
+
+@pytest.mark.parametrize("mode", [[], ["--fast"]])
+def test_lines_of_a_pipe_that_pauses_are_stored_while_it_pauses(server: EmbeddedServer, mode: list[str]) -> None:
+    command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", *mode]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdin
+    child.stdin.write(b"\n".join(events(3)) + b"\n")
+    child.stdin.flush()
+    eventually(lambda: stream_data(server.settings, "ORDERS") == events(3), 30, "the first lines to be stored")
+    child.stdin.write(b"\n".join(events(3, start=4)))
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 0, errors
+    assert stream_data(server.settings, "ORDERS") == events(6)
+
+
+def test_a_killed_server_during_a_fast_load_loses_no_line(server: EmbeddedServer) -> None:
+    command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", "--fast", "--message-id", "id"]
+    read, write = os.pipe()
+    child = subprocess.Popen([*command, "--json"], stdin=read, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        pipe.write(b"\n".join(events(5_000)) + b"\n")
+        pipe.flush()
+        eventually(lambda: len(stream_data(server.settings, "ORDERS")) > 1_000, 30, "lines to be stored")
+        server.kill()
+        server.start()
+        pipe.write(b"\n".join(events(5_000, start=5_001)) + b"\n")
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert json.loads(output)["messages"] == 10_000
+    assert stream_data(server.settings, "ORDERS") == events(10_000)
