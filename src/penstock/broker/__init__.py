@@ -1,6 +1,7 @@
 """The control plane: the embedded server, the connection, and the JetStream API."""
 
-from penstock.broker.connection import Broker, connect
+from typing import TYPE_CHECKING, Any
+
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import (
     AccountInfo,
@@ -12,6 +13,9 @@ from penstock.broker.model import (
     StreamInfo,
     StreamState,
 )
+
+if TYPE_CHECKING:
+    from penstock.broker.connection import Broker, connect
 
 __all__ = [
     "AccountInfo",
@@ -26,3 +30,12 @@ __all__ = [
     "StreamState",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`Broker` and `connect` bring nats-py along, which Spark tasks never need: it is imported on first use."""
+    if name in ("Broker", "connect"):
+        from penstock.broker import connection
+
+        return getattr(connection, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

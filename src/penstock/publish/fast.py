@@ -305,6 +305,12 @@ class BlockingFastIngest(_FastIngest):
             self._add_rows(self._rows.of_subject(subject, chunk))
         return self.added
 
+    def add_prepared(self, messages: Iterable[tuple[str, bytes, bytes]]) -> int:
+        """Add `(subject, header block, data)` tuples, for callers that have encoded the headers themselves."""
+        for chunk in _chunks(messages):
+            self._add_rows(self._rows.prepared(chunk))
+        return self.added
+
     def flush(self) -> int:
         """Return once everything added so far is stored; returns its last position, and `sequence` is up to date."""
         with self._lock:

@@ -66,6 +66,13 @@ class Rows:
         self._check(rows)
         return rows
 
+    def prepared(self, messages: Iterable[tuple[str, bytes, bytes]]) -> list[Row]:
+        """Rows from subject, header block and data."""
+        leads = self._leads
+        rows = [(leads[subject], block, data) for subject, block, data in messages]
+        self._check(rows)
+        return rows
+
     def _row(self, subject: str, data: bytes, headers: Any = None, message_id: str | None = None) -> Row:
         return self._leads[subject], headers_of(headers, message_id), data
 

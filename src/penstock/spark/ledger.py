@@ -24,7 +24,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any, Self
 
@@ -62,6 +62,23 @@ class Superseded(PenstockError):
         return f"another attempt has taken over {self.key}; this one stops, and nothing is lost or repeated by that"
 
 
+class Rewound(PenstockError):
+    """The query runs a batch again that lies before the last one it has finished."""
+
+    def __init__(self, series: str, batch: int, closed: int) -> None:
+        super().__init__(series, batch, closed)
+        self.series = series
+        self.batch = batch
+        self.closed = closed
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.batch} of {self.series} is to be written, but batch {self.closed} is already finished: the "
+            "checkpoint was taken back to an earlier state, or is used twice. To write those batches again on purpose, "
+            "use a new checkpoint"
+        )
+
+
 class WrongRevision(ApiError):
     """The key has another revision than the one that was to be replaced."""
 
@@ -78,6 +95,10 @@ class Intent:
     rows: int
     after: int
     """The output stream's last sequence known at that moment: the chunk can only lie beyond it."""
+    batch_id: str
+    """The id of the atomic batch that carries it."""
+    subject: str
+    """A subject of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +123,7 @@ class History:
         """The history with one more entry of the log."""
         match entry["kind"]:
             case "chunk":
-                intent = Intent(entry["number"], entry["digest"], entry["rows"], entry["after"])
-                return replace(self._settled(entry["previous"]), doubtful=intent)
+                return replace(self._settled(entry["previous"]), doubtful=Intent(**entry["chunk"]))
             case "done" | "end":
                 return self._settled(entry["previous"])
             case "void":
@@ -170,6 +190,13 @@ class Ledger:
         """Begin an attempt: read what earlier ones wrote, and stop them."""
         return Log(self, place.key, ttl).open()
 
+    def is_closed(self, place: Place) -> bool:
+        """Whether the place's batch is closed. Raises `Rewound` when a later one is closed too."""
+        closed = self.closed(place.stream, place.series)
+        if closed > place.batch:
+            raise Rewound(place.series, place.batch, closed)
+        return closed == place.batch
+
     def closed(self, stream: str, series: str) -> int:
         """The last batch closed; -1 when there is none."""
         return _closed(self.last(series_key(stream, series)))
@@ -235,25 +262,26 @@ class Log:
         while True:
             values = self._ledger.values(self._key) if self._ledger.last(self._key) else []
             self._revision = values[-1].sequence if values else 0
+            self.history = history_of(json.loads(value.data) for value in values)
             try:
                 self._append("open")
             except Superseded:
                 continue  # yet another attempt opened the log between our look and our append
-            self.history = history_of(json.loads(value.data) for value in values)
             return self
 
     def chunk(self, intent: Intent, previous: int) -> None:
         """About to write this chunk; `previous` is the last sequence of the one before, 0 if unknown or none."""
-        fields = {"number": intent.number, "digest": intent.digest, "rows": intent.rows, "after": intent.after}
-        self._append("chunk", previous=previous, **fields)
+        self._append("chunk", previous=previous, chunk=asdict(intent))
 
     def done(self, last: int) -> None:
         """The doubtful chunk is there, and ends at this sequence."""
         self._append("done", previous=last)
+        self.history = self.history.after({"kind": "done", "previous": last})
 
     def void(self) -> None:
         """The doubtful chunk is not there."""
         self._append("void")
+        self.history = self.history.after({"kind": "void"})
 
     def end(self, last: int) -> None:
         """Everything is written, and ends at this sequence."""

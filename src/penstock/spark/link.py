@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StoredMessage, StreamInfo
-from penstock.errors import PenstockError, StreamNotFound
-from penstock.retry import Backoff, is_retryable
+from penstock.errors import OutcomeUnknown, StreamNotFound
+from penstock.retry import is_retryable, retrying_blocking
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, run
 
@@ -33,19 +32,15 @@ class Link:
         self.connection = Connection(settings, name="penstock-spark")
         self._jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
 
-    def persistently(self, call: Callable[[], T]) -> T:
+    def persistently(self, call: Callable[[], T], retry_on: Callable[[BaseException], bool] | None = None) -> T:
         """Call until it gets an answer, or fails for good, or patience ends; connects first when there is need."""
-        deadline = time.monotonic() + self.patience
-        for delay in Backoff().delays():
-            try:
-                if not self.connection.connected:
-                    self.connection.reconnect()
-                return call()
-            except PenstockError as exc:
-                if not is_retryable(exc) or time.monotonic() + delay >= deadline:
-                    raise
-                time.sleep(delay)
-        raise AssertionError("delays() never ends")
+
+        def connected_call() -> T:
+            if not self.connection.connected:
+                self.connection.reconnect()
+            return call()
+
+        return retrying_blocking(connected_call, self.patience, retry_on=retry_on or _may_ask_again)
 
     def ask(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> Json:
         """One request whose answer is JSON, also when it says no."""
@@ -83,3 +78,7 @@ class Link:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _may_ask_again(error: BaseException) -> bool:
+    return is_retryable(error) or isinstance(error, OutcomeUnknown)

@@ -140,7 +140,7 @@ class RowMaker:
 
 def _lines(pairs: list[tuple[str, Any]] | None, message_id: str | None, values: Callable[[Any], Any]) -> bytes:
     lines = b"".join(
-        header_block.line(name, value)
+        header_block.line(name, value.strip())
         for name, given in pairs or ()
         if given is not None and not is_own_header(name)
         for value in values(given)

@@ -6,6 +6,7 @@ operation says wins over what its channel says.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -138,7 +139,8 @@ def _read(node: Node, problems: Problems) -> dict[str, Any]:
 
 
 def _slip(key: str) -> bool:
-    return nearest(key, list(KNOWN)).startswith("did you mean")
+    """Whether a key nobody knows was most likely meant to be one of ours."""
+    return bool(difflib.get_close_matches(key, KNOWN, n=1, cutoff=0.8))
 
 
 class Contracts:

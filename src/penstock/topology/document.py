@@ -229,7 +229,9 @@ def expanded(node: Node, variables: Mapping[str, str], problems: Problems) -> No
     if "${" not in node.text:
         return node
     text = _filled(node, variables, problems)
-    tag = _scalars.resolve(yaml.ScalarNode, text, (True, False)) if node.plain else "tag:yaml.org,2002:str"
+    # `{replicas: "${COPIES}"}` must be quoted inside braces, and still means a number
+    typed = text and (node.plain or _VARIABLE.fullmatch(node.text))
+    tag = _scalars.resolve(yaml.ScalarNode, text, (True, False)) if typed else "tag:yaml.org,2002:str"
     return replace(node, value=_typed(tag, text, node.place, problems), text=text)
 
 
@@ -243,7 +245,7 @@ def _filled(node: Node, variables: Mapping[str, str], problems: Problems) -> str
                 f"the variable {match[1]!r} is not set: add it to the environment's `variables`, or export it; "
                 "write $${ for a plain ${",
             )
-        return variables.get(match[1], "")
+        return variables.get(match[1], match[0])
 
     return _VARIABLE.sub(one, node.text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,8 @@ def _for_environment(
     if section is not None and not section.is_map:
         problems.add(section, f"expected environments by name, found {section.describe()}")
     for name, node in _environments(root).items():
-        if name != env:  # its mistakes count too, but its variables may well be unset here
-            read_record(node, f"environment {name!r}", ENVIRONMENT_FIELDS, problems)
+        if name != env:
+            read_record(_without_variables(node), f"environment {name!r}", ENVIRONMENT_FIELDS, problems)
     chosen = _environments(root).get(env or "")
     overlay = expanded(chosen, variables, problems) if chosen is not None else Node({}, root.place)
     environment = _environment(env, overlay, path, problems)
@@ -140,6 +141,13 @@ def _for_environment(
         for part in PARTS
     }
     return environment, parts
+
+
+def _without_variables(node: Node) -> Node:
+    """An environment that was not chosen: its mistakes count, but its variables may well be unset here."""
+    if not node.is_map:
+        return node
+    return replace(node, value={key: child for key, child in node.value.items() if "${" not in child.text})
 
 
 def _environment(name: str | None, node: Node, path: Path, problems: Problems) -> Environment:

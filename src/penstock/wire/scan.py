@@ -176,6 +176,10 @@ class Scanner:
         self._state[at.ROWS] = 0
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
+    def forget_order(self) -> None:
+        """From here on take rows of any sequence, in any order: to throw them away."""
+        self._state[at.NEXT_DELIVERY], self._state[at.LAST_WANTED] = 0, ANY_SEQUENCE
+
     def drop(self) -> None:
         """Forget the waiting rows."""
         self._state[at.ROWS] = 0

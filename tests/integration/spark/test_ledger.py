@@ -22,7 +22,7 @@ def ledger(nats_server: EmbeddedServer) -> Iterator[Ledger]:
 
 
 def intent(number: int) -> Intent:
-    return Intent(number, f"d{number}", 10, 0)
+    return Intent(number, f"d{number}", 10, 0, f"b{number}", "o.x")
 
 
 def test_a_second_attempt_sees_what_the_first_wrote_and_stops_it(ledger: Ledger) -> None:

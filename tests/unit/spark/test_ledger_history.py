@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from penstock.spark.ledger import History, Intent, Place, Written, history_of, key_token
@@ -12,18 +13,11 @@ def opened() -> dict[str, Any]:
 
 
 def chunk(number: int, previous: int = 0) -> dict[str, Any]:
-    return {
-        "kind": "chunk",
-        "number": number,
-        "digest": f"d{number}",
-        "rows": 10,
-        "after": number * 10,
-        "previous": previous,
-    }
+    return {"kind": "chunk", "chunk": asdict(intent(number)), "previous": previous}
 
 
 def intent(number: int) -> Intent:
-    return Intent(number, f"d{number}", 10, number * 10)
+    return Intent(number, f"d{number}", 10, number * 10, f"b{number}", "o.x")
 
 
 def test_the_last_chunk_of_an_unfinished_log_is_doubtful() -> None:

@@ -47,14 +47,14 @@ def one_mode(case: Case) -> Iterator[Hit]:
 
 
 def flow_control_faults(consumer: ConsumerSpec) -> Iterator[tuple[str, str]]:
-    """The fields of a `flow_control` consumer that the server will not accept, with what they must be."""
+    """The fields of a `flow_control` consumer that the server refuses or replaces, with what they must be."""
     config = consumer.config
     if not consumer.is_push:
         yield "deliver_subject", "needs a deliver_subject: the policy is for push consumers only"
-    if not config.get("flow_control"):
-        yield "flow_control", "needs `flow_control: true`"
-    if config.get("idle_heartbeat") != SECOND:
-        yield "idle_heartbeat", "needs `idle_heartbeat: 1s`"
+    if config.get("flow_control") is False:
+        yield "flow_control", "always has flow_control: the server switches it on"
+    if config.get("idle_heartbeat", SECOND) != SECOND:
+        yield "idle_heartbeat", "always has an idle_heartbeat of 1s: the server replaces any other"
     if config.get("max_ack_pending", 1) <= 0:
         yield "max_ack_pending", "needs a limited max_ack_pending"
     for key in ("ack_wait", "backoff"):
@@ -68,8 +68,8 @@ def flow_control_faults(consumer: ConsumerSpec) -> Iterator[tuple[str, str]]:
     "C12",
     Severity.ERROR,
     "flow_control acks not set up",
-    "The server accepts `ack_policy: flow_control` only for push consumers with flow control, a heartbeat of 1 s, "
-    "a limited `max_ack_pending`, and neither `ack_wait`, `backoff` nor `max_deliver`.",
+    "The server accepts `ack_policy: flow_control` only for push consumers with a limited `max_ack_pending` and no "
+    "`ack_wait`, `backoff` nor `max_deliver`; flow control and a heartbeat of 1 s it sets itself, whatever is written.",
 )
 def flow_control(case: Case) -> Iterator[Hit]:
     for consumer, _ in each(case):

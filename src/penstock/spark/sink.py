@@ -1,0 +1,217 @@
+"""The sink of format `jetstream`: what the driver checks before a job and closes after it, around `task`.
+
+Streaming: a micro-batch is written exactly once for plans that give the same rows again, at least once otherwise, and
+never lost. Batch: the same holds for the attempts of one job; running the job again writes again, unless `txnAppId`
+and `txnVersion` say that it is the same write.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from penstock.broker.model import StreamInfo
+from penstock.errors import ConfigError, FeatureMissing
+from penstock.settings import Settings
+from penstock.spark import steps
+from penstock.spark.delivery import delivery
+from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger, Place
+from penstock.spark.link import Link
+from penstock.spark.output import Columns, RowMaker, columns_of
+from penstock.spark.task import Tally, write_partition
+
+ATOMIC_LEVEL, FAST_LEVEL = 2, 4
+"""JetStream API levels that have atomic batches (nats-server 2.12) and fast ingest (2.14)."""
+STREAMING_PATIENCE = 30.0
+"""Seconds for which the driver of a streaming query waits for a server that is away."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinkOptions:
+    """What the user asked for."""
+
+    settings: Settings
+    stream: str
+    subject: str | None = None
+    """The subject of all rows, whatever a column `subject` says."""
+    delivery: str = "atomic"
+    txn_app_id: str | None = None
+    """Names a series of batch writes; with `txn_version` it says which write this is, so that it happens once."""
+    txn_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What the driver has decided, for all tasks of a write."""
+
+    settings: Settings
+    columns: Columns
+    delivery: str
+    series: str | None = None
+    """Names the write in the ledger; None for the streaming query whose task it is."""
+    batch: int = 0
+    once_only: bool = False
+    """Nobody will ever run this write again: its log may be forgotten after a while."""
+
+    @property
+    def stream(self) -> str:
+        return self.columns.stream
+
+    def place(self, context: TaskContext) -> Place:
+        """Where the running task keeps its log."""
+        series, batch = self.series, self.batch
+        if series is None:
+            series = _property(context, "sql.streaming.queryId")
+            batch = int(_property(context, "streaming.sql.batchId"))
+        return Place(self.stream, series, batch, context.partitionId())
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+        """One task."""
+        context = TaskContext.get()
+        assert context is not None, "a write runs in a task"
+        place = self.place(context)
+        maker = RowMaker(self.columns)
+        rows = (maker.rows(batch) for batch in batches if batch.num_rows)
+        with Link(self.settings) as link:
+            ttl = KEEP_BATCH_WRITES if self.once_only else None
+            tally = write_partition(link, place, rows, lambda: delivery(self.delivery, link, self.stream), ttl)
+        return TaskReport(place.series, place.batch, tally)
+
+
+def _property(context: TaskContext, name: str) -> str:
+    value = context.getLocalProperty(name)
+    if value is None:
+        raise ConfigError(
+            f"Spark does not say {name} to the tasks of this query, which the sink needs to tell batches apart"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    series: str
+    batch: int
+    tally: Tally
+
+
+# -- what Spark calls ----------------------------------------------------------------------------------------------
+
+
+class JetStreamStreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of one streaming query."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._write.run(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Close the batch. Without tasks there is nothing to close, since nothing was written."""
+        for report in messages:
+            if isinstance(report, TaskReport):
+                with Link(self._write.settings) as link:
+                    Ledger(link).close(self._write.stream, report.series, batchId)
+                steps.reached(steps.CLOSED)
+                return
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave the batch open: what is written stays, and the next run of the batch continues from the logs."""
+
+
+class JetStreamWriter(DataSourceArrowWriter):
+    """Writes one DataFrame."""
+
+    def __init__(self, write: Write) -> None:
+        assert write.series is not None
+        self._write = write
+        self._series = write.series
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._write.run(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        with Link(self._write.settings) as link:
+            if self._write.once_only:
+                Ledger(link).forget(self._write.stream, self._series)
+            else:
+                Ledger(link).close(self._write.stream, self._series, self._write.batch)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """What is written stays. With `txnAppId` the next run continues from the logs; else nobody will."""
+        if self._write.once_only:
+            with Link(self._write.settings) as link:
+                Ledger(link).forget(self._write.stream, self._series)
+
+
+def stream_writer(options: SinkOptions, schema: StructType) -> JetStreamStreamWriter:
+    """The writer of a streaming query. Spark asks for it twice a micro-batch: all of this may be repeated."""
+    if options.txn_app_id is not None:
+        raise ConfigError("txnAppId and txnVersion are for batch writes: a streaming query numbers its batches itself")
+    return JetStreamStreamWriter(prepared(options, schema, STREAMING_PATIENCE))
+
+
+def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> JetStreamWriter:
+    """The writer of one DataFrame."""
+    if overwrite:
+        raise ConfigError(
+            "a stream cannot be overwritten; use mode('append'), and purge the stream if it must be empty"
+        )
+    write = prepared(options, schema, options.settings.timeout)
+    if options.txn_app_id is None:
+        return JetStreamWriter(replace(write, series=f"job-{secrets.token_hex(8)}", once_only=True))
+    return JetStreamWriter(replace(write, series=options.txn_app_id, batch=options.txn_version))
+
+
+# -- checks on the driver ------------------------------------------------------------------------------------------
+
+
+def prepared(options: SinkOptions, schema: StructType, patience: float) -> Write:
+    """Everything that can be wrong, found before a job starts; and the ledger's bucket, made if it is missing."""
+    with Link(options.settings, patience) as link:
+        level = link.call(lambda api: api.account_info()).api_level
+        info = link.stream_info(options.stream)
+        check_delivery(options.delivery, info, level, link.connection.info.version)
+        subjects = info.config.get("subjects") or ()
+        columns = columns_of(schema, options.stream, subjects, options.subject)
+        Ledger(link).create_bucket(int(info.config.get("num_replicas", 1)))
+    return Write(options.settings, columns, options.delivery)
+
+
+def check_delivery(delivery: str, info: StreamInfo, level: int, version: str) -> None:
+    """Raise unless the stream can be written to in this way."""
+    config: dict[str, Any] = info.config
+    if config.get("mirror"):
+        raise ConfigError(f"stream {info.name!r} is a mirror: it takes messages only from its origin; write there")
+    if config.get("sealed"):
+        raise ConfigError(f"stream {info.name!r} is sealed: it takes no messages any more")
+    if config.get("no_ack"):
+        raise ConfigError(f"stream {info.name!r} has no_ack set: nobody would learn whether a row is stored")
+    if delivery == "fast":
+        _need(level, FAST_LEVEL, "delivery=fast", version, "2.14")
+        _need_flag(info, "allow_batched", "fast ingest", "delivery=atomic")
+    else:
+        _need(level, ATOMIC_LEVEL, "delivery=atomic", version, "2.12")
+        _need_flag(info, "allow_atomic", "atomic batches", "delivery=fast")
+
+
+def _need(level: int, needed: int, feature: str, version: str, needed_version: str) -> None:
+    if level < needed:
+        raise FeatureMissing(feature, version, needed_version)
+
+
+def _need_flag(info: StreamInfo, flag: str, what: str, otherwise: str) -> None:
+    if not info.config.get(flag):
+        raise ConfigError(
+            f"stream {info.name!r} does not take {what}: set `{flag}: true` for it in penstock.yaml and run "
+            f"`penstock apply`, or use {otherwise}"
+        )

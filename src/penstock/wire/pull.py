@@ -1,0 +1,207 @@
+"""Reading through an ephemeral consumer that acknowledges nothing: as fast as the server can send.
+
+Several large pull requests are kept under way, so that the server never waits for us. What may be under way is bounded
+in messages and in bytes: a reader that pauses finds at most that much in its socket when it comes back.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.broker.jetstream import JetStream
+from penstock.errors import DeadlineExceeded, PenstockError, ProtocolError, Unavailable
+from penstock.wire import frames
+from penstock.wire.blocking import Connection, run
+from penstock.wire.scan import Scanner, Stop
+
+PULL_MESSAGES = 20_000
+PULL_BYTES = 8 * 1024 * 1024
+PULLS = 3
+"""Requests under way. Together they stay below the 64 MiB that a server holds for a client before it gives up on it."""
+EXPIRES = 30.0  # seconds
+HEARTBEAT = 2.0  # seconds
+SILENCE = 3 * HEARTBEAT
+"""Without a word for that long, consumer or connection are gone."""
+INACTIVE = 60.0  # seconds
+"""The server removes a consumer that nobody has pulled from for that long, if we could not."""
+FINISH_WITHIN = 2.0  # seconds
+NANOSECONDS = 1_000_000_000
+
+
+class Interrupted(Unavailable):
+    """The consumer of a read is no longer there, or messages were lost on the way; a new one goes on where it was."""
+
+
+class PullRead:
+    """One consumer's try at the messages from `first` to `last`."""
+
+    def __init__(
+        self, connection: Connection, stream: str, first: int, last: int, subjects: tuple[str, ...], domain: str | None
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._last = last
+        self._prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+        self._name = f"penstock-read-{secrets.token_hex(8)}"
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._position = first - 1
+        self._asked = 0
+        """Messages asked for and not come yet."""
+        self._oversized = False
+        """The next message is larger than a pull request may have bytes: ask for it alone."""
+        self._caught_up = self._create(domain, consumer_config(self._name, first, subjects)) == 0
+        self._scanner = Scanner(stream, connection.subscribe(f"{self._inbox}.*"), last_wanted=last)
+
+    def _create(self, domain: str | None, config: dict[str, Any]) -> int:
+        """Create the consumer; returns how many messages it has to deliver."""
+        jetstream = JetStream(self._connection.requester(), domain, self._connection.settings.timeout)
+        return run(jetstream.create_consumer(self._stream, config)).pending
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows in order, until the last one wanted, or until the consumer has no more."""
+        try:
+            yield from self._rows()
+        except PenstockError:
+            raise  # nothing can be asked of this connection; the server removes the consumer by itself
+        except GeneratorExit:
+            self._finish()
+            raise
+        self._finish()
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        self._scanner.feed(self._connection.take_buffered())
+        while self._position < self._last and not self._caught_up:
+            self._pull()
+            self._receive()
+            while self._look() is Stop.FULL:
+                yield self._scanner.take()
+        if self._scanner.rows:
+            yield self._scanner.take()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def _pull(self) -> None:
+        """Keep the server busy, without asking for more than the range can have."""
+        requests = bytearray()
+        while (count := self._next_pull()) > 0:
+            requests += self._request(count)
+            self._asked += count
+        if requests:
+            self._connection.send(requests)
+
+    def _next_pull(self) -> int:
+        if self._oversized:
+            return 0 if self._asked else 1
+        if self._asked > (PULLS - 1) * PULL_MESSAGES:
+            return 0
+        return min(PULL_MESSAGES, self._last - self._position - self._asked)
+
+    def _request(self, count: int) -> bytes:
+        ask: dict[str, int] = {
+            "batch": count,
+            "expires": int(EXPIRES * NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
+        }
+        if not self._oversized:
+            ask["max_bytes"] = PULL_BYTES
+        body = json.dumps(ask).encode()
+        subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+        return frames.publish(subject, body, reply=f"{self._inbox}.pull")
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            self._scanner.received(self._connection.recv_into(self._scanner.space(), SILENCE))
+        except DeadlineExceeded as exc:
+            raise Interrupted(f"consumer {self._name!r} has been silent for {SILENCE:g} s") from exc
+
+    def _look(self) -> Stop:
+        """Look at what was received, until more is needed or the rows must be taken."""
+        while True:
+            before = self._scanner.total_rows
+            found = self._scanner.next()
+            self._count(self._scanner.total_rows - before)
+            if found is Stop.GAP:
+                raise Interrupted(f"messages of {self._stream!r} behind {self._position} were lost on the way")
+            if found is Stop.DONE:
+                self._position = self._last
+            if isinstance(found, Stop):
+                return found
+            self._handle(found)
+
+    def _count(self, rows: int) -> None:
+        if rows:
+            self._asked -= rows
+            self._oversized = False
+            self._position = self._scanner.last_sequence
+            self._caught_up = self._scanner.last_pending == 0
+
+    def _handle(self, frame: frames.Frame) -> None:
+        if isinstance(frame, frames.Ping):
+            self._connection.send(frames.PONG)
+        elif isinstance(frame, frames.Err):
+            raise Interrupted(f"the server says: {frame.text}")
+        elif isinstance(frame, frames.Message):
+            self._status(frame)
+
+    def _status(self, message: frames.Message) -> None:
+        code, text = message.status or (0, "")
+        if code == 100:  # a heartbeat: requests are waiting, and there is nothing to deliver
+            self._caught_up = True
+        elif code in (404, 408) or text.startswith(("Message Size Exceeds", "Batch Completed")):
+            self._returned(message.header_values(), text)
+        elif code in (409, 503):
+            raise Interrupted(f"consumer {self._name!r}: {code} {text}")
+        elif code:
+            raise ProtocolError(f"consumer {self._name!r} answers {code} {text}")
+
+    def _returned(self, headers: dict[str, list[str]], text: str) -> None:
+        """A pull request ended early: what it still had open is open no more."""
+        left = int(headers.get("Nats-Pending-Messages", ["0"])[0])
+        untouched = int(headers.get("Nats-Pending-Bytes", ["0"])[0]) == PULL_BYTES
+        self._asked = max(self._asked - left, 0)
+        self._oversized = self._oversized or (untouched and text.startswith("Message Size Exceeds"))
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Remove the consumer. What is still under way is read and thrown away, so that the answer can be seen."""
+        subject = f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{self._name}"
+        deadline = time.monotonic() + FINISH_WITHIN
+        self._scanner.forget_order()
+        with suppress(Unavailable):  # the server removes it by itself, only later
+            self._connection.send(frames.publish(subject, b"", reply=f"{self._inbox}.gone"))
+            while (left := deadline - time.monotonic()) > 0:
+                found = self._scanner.next()
+                if isinstance(found, frames.Message) and found.subject.endswith(".gone"):
+                    return
+                self._scanner.drop()
+                if found is Stop.MORE:
+                    self._scanner.received(self._connection.recv_into(self._scanner.space(), left))
+
+
+def consumer_config(name: str, first: int, subjects: tuple[str, ...]) -> dict[str, Any]:
+    """A consumer that leaves nothing behind: in memory, on one server, gone soon after its reader."""
+    config: dict[str, Any] = {
+        "name": name,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(first, 1),
+        "ack_policy": "none",
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": int(INACTIVE * NANOSECONDS),
+        "metadata": {"penstock.reader": "true"},
+    }
+    if len(subjects) == 1:
+        config["filter_subject"] = subjects[0]
+    elif subjects:
+        config["filter_subjects"] = list(subjects)
+    return config

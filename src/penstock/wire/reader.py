@@ -1,0 +1,122 @@
+"""Reading a range of a stream as record batches: complete by sequence, through any failure of a server.
+
+A range is read to its end when a message at or beyond its last sequence was seen, or when the stream's leader says that
+nothing of it is left. That nothing more came proves neither: the replica that answers may lag behind. Whatever breaks
+in between (a connection, a server, the consumer), reading goes on behind the last row handed out, so no row comes twice
+and none is left out. Only when nothing moves for `patience` seconds does the range fail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from penstock.broker.jetstream import JetStream
+from penstock.errors import MessageNotFound, PenstockError, Unavailable
+from penstock.retry import Backoff, is_retryable
+from penstock.settings import Settings
+from penstock.wire import direct, pull
+from penstock.wire.blocking import connect, run
+
+PATIENCE = 60.0  # seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Messages of a stream from `first` to `last`, both included, that match one of the subjects."""
+
+    stream: str
+    first: int
+    last: int
+    subjects: tuple[str, ...] = ()
+    """Filters; none: every subject."""
+    direct: bool = False
+    """Read by direct get, which leaves no trace, instead of by a consumer, which WorkQueue and Interest would count."""
+
+
+class ReadStalled(Unavailable):
+    """A range could not be read to its end in time."""
+
+    def __init__(self, stream: str, first: int, last: int, reason: str) -> None:
+        super().__init__(stream, first, last, reason)
+        self.stream = stream
+        self.first = first
+        self.last = last
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"reading {self.stream!r} from {self.first} to {self.last} does not get on: {self.reason}; "
+            "check that the stream's servers are up and have a leader"
+        )
+
+
+class Attempt(Protocol):
+    """One connection's try at a range."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows in order. Ends when all that this connection can see was given."""
+        ...
+
+
+def read_range(settings: Settings, wanted: Range, patience: float = PATIENCE) -> Iterator[pa.RecordBatch]:
+    """The messages of the range, in order, each once. Batches are bounded in rows and in bytes.
+
+    Raises `ReadStalled` when nothing comes for `patience` seconds although the leader has more, and at once what no
+    retry can heal, such as `StreamNotFound` or `AccessDenied`.
+    """
+    position = wanted.first - 1
+    quiet_since = time.monotonic()
+    delays = Backoff(first=0.1).delays()
+    while position < wanted.last:
+        try:
+            for batch in _attempt(settings, wanted, position):
+                position = batch.column("sequence")[-1].as_py()
+                yield batch
+                quiet_since, delays = time.monotonic(), Backoff(first=0.1).delays()
+            if not something_left(settings, wanted, position):
+                return
+            reason: PenstockError = Unavailable("the replica that answers lags behind the stream's leader")
+        except PenstockError as exc:
+            if not is_retryable(exc):
+                raise
+            reason = exc
+        if time.monotonic() - quiet_since > patience:
+            raise ReadStalled(wanted.stream, position + 1, wanted.last, str(reason)) from reason
+        time.sleep(next(delays))
+
+
+def _attempt(settings: Settings, wanted: Range, position: int) -> Iterator[pa.RecordBatch]:
+    """Read on behind `position` on a new connection."""
+    with connect(settings, name="penstock reader", shuffle=True) as connection:
+        kind = direct.DirectRead if wanted.direct else pull.PullRead
+        read: Attempt = kind(connection, wanted.stream, position + 1, wanted.last, wanted.subjects, settings.domain)
+        yield from read.batches()
+
+
+def something_left(settings: Settings, wanted: Range, position: int) -> bool:
+    """Whether the leader has a message of the range behind `position`, or may still get one."""
+    if position >= wanted.last:
+        return False
+    with connect(settings, name="penstock reader") as connection:
+        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        info = run(jetstream.stream_info(wanted.stream))
+        # The range was chosen when its last sequence existed: a leader that does not know it has not caught up yet.
+        if info.state.last_seq < wanted.last:
+            return True
+        return any(
+            0 < next_sequence(jetstream, wanted.stream, position + 1, subject) <= wanted.last
+            for subject in wanted.subjects or (">",)
+        )
+
+
+def next_sequence(jetstream: JetStream, stream: str, first: int, subject: str = ">") -> int:
+    """The sequence of the first message of the subject at or after `first`, as the leader knows it; 0: none."""
+    try:
+        return run(jetstream.get_message(stream, max(first, 1), next_of=subject)).sequence
+    except MessageNotFound:
+        return 0

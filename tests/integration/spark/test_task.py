@@ -1,0 +1,221 @@
+"""One task of a write against a real server: exactly once, whatever happened to the attempts before it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.spark.chunks import Rows
+from penstock.spark.delivery import AtomicDelivery, Chunk, FastDelivery, Stored, delivery
+from penstock.spark.ledger import Intent, Ledger, Place, Rewound, Superseded
+from penstock.spark.link import Link
+from penstock.spark.task import Tally, write_partition
+from penstock.testing.contents import stream_data, stream_messages
+
+PLACE = Place("OUT", "query", 0, 0)
+COUNT = 4500
+SEED = 20_240_611
+
+
+@pytest.fixture
+def link(nats_server: EmbeddedServer) -> Iterator[Link]:
+    with Link(nats_server.settings) as link:
+        config = {"name": "OUT", "subjects": ["o.>"], "allow_atomic": True, "allow_batched": True}
+        # The shortest window the server takes: nothing here may depend on it.
+        link.call(lambda api: api.create_stream({**config, "duplicate_window": 100_000_000}))
+        Ledger(link).create_bucket(1)
+        yield link
+
+
+def batches(ids: list[int], size: int = 700, row_ids: bool = False) -> Iterator[Rows]:
+    for start in range(0, len(ids), size):
+        part = ids[start : start + size]
+        lines = [b"Nats-Msg-Id: %d\r\n" % n if row_ids else b"Own: %d\r\n" % n for n in part]
+        yield Rows(
+            pa.array([f"o.{n % 3}" for n in part]), pa.array([b"%d" % n for n in part]), pa.array(lines, pa.binary())
+        )
+
+
+def ids_stored(link: Link) -> Counter[int]:
+    return Counter(int(data) for data in stream_data(link.settings, "OUT"))
+
+
+def once(count: int) -> Counter[int]:
+    return Counter(dict.fromkeys(range(count), 1))
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+class Crashing(AtomicDelivery):
+    """Ends the attempt before or after a chunk is stored."""
+
+    def __init__(self, link: Link, stream: str, chunk: int, stored: bool) -> None:
+        super().__init__(link, stream)
+        self._crash_at, self._crash_stored = chunk, stored
+
+    def begin(self, chunk: Chunk, intent: Intent, name: str) -> None:
+        if intent.number == self._crash_at and not self._crash_stored:
+            raise Crash
+        super().begin(chunk, intent, name)
+
+    def finish(self) -> Stored:
+        stored = super().finish()
+        assert self._intent
+        if self._intent.number == self._crash_at:
+            raise Crash
+        return stored
+
+
+def write(link: Link, rows: Iterator[Rows], kind: str = "atomic", place: Place = PLACE) -> Tally:
+    return write_partition(link, place, rows, lambda: delivery(kind, link, "OUT"), None)
+
+
+def crash(link: Link, rows: Iterator[Rows], chunk: int, stored: bool) -> None:
+    with pytest.raises(Crash):
+        write_partition(link, PLACE, rows, lambda: Crashing(link, "OUT", chunk, stored), None)
+
+
+def test_a_task_writes_its_rows_once_in_their_order_and_names_its_chunks(link: Link) -> None:
+    tally = write(link, batches(list(range(COUNT))))
+    assert tally == Tally(written=COUNT)
+    found = stream_messages(link.settings, "OUT")
+    assert [int(message.data) for message in found] == list(range(COUNT))
+    assert found[7].subject == "o.1"
+    headers = [message.header_values() for message in found]
+    assert headers[7]["Own"] == ["7"]
+    names = [values["Penstock-Chunk"] for values in headers if "Penstock-Chunk" in values]
+    assert [name[0].rsplit(".", 1)[0] for name in names] == [f"query.0.0.{n}" for n in range(5)]
+    assert headers[999]["Nats-Msg-Id"] == names[0]
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["before it is stored", "after it is stored"])
+@pytest.mark.parametrize("chunk", [0, 2, 4])
+def test_an_attempt_after_a_crash_writes_only_what_is_missing(link: Link, chunk: int, stored: bool) -> None:
+    ids = list(range(COUNT))
+    crash(link, batches(ids), chunk, stored)
+    before = link.last_sequence("OUT")
+    tally = write(link, batches(ids, size=997))
+    assert ids_stored(link) == once(COUNT)
+    assert (tally.skipped, tally.written) == (before, COUNT - before)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["before it is stored", "after it is stored"])
+def test_rows_that_come_again_in_another_order_are_written_once(link: Link, stored: bool) -> None:
+    rng = random.Random(SEED)
+    ids = list(range(COUNT))
+    for chunk in (1, 3, 4):
+        crash(link, batches(ids), chunk, stored)
+        rng.shuffle(ids)
+    tally = write(link, batches(ids))
+    assert ids_stored(link) == once(COUNT), f"seed {SEED}"
+    assert tally.strays == 0
+
+
+def test_equal_rows_are_written_as_often_as_they_come(link: Link) -> None:
+    ids = [n % 10 for n in range(3000)]
+    crash(link, batches(ids), 1, stored=True)
+    tally = write(link, batches(sorted(ids)))
+    assert ids_stored(link) == Counter(ids)
+    assert tally.skipped == 2000
+
+
+def test_rows_that_do_not_come_again_stay_and_are_counted(link: Link) -> None:
+    crash(link, batches(list(range(2000))), 0, stored=True)
+    tally = write(link, batches(list(range(500, 2500))))
+    assert tally.strays == 500
+    assert ids_stored(link) == once(2500)
+    again = write(link, iter([]))
+    assert again == Tally()
+
+
+def test_without_the_log_the_same_crash_writes_rows_twice(link: Link) -> None:
+    """Shows that the checks above can fail: the second attempt does not see the log of the first."""
+    crash(link, batches(list(range(COUNT))), 2, stored=True)
+    write(link, batches(list(range(COUNT))), place=Place("OUT", "query", 0, 1))
+    assert ids_stored(link) != once(COUNT)
+
+
+def test_a_closed_batch_is_not_written_again_and_an_older_one_is_an_error(link: Link) -> None:
+    write(link, batches(list(range(10))))
+    Ledger(link).close("OUT", "query", 0)
+    assert write(link, batches(list(range(10)))) == Tally()
+    Ledger(link).close("OUT", "query", 1)
+    with pytest.raises(Rewound, match="use a new checkpoint"):
+        write(link, batches(list(range(10))))
+    assert ids_stored(link) == once(10)
+
+
+def test_an_attempt_that_was_overtaken_stops_and_repeats_nothing(link: Link, nats_server: EmbeddedServer) -> None:
+    ids = list(range(COUNT))
+
+    def slow() -> Iterator[Rows]:
+        for number, rows in enumerate(batches(ids, size=1000)):
+            if number == 3:  # two chunks are written; the third waits for these rows
+                with Link(nats_server.settings) as other:
+                    write(other, batches(ids))
+            yield rows
+
+    with pytest.raises(Superseded):
+        write(link, slow())
+    assert ids_stored(link) == once(COUNT)
+
+
+def test_a_killed_server_in_the_middle_costs_nothing(link: Link, nats_server: EmbeddedServer) -> None:
+    def rows() -> Iterator[Rows]:
+        for number, part in enumerate(batches(list(range(COUNT)), size=500)):
+            if number in (3, 6):
+                nats_server.kill()
+                nats_server.start()
+            yield part
+
+    assert write(link, rows()).written == COUNT
+    assert ids_stored(link) == once(COUNT)
+
+
+def test_rows_with_known_message_ids_are_left_out_and_the_others_written(link: Link) -> None:
+    link.call(lambda api: api.update_stream("OUT", {"duplicate_window": 120_000_000_000}))
+    write(link, batches([5, 700, 1999], row_ids=True))
+    tally = write(link, batches(list(range(2000)), row_ids=True), place=Place("OUT", "query", 1, 0))
+    assert (tally.written, tally.duplicates) == (1997, 3)
+    assert ids_stored(link) == once(2000)
+
+
+def test_fast_delivery_repeats_at_most_the_chunk_that_was_under_way(link: Link) -> None:
+    ids = list(range(25_000))
+
+    def failing() -> Iterator[Rows]:
+        yield from batches(ids[:24_000])
+        raise Crash
+
+    with pytest.raises(Crash):
+        write(link, failing(), kind="fast")
+    tally = write(link, batches(ids), kind="fast")
+    assert tally.skipped == 10_000
+    stored = ids_stored(link)
+    assert set(stored) == set(ids)
+    assert all(stored[n] == 1 for n in range(10_000))
+    assert max(stored.values()) == 2
+
+
+def test_a_batch_without_rows_leaves_no_trace(link: Link) -> None:
+    assert write(link, iter([])) == Tally()
+    assert link.last_sequence("OUT") == 0
+    assert link.last_sequence("KV_penstock_ledger") == 0
+
+
+@pytest.mark.parametrize("make", [AtomicDelivery, FastDelivery])
+def test_a_body_as_large_as_the_server_takes_is_written(
+    link: Link, make: Callable[[Link, str], AtomicDelivery]
+) -> None:
+    link.persistently(lambda: None)
+    body = b"x" * (link.connection.info.max_payload - 1000)
+    rows = Rows(pa.array(["o.1"] * 3), pa.array([b"a", body, b"b"]))
+    write_partition(link, PLACE, iter([rows]), lambda: make(link, "OUT"), None)
+    assert [len(message.data) for message in stream_messages(link.settings, "OUT")] == [1, len(body), 1]
