@@ -119,20 +119,23 @@ class Publisher:
     async def resolve(self, ref: BatchRef, *, settle: float = outcome.SETTLE) -> BatchAck | None:
         """Find out whether a batch whose answer was lost is stored: its ack, or None when it is not and never will be.
 
-        The server drops the batch first, in case it still waits for the rest of it. A batch that is not in the stream
-        is looked for once more after `settle` seconds: the server may have received bytes on a connection that is lost
-        by now, and not read them yet. Raises `BatchOutcomeUnknown` when messages were removed from the stream
-        meanwhile that could have been the batch.
+        The server is made to drop the batch first, in case it still waits for the rest of it. When the batch is not in
+        the stream, both are done once more after `settle` seconds: the server may have received bytes on a connection
+        that is lost by now, and not read them yet. Raises `BatchOutcomeUnknown` when messages were removed from the
+        stream meanwhile that could have been the batch.
         """
+        ack = await self._dropped_or_found(ref)
+        if ack is None and settle:
+            await asyncio.sleep(settle)
+            ack = await self._dropped_or_found(ref)
+        return ack
+
+    async def _dropped_or_found(self, ref: BatchRef) -> BatchAck | None:
         await self._ready()
         reply = self.connection.inbox()
         await self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
         await self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
-        ack = await outcome.look(self.jetstream, ref)
-        if ack is None and settle:
-            await asyncio.sleep(settle)
-            ack = await outcome.look(self.jetstream, ref)
-        return ack
+        return await outcome.look(self.jetstream, ref)
 
     # -- for the batches -------------------------------------------------------------------------------------------
 

@@ -116,14 +116,10 @@ class BlockingPublisher:
 
     def resolve(self, ref: BatchRef, *, settle: float = outcome.SETTLE) -> BatchAck | None:
         """Find out whether a batch whose answer was lost is stored; see `Publisher.resolve`."""
-        self._ready()
-        reply = self.connection.inbox()
-        self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
-        self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
-        ack = blocking.run(outcome.look(self.jetstream, ref))
+        ack = self._dropped_or_found(ref)
         if ack is None and settle:
             time.sleep(settle)
-            ack = blocking.run(outcome.look(self.jetstream, ref))
+            ack = self._dropped_or_found(ref)
         return ack
 
     # -- the steps of a batch --------------------------------------------------------------------------------------
@@ -174,6 +170,13 @@ class BlockingPublisher:
             return known
         info = blocking.run(self.jetstream.stream_info(content.stream))
         return self._streams.learn(info, content.batch_id, time.monotonic())
+
+    def _dropped_or_found(self, ref: BatchRef) -> BatchAck | None:
+        self._ready()
+        reply = self.connection.inbox()
+        self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
+        self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
+        return blocking.run(outcome.look(self.jetstream, ref))
 
     def _answered(self, flight: Flight) -> BatchAck:
         connection, content = self.connection, flight.content
