@@ -34,10 +34,13 @@ class ReplicaInfo:
     current: bool
     offline: bool
     lag: int
+    silent_for: timedelta = timedelta()
+    """Time since the leader last heard of it; a healthy one is heard every second."""
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
-        return cls(raw["name"], raw.get("current", False), raw.get("offline", False), raw.get("lag", 0))
+        silent_for = timedelta(microseconds=raw.get("active", 0) / 1000)
+        return cls(raw["name"], raw.get("current", False), raw.get("offline", False), raw.get("lag", 0), silent_for)
 
 
 @dataclass(frozen=True, slots=True)

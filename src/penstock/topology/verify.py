@@ -14,7 +14,8 @@ from penstock.topology.plan import Change, Kind, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
 
-SILENT_AFTER = timedelta(seconds=30)
+REPLICA_SILENT_AFTER = timedelta(seconds=5)
+SOURCE_SILENT_AFTER = timedelta(seconds=30)
 """A source is heard every few seconds, also when its origin is idle: this long without a sign means trouble."""
 
 
@@ -95,6 +96,8 @@ def _group(resource: Resource, wanted: int, leader: str | None, followers: Seque
 def _ill(replica: ReplicaInfo) -> str | None:
     if replica.offline:
         return "is offline"
+    if replica.silent_for > REPLICA_SILENT_AFTER:  # the server itself calls it current for some seconds more
+        return f"was last heard {replica.silent_for.total_seconds():.0f} s ago"
     return None if replica.current else f"is not current: {replica.lag} operations behind"
 
 
@@ -109,6 +112,6 @@ def _stuck(source: SourceInfo) -> str | None:
         return f"fails: {source.error}"
     if source.active is None:
         return "was never heard; does the origin exist, and can it be reached?"
-    if source.active > SILENT_AFTER:
+    if source.active > SOURCE_SILENT_AFTER:
         return f"was last heard {source.active.total_seconds():.0f} s ago, and is {source.lag} messages behind"
     return None

@@ -1,0 +1,251 @@
+"""`penstock plan`, `apply` and `verify` as a person or a script runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import jsonschema
+import pytest
+
+from penstock.broker import connect
+from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.jetstream import JetStream
+from penstock.cli.main import run
+from penstock.testing import eventually
+
+PENSTOCK = str(Path(sys.executable).parent / "penstock")
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "plan.schema.json").read_text())
+SECOND = 1_000_000_000
+T = TypeVar("T")
+
+PLATFORM = """\
+name: shop
+environments:
+  dev: {{servers: ["{servers}"], replicas: 1}}
+  prod: {{servers: ["nats://127.0.0.1:1"], replicas: 3}}
+streams:
+  BILLING: {{subjects: [platform.billing.>], max_age: 7d, max_bytes: 64MiB}}
+  DLQ: {{subjects: [dlq.>]}}
+  COPY: {{sources: [{{name: BILLING}}]}}
+consumers:
+  worker: {{stream: BILLING, filter: platform.billing.usage, ack_wait: 30s, max_deliver: 10, dlq: dlq.billing.usage}}
+"""
+
+
+def penstock(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
+    command = [PENSTOCK, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=_clean(env), check=False)
+
+
+def here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same entry point inside this process, which saves a second each time."""
+    stdout, stderr, command = io.StringIO(), io.StringIO(), [str(argument) for argument in arguments]
+    with (
+        patch.dict(os.environ, _clean({}), clear=True),
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+        pytest.raises(SystemExit) as ended,
+    ):
+        run(command)
+    return subprocess.CompletedProcess(command, int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+
+def _clean(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")} | env
+
+
+def with_server(server: EmbeddedServer, ask: Callable[[JetStream], Awaitable[T]]) -> T:
+    """Ask the server something, as another client."""
+
+    async def asked() -> T:
+        async with connect(server.settings) as broker:
+            return await ask(broker.jetstream)
+
+    return asyncio.run(asked())
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The only line of an error."""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, result
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+def validated(kind: str, result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON answer, once it was found to be as documented."""
+    answer: dict[str, Any] = json.loads(result.stdout)
+    jsonschema.validate(answer, {**SCHEMA, "$ref": f"#/$defs/{kind}"})
+    return answer
+
+
+@pytest.fixture
+def platform(tmp_path: Path, nats_server: EmbeddedServer) -> Path:
+    return written(tmp_path, nats_server.url)
+
+
+def written(folder: Path, servers: str, *changes: tuple[str, str]) -> Path:
+    """A platform file; each change replaces a text in it."""
+    text = PLATFORM.format(servers=servers)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "penstock.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_applied_twice_it_changes_nothing_the_second_time(platform: Path) -> None:
+    planned = here("plan", platform)
+    assert (planned.returncode, "4 changes: 4 to create" in planned.stdout) == (2, True), planned
+    assert here("apply", platform).returncode == 0
+    again = here("apply", platform)
+    assert (again.returncode, again.stdout) == (0, "Nothing to do: 4 resources as declared.\n")
+    assert here("plan", platform).returncode == 0
+    assert here("verify", platform).returncode == 0
+
+
+def test_a_consumer_changed_behind_its_back_is_named_with_both_values(
+    platform: Path, nats_server: EmbeddedServer
+) -> None:
+    assert here("apply", platform).returncode == 0
+    with_server(nats_server, lambda js: js.update_consumer("BILLING", "worker", {"ack_wait": 60 * SECOND}))
+    planned, verified = here("plan", platform), here("verify", platform)
+    assert (planned.returncode, verified.returncode) == (2, 2)
+    assert "~ consumer worker of BILLING  update\n    ack_wait: 1m → 30s\n" in planned.stdout
+    assert "ack_wait: declared 30s, found 1m" in verified.stdout
+    (change,) = validated("plan", here("plan", platform, "--json"))["changes"]
+    assert change["fields"] == [{"name": "ack_wait", "before": 60 * SECOND, "after": 30 * SECOND}]
+    (finding,) = validated("verify", here("verify", platform, "--json"))["findings"]
+    assert finding["fields"] == [{"name": "ack_wait", "actual": 60 * SECOND, "declared": 30 * SECOND}]
+
+
+def test_json_answers_are_as_documented(platform: Path, tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    created = validated("plan", here("plan", platform, "--json"))
+    assert created["summary"]["create"] == 4
+    assert (created["platform"], created["environment"], created["version"]) == ("shop", "dev", 1)
+    applied = validated("apply", here("apply", platform, "--json"))
+    assert [len(applied[part]) for part in ("done", "not_done")] == [4, 0]
+    worse = written(tmp_path, nats_server.url, ("max_bytes: 64MiB", "storage: memory"), ("  DLQ", "  DEAD"))
+    planned = validated("plan", here("plan", worse, "--json"))
+    assert {(c["kind"], c["risk"]) for c in planned["changes"]} == {("create", "create"), ("recreate", "impossible")}
+    assert [o["name"] for o in planned["orphans"]] == ["DLQ"]
+
+
+def test_a_loss_is_refused_without_allow_destroy_and_made_with_it(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    before = with_server(nats_server, lambda js: js.stream_info("BILLING"))
+    file = written(tmp_path, nats_server.url, ("64MiB", "64MiB, storage: memory"), ("30s", "30s, deliver: new"))
+    refused = here("apply", file)
+    assert refused.returncode == 1
+    assert "add --allow-destroy" in one_line(refused)
+    assert with_server(nats_server, lambda js: js.stream_info("BILLING")).created == before.created
+    assert here("apply", file, "--allow-destroy").returncode == 0
+    assert with_server(nats_server, lambda js: js.stream_info("BILLING")).config["storage"] == "memory"
+    assert here("plan", file).returncode == 0
+
+
+def test_prune_removes_what_is_no_longer_declared(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    file = written(tmp_path, nats_server.url, ("  COPY: {sources: [{name: BILLING}]}\n", ""))
+    left = here("plan", file)
+    assert (left.returncode, "left alone without --prune: stream COPY" in left.stdout) == (0, True)
+    pruned = here("plan", file, "--prune")
+    assert (pruned.returncode, "- stream COPY  delete" in pruned.stdout) == (2, True)
+    assert here("apply", file, "--prune").returncode == 0
+    assert here("plan", file, "--prune").returncode == 0
+
+
+def test_a_server_killed_in_the_middle_of_an_apply_leaves_something_that_a_second_apply_completes(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    streams = "".join(f"  S{n}: {{subjects: [s{n}]}}\n" for n in range(1500))
+    file = tmp_path / "penstock.yaml"
+    file.write_text(f"environments:\n  dev: {{servers: ['{nats_server.url}']}}\nstreams:\n{streams}")
+    command = [PENSTOCK, "--timeout", "2", "apply", str(file), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        eventually(lambda: nats_server.monitor("/jsz")["streams"] >= 20, within=20, what="some streams")
+        nats_server.kill()
+        stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "Traceback" not in stderr
+    assert "error: stopped at stream S" in stderr
+    answer = validated("apply", subprocess.CompletedProcess(command, 1, stdout, stderr))
+    done = len(answer["done"])
+    assert 20 <= done < 1500
+    assert done + 1 + len(answer["not_done"]) == 1500
+    nats_server.start()
+    second = validated("apply", here("apply", file, "--json"))
+    assert second["unchanged"] + len(second["done"]) == 1500
+    assert here("plan", file).returncode == 0
+
+
+# -- what a person gets wrong ------------------------------------------------------------------------------------------
+
+
+def test_an_unreachable_server_is_one_line_that_names_it(tmp_path: Path) -> None:
+    for command in ("plan", "apply", "verify"):
+        result = here("--timeout", "1", command, written(tmp_path, "nats://127.0.0.1:9"))
+        assert result.returncode == 1
+        assert "nats://127.0.0.1:9" in one_line(result)
+
+
+def test_wrong_credentials_are_one_line_that_says_so(tmp_path: Path) -> None:
+    with EmbeddedServer(data=tmp_path / "nats", user="me", password="right") as server:
+        file = written(tmp_path, server.url)
+        result = penstock("plan", file, PENSTOCK_USER="me", PENSTOCK_PASSWORD="wrong")
+        assert result.returncode == 1
+        assert "refused the login" in one_line(result)
+        assert penstock("plan", file, PENSTOCK_USER="me", PENSTOCK_PASSWORD="right").returncode == 2
+
+
+def test_a_server_without_jetstream_is_one_line_that_says_so(tmp_path: Path) -> None:
+    with EmbeddedServer(data=tmp_path / "nats", jetstream=False) as server:
+        for command in ("plan", "apply", "verify"):
+            result = here(command, written(tmp_path, server.url))
+            assert result.returncode == 1
+            assert "JetStream" in one_line(result)
+
+
+def test_flags_win_over_the_environments_servers(platform: Path, nats_server: EmbeddedServer) -> None:
+    assert here("--servers", nats_server.url, "plan", platform, "--env", "prod").returncode == 2
+    assert here("--timeout", "1", "plan", platform, "--env", "prod").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["plan"], 64, "Missing argument 'FILE'"),
+        (["plan", "nowhere.yaml"], 1, "there is no file 'nowhere.yaml'"),
+        (
+            ["apply", "penstock.yaml", "--env", "production"],
+            1,
+            "there is no environment 'production'; known are dev, prod",
+        ),
+        (["verify", "penstock.yaml", "--alow-destroy"], 64, "No such option"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(platform: Path, arguments: list[str], code: int, words: str) -> None:
+    given = [str(platform) if argument == "penstock.yaml" else argument for argument in arguments]
+    result = here(*given)
+    assert result.returncode == code, result
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "apply", "verify"])
+def test_help_has_an_example(command: str) -> None:
+    result = here(command, "--help")
+    assert (result.returncode, "Example:" in result.stdout) == (0, True)
