@@ -378,7 +378,7 @@ async def test_verify_is_content_with_what_somebody_else_marked_or_nobody(empty:
 
 async def test_verify_notices_a_dead_replica_and_a_stream_without_a_leader(nats_cluster: EmbeddedCluster) -> None:
     want = desired({**BASE, "num_replicas": 3}, {"name": "ONE", "subjects": ["one"], "num_replicas": 1}, c={})
-    async with connect(nats_cluster.settings) as broker:
+    async with connect(replace(nats_cluster.settings, timeout=2.0)) as broker:
         js = broker.jetstream
         await applied(js, want)
         await eventually_async(lambda: _nothing(verified(js, want)), within=30, state=lambda: verified(js, want))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import click
 from rich.text import Text
@@ -28,9 +29,10 @@ from penstock.topology.resource import Actual, Desired
 from penstock.topology.verify import Check, Finding
 from penstock.units import counted
 
-F = TypeVar("F", bound=Callable[..., Any])
+SETTLES_WITHIN = 5.0
+LOOK_EVERY = 0.1  # seconds
 
-file_argument = click.argument("file", type=click.Path(dir_okay=False), metavar="FILE")
+file_argument = click.argument("file", default="penstock.yaml", type=click.Path(dir_okay=False))
 env_option = click.option("--env", metavar="NAME", help="Environment of the file.  [default: the only one, or dev]")
 prune_option = click.option("--prune", is_flag=True, help="Also delete what this platform owns and no longer declares.")
 
@@ -61,6 +63,15 @@ class Session:
         actual.require_answers(found)
         return planning.plan(self.desired, found, allow_destroy=allow_destroy, prune=prune)
 
+    async def verify(self, wait: float) -> tuple[Actual, list[Finding]]:
+        deadline = time.monotonic() + wait
+        while True:
+            found = await self.read()
+            findings = verification.verify(self.desired, found)
+            if not verification.may_settle(findings) or time.monotonic() >= deadline:
+                return found, findings
+            await asyncio.sleep(LOOK_EVERY)
+
 
 @asynccontextmanager
 async def session(context: Context, file: str, env: str | None) -> AsyncIterator[Session]:
@@ -70,7 +81,7 @@ async def session(context: Context, file: str, env: str | None) -> AsyncIterator
     async with connect(settings) as broker:
         desired = Desired.of(platform)
         await broker.jetstream.account_info()  # says so when there is no JetStream
-        needs.require(desired, broker.server_version)
+        needs.require(desired, broker)
         yield Session(platform, desired, broker)
 
 
@@ -153,21 +164,29 @@ async def _carry_out(s: Session, made: Plan, allow_destroy: bool) -> tuple[Chang
 @click.command(epilog="Exit code 0: all is well. 2: something differs, or is not healthy.")
 @file_argument
 @env_option
+@click.option(
+    "--wait",
+    type=float,
+    default=SETTLES_WITHIN,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long replicas and sources may take to settle.",
+)
 @json_option
 @click.pass_obj
 @sync
-async def verify(context: Context, file: str, env: str | None, as_json: bool) -> int:
+async def verify(context: Context, file: str, env: str | None, wait: float, as_json: bool) -> int:
     """Check that the server is as the file declares it, and well.
 
     JetStream answers, every stream and consumer is as declared, replicas are current, sources and mirrors are active.
+    What was made a moment ago gets time to settle; what differs from the file is reported at once.
 
     \b
     Example:
       penstock verify penstock.yaml --env prod && start-the-service
     """
     async with session(context, file, env) as s:
-        found = await s.read()
-        findings = verification.verify(s.desired, found)
+        found, findings = await s.verify(wait)
         if as_json:
             print_json({**plan_json.findings_json(s.desired.platform, findings), **s.heading})
         else:
@@ -188,5 +207,5 @@ def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:
     _show(plan_view.finding_lines(findings, counts))
 
 
-def _show(lines: Any) -> None:
+def _show(lines: Iterable[Text]) -> None:
     out.print(plan_view.shown(lines), soft_wrap=True)

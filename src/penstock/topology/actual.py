@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import ConsumerInfo, StreamInfo
-from penstock.errors import NotFound, PenstockError, Unavailable
+from penstock.errors import ApiError, DeadlineExceeded, NotFound, Unavailable
 from penstock.topology import ownership
 from penstock.topology.resource import Actual, Desired, Resource
 
 AT_ONCE = 32
 """Requests in flight: enough to hide the round trip, too few to hurt a server."""
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 """Called with how many streams were read, of how many."""
 
@@ -22,13 +24,19 @@ async def read(js: JetStream, desired: Desired, progress: Progress | None = None
     """The state of everything this platform declares or owns.
 
     The number of requests is the pages of the stream list, plus one a stream that has consumers (or its pages): the
-    server lists consumers only by stream.
+    server lists consumers only by stream. A cluster that cannot list all of them, since some have no leader, is asked
+    for each declared one by name instead.
     """
-    names, listed = await asyncio.gather(js.stream_names(), js.streams())
-    streams = {info.name: info for info in listed if _matters(info, desired)}
-    consumers, silent = await _consumers(js, streams, desired, progress)
-    # In a cluster, a stream without a leader is known by name, but missing in the list: it is not gone.
-    silent |= {Resource(name) for name in set(names) - {info.name for info in listed}} & set(desired.configs)
+    silent: set[Resource] = set()
+    streams = await _streams(js, desired, silent)
+    busy = [info.name for info in streams.values() if info.state.consumers]
+    consumers: dict[Resource, ConsumerInfo] = {}
+
+    async def one(name: str) -> None:
+        found = await _consumers(js, name, desired, silent)
+        consumers.update(found)
+
+    await _each(busy, one, progress)
     silent |= {r for r in desired.configs if r.consumer is not None and Resource(r.stream) in silent}
     return Actual(streams, consumers, frozenset(silent))
 
@@ -36,8 +44,18 @@ async def read(js: JetStream, desired: Desired, progress: Progress | None = None
 def require_answers(actual: Actual) -> None:
     """Raise when something exists, but nobody answers for it: a plan without it would be wrong."""
     if actual.unanswered:
-        names = ", ".join(str(resource) for resource in sorted(actual.unanswered)[:5])
+        names = ", ".join(str(resource) for resource in sorted(actual.unanswered, key=str)[:5])
         raise Unavailable(f"nobody answers for {names}: has it lost its leader? Look with `penstock verify`")
+
+
+async def _streams(js: JetStream, desired: Desired, silent: set[Resource]) -> dict[str, StreamInfo]:
+    try:
+        return {info.name: info for info in await js.streams() if _matters(info, desired)}
+    except Unavailable:
+        known = set(await js.stream_names())
+    asked = [r for r in desired.configs if r.consumer is None and r.stream in known]
+    found = await _by_name(asked, lambda resource: js.stream_info(resource.stream), silent)
+    return {resource.stream: info for resource, info in found.items()}
 
 
 def _matters(info: StreamInfo, desired: Desired) -> bool:
@@ -45,48 +63,48 @@ def _matters(info: StreamInfo, desired: Desired) -> bool:
 
 
 async def _consumers(
-    js: JetStream, streams: dict[str, StreamInfo], desired: Desired, progress: Progress | None
-) -> tuple[dict[Resource, ConsumerInfo], set[Resource]]:
-    gate = asyncio.Semaphore(AT_ONCE)
-    busy = [info for info in streams.values() if info.state.consumers]
-    found: dict[Resource, ConsumerInfo] = {}
-    silent: set[Resource] = set()
-    done = 0
+    js: JetStream, stream: str, desired: Desired, silent: set[Resource]
+) -> dict[Resource, ConsumerInfo]:
+    try:
+        return {Resource(stream, info.name): info for info in await js.consumers(stream)}
+    except Unavailable:
+        asked = [r for r in desired.configs if r.consumer is not None and r.stream == stream]
+        return await _by_name(asked, lambda resource: js.consumer_info(stream, resource.name), silent)
 
-    async def one(info: StreamInfo) -> None:
+
+async def _by_name(
+    resources: Collection[Resource], ask: Callable[[Resource], Awaitable[T]], silent: set[Resource]
+) -> dict[Resource, T]:
+    """Those that exist; those that exist and have nobody to answer for them are added to `silent`."""
+    found: dict[Resource, T] = {}
+
+    async def one(resource: Resource) -> None:
+        try:
+            found[resource] = await ask(resource)
+        except NotFound:
+            return
+        except (ApiError, DeadlineExceeded):
+            silent.add(resource)
+
+    await _each(resources, one)
+    return found
+
+
+async def _each(items: Collection[T], work: Callable[[T], Awaitable[None]], progress: Progress | None = None) -> None:
+    """Do the work for all, some at a time; the first error stops the rest."""
+    gate, done = asyncio.Semaphore(AT_ONCE), 0
+
+    async def gated(item: T) -> None:
         nonlocal done
         async with gate:
-            listed = {Resource(info.name, c.name): c for c in await js.consumers(info.name)}
-            if len(listed) < info.state.consumers:
-                listed |= await _asked_by_name(js, _wanted(info.name, desired) - set(listed), silent)
-        found.update(listed)
+            await work(item)
         done += 1
         if progress:
-            progress(done, len(busy))
+            progress(done, len(items))
 
     try:
         async with asyncio.TaskGroup() as group:
-            for info in busy:
-                group.create_task(one(info))
+            for item in items:
+                group.create_task(gated(item))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
-    return found, silent
-
-
-def _wanted(stream: str, desired: Desired) -> set[Resource]:
-    return {r for r in desired.configs if r.consumer is not None and r.stream == stream}
-
-
-async def _asked_by_name(
-    js: JetStream, candidates: Iterable[Resource], silent: set[Resource]
-) -> dict[Resource, ConsumerInfo]:
-    """Those that are there after all. A consumer without a leader is left out of the list, and silent when asked."""
-    found = {}
-    for resource in candidates:
-        try:
-            found[resource] = await js.consumer_info(resource.stream, resource.name)
-        except NotFound:
-            continue
-        except PenstockError:
-            silent.add(resource)
-    return found

@@ -14,7 +14,7 @@ STREAM = "stream"
 CONSUMER = "consumer"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Resource:
     """A stream, or a consumer of a stream."""
 

@@ -44,10 +44,15 @@ def verify(desired: Desired, actual: Actual) -> list[Finding]:
     streams = [actual.streams[r.stream] for r in desired.configs if r.consumer is None and r.stream in actual.streams]
     return [
         *_drift(desired, actual),
-        *(finding for resource in sorted(actual.unanswered) for finding in [_leaderless(resource)]),
+        *(finding for resource in sorted(actual.unanswered, key=str) for finding in [_leaderless(resource)]),
         *(finding for stream in streams for finding in _replicas(stream, desired, actual)),
         *(finding for stream in streams for finding in _sources(stream)),
     ]
+
+
+def may_settle(findings: Sequence[Finding]) -> bool:
+    """Whether time alone may heal all of it: a source or a replica that was made a moment ago is not heard yet."""
+    return bool(findings) and all(finding.check in (Check.REPLICAS, Check.SOURCES) for finding in findings)
 
 
 def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
