@@ -162,7 +162,7 @@ async def test_messages_are_found_by_sequence_and_by_subject(broker: Broker, js:
     assert (await js.stream_info("S", subjects_filter=">")).state.subjects == {"s.a": 2, "s.b": 1}
     await js.delete_message("S", 2, erase=True)
     assert await js.purge_stream("S", subject="s.a", keep=1) == 1
-    with pytest.raises(errors.MessageNotFound, match="message 2 of stream 'S'"):
+    with pytest.raises(errors.MessageNotFound, match="message seq=2 of stream 'S'"):
         await js.get_message("S", 2)
     with pytest.raises(errors.ConfigError):
         await js.purge_stream("S", before_seq=1, keep=1)

@@ -23,6 +23,7 @@ class Feature:
 CONSUMER_PAUSE = Feature("pausing a consumer", "2.11.0", 1)
 MESSAGE_TTL = Feature("a time to live for single messages", "2.11.0", 1)
 BATCH_DIRECT_GET = Feature("batched direct get", "2.11.0", 1)
+GET_BY_TIME = Feature("finding a message by time", "2.11.0", 1)
 PRIORITY_GROUPS = Feature("priority groups of a consumer", "2.11.0", 1)
 ATOMIC_BATCH = Feature("atomic batch publishing", "2.12.0", 2)
 MESSAGE_COUNTER = Feature("message counters", "2.12.0", 2)

@@ -150,11 +150,22 @@ class JetStream:
     # -- messages --------------------------------------------------------------------------------------------------
 
     async def get_message(
-        self, stream: str, seq: int | None = None, *, last_of: str | None = None, next_of: str | None = None
+        self,
+        stream: str,
+        seq: int | None = None,
+        *,
+        last_of: str | None = None,
+        next_of: str | None = None,
+        since: datetime | None = None,
     ) -> StoredMessage:
-        """One stored message: by sequence, the last of a subject, or the next of a subject at or above `seq`."""
-        ask = {k: v for k, v in {"seq": seq, "last_by_subj": last_of, "next_by_subj": next_of}.items() if v is not None}
-        what = f"message {seq if last_of is None and next_of is None else last_of or next_of!r} of stream {stream!r}"
+        """One stored message: by sequence, the last of a subject, the next of a subject at or above `seq`, or the
+        first stored at or after `since`."""
+        start = since.astimezone(UTC).isoformat() if since else None
+        given = {"seq": seq, "last_by_subj": last_of, "next_by_subj": next_of, "start_time": start}
+        ask = {k: v for k, v in given.items() if v is not None}
+        if since:
+            await self.require(features.GET_BY_TIME)
+        what = f"message {' '.join(f'{k}={v}' for k, v in ask.items())} of stream {stream!r}"
         answer = await self._read(what, f"STREAM.MSG.GET.{_name('stream', stream)}", ask)
         raw = answer["message"]
         return StoredMessage(

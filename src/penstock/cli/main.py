@@ -20,6 +20,7 @@ COMMANDS = {
     "asyncapi": "penstock.cli.lint:asyncapi_command",
     "bench": "penstock.cli.bench:bench",
     "publish": "penstock.cli.publish:publish",
+    "consumer": "penstock.cli.consumer:consumer",
     "server": "penstock.cli.server:server",
     "status": "penstock.cli.status:status",
 }

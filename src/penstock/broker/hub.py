@@ -1,0 +1,50 @@
+"""Finding the port where a server takes leaf nodes, when someone names the one where it takes clients."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.errors import ConfigError
+
+CLIENT_PORT = 4222
+LEAF_PORT = 7422
+LEAF_OFFSET = LEAF_PORT - CLIENT_PORT
+"""How far above the client port `penstock server` listens for leaf nodes, as NATS's own defaults do."""
+
+
+def leaf_url(url: str, timeout: float = 2.0) -> str:
+    """The URL that a leaf must be given to join the server at `url`.
+
+    That is `url` itself when leaf nodes are welcome there, or when nobody answers: the hub may come later. For a
+    client port it is the leaf-node port of the same server, when that is where it usually is.
+    """
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    if not parts.hostname:
+        raise ConfigError(f"leaf_of: {url!r} is not a URL such as nats://hub.example:{LEAF_PORT}")
+    port = parts.port or LEAF_PORT
+    info = _info(parts.hostname, port, timeout)
+    netloc = parts.netloc if parts.port else f"{parts.netloc}:{port}"
+    if info is None or "leafnode_urls" in info:
+        return f"{parts.scheme}://{netloc}" if "://" in url else f"nats://{netloc}"
+    there = _info(parts.hostname, port + LEAF_OFFSET, timeout)
+    if there and there.get("server_id") == info.get("server_id"):
+        return f"{parts.scheme}://{netloc.removesuffix(f':{port}')}:{port + LEAF_OFFSET}"
+    raise ConfigError(
+        f"{url} is where that server takes clients; a leaf joins at its leaf-node port, which is not "
+        f"{port + LEAF_OFFSET}: name it (`penstock server` prints it, nats-server has it in `leafnodes`)"
+    )
+
+
+def _info(host: str, port: int, timeout: float) -> dict[str, Any] | None:
+    """What the server at this port says first, or None when nothing comes that a NATS server would say."""
+    try:
+        with socket.create_connection((host, port), timeout) as connection, connection.makefile("rb") as lines:
+            line = lines.readline(65536)
+        verb, _, fields = line.partition(b" ")
+        info: dict[str, Any] | None = json.loads(fields) if verb == b"INFO" else None
+    except (OSError, OverflowError, ValueError):
+        return None
+    return info

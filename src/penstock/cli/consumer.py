@@ -1,0 +1,324 @@
+"""`penstock consumer`: look at durable consumers, pause them, and move them."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import click
+from rich.markup import escape
+
+from penstock.broker import ConsumerInfo, JetStream, StreamInfo, connect
+from penstock.broker.resets import Fate, ResetEffect, foresee
+from penstock.cli.common import EXIT_OK, Column, Context, err, json_option, out, print_json, sync, table, usage
+from penstock.errors import MessageNotFound
+from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
+
+COLUMNS: list[Column] = [
+    "STREAM",
+    "CONSUMER",
+    "FILTERS",
+    ("PENDING", "right"),
+    ("UNACKED", "right"),
+    ("REDELIVERED", "right"),
+    ("PULLS", "right"),
+    "PAUSED",
+]
+
+FATES: dict[Fate, str] = {
+    "kept": "the stream keeps them for other readers",
+    "left behind": "a WorkQueue stream keeps them: they stay behind until they are purged or a limit removes them",
+    "deleted": "an Interest stream deletes those that no other consumer needs",
+}
+
+
+@click.group()
+def consumer() -> None:
+    """Look at consumers, pause, resume and reset them.
+
+    \b
+    Example:
+      penstock consumer ls BILLING
+      penstock consumer reset BILLING billing_worker --to-start
+    """
+
+
+@consumer.command()
+@click.argument("stream", required=False)
+@json_option
+@click.pass_obj
+@sync
+async def ls(context: Context, stream: str | None, as_json: bool) -> int:
+    """List the consumers of a STREAM, or of all streams.
+
+    \b
+    Example:
+      penstock consumer ls
+    """
+    async with connect(context.settings()) as broker:
+        streams = [stream] if stream else await broker.jetstream.stream_names()
+        found = [one for name in streams for one in await broker.jetstream.consumers(name)]
+    if as_json:
+        print_json([_facts(one) for one in found])
+    elif found:
+        out.print(table(None, COLUMNS, [_row(one) for one in found]))
+    else:
+        out.print("no consumers")
+    return EXIT_OK
+
+
+@consumer.command()
+@click.argument("stream")
+@click.argument("name")
+@json_option
+@click.pass_obj
+@sync
+async def show(context: Context, stream: str, name: str, as_json: bool) -> int:
+    """Show the consumer NAME of STREAM: how far it has come, and how it is configured.
+
+    \b
+    Example:
+      penstock consumer show BILLING billing_worker
+    """
+    async with connect(context.settings()) as broker:
+        info = await broker.jetstream.consumer_info(stream, name)
+    if as_json:
+        print_json({**_facts(info), "config": info.config})
+    else:
+        out.print(table(f"{stream} / {name}", ["", ""], [*_progress(info), *_configuration(info.config)]))
+    return EXIT_OK
+
+
+@consumer.command()
+@click.argument("stream")
+@click.argument("name")
+@click.option("--for", "length", metavar="DURATION", help="So long from now, such as 90s or 1h30m.")
+@click.option("--until", metavar="TIME", help="RFC 3339, such as 2030-01-31T08:00:00Z.")
+@json_option
+@click.pass_obj
+@sync
+async def pause(context: Context, stream: str, name: str, length: str | None, until: str | None, as_json: bool) -> int:
+    """Stop deliveries to the consumer NAME of STREAM for a while. Messages wait; nothing is lost.
+
+    \b
+    Example:
+      penstock consumer pause BILLING billing_worker --for 1h
+    """
+    if (length is None) == (until is None):
+        usage("say how long: --for DURATION or --until TIME")
+    when = datetime.now(UTC) + parse_duration(length) if length is not None else _time(str(until))
+    if when <= datetime.now(UTC):
+        usage(f"a pause ends in the future, not at {when.isoformat()}")
+    async with connect(context.settings()) as broker:
+        ends = await broker.jetstream.pause_consumer(stream, name, when)
+    if as_json:
+        print_json({"stream": stream, "consumer": name, "paused_until": ends})
+    else:
+        out.print(f"{stream} / {name} is paused until {ends:%Y-%m-%d %H:%M:%S %Z}")
+    return EXIT_OK
+
+
+@consumer.command()
+@click.argument("stream")
+@click.argument("name")
+@json_option
+@click.pass_obj
+@sync
+async def resume(context: Context, stream: str, name: str, as_json: bool) -> int:
+    """Deliver to the paused consumer NAME of STREAM again.
+
+    \b
+    Example:
+      penstock consumer resume BILLING billing_worker
+    """
+    async with connect(context.settings()) as broker:
+        await broker.jetstream.resume_consumer(stream, name)
+    if as_json:
+        print_json({"stream": stream, "consumer": name, "paused_until": None})
+    else:
+        out.print(f"{stream} / {name} delivers again")
+    return EXIT_OK
+
+
+@consumer.command()
+@click.argument("stream")
+@click.argument("name")
+@click.option("--to", "seq", type=click.IntRange(1), metavar="SEQ", help="Continue with this stream sequence.")
+@click.option("--to-time", metavar="TIME", help="Continue with the first message stored at or after it (RFC 3339).")
+@click.option("--to-start", is_flag=True, help="Continue with the first message of the stream.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@sync
+async def reset(
+    context: Context,
+    stream: str,
+    name: str,
+    seq: int | None,
+    to_time: str | None,
+    to_start: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Move the consumer NAME of STREAM, after telling what that repeats or skips.
+
+    Without --to, --to-time or --to-start it stays where it is, right behind the last message that it acknowledged with
+    all before it, and what is in flight is delivered again.
+
+    \b
+    Example:
+      penstock consumer reset BILLING billing_worker --to-time 2030-01-31T08:00:00Z
+    """
+    if (seq is not None) + (to_time is not None) + to_start > 1:
+        usage("--to, --to-time and --to-start exclude each other")
+    if not yes and not sys.stdin.isatty():
+        usage("a reset repeats or skips messages and asks first, but there is no terminal: add --yes")
+    async with connect(context.settings()) as broker:
+        js = broker.jetstream
+        found, info = await js.stream_info(stream), await js.consumer_info(stream, name)
+        target = await _target(js, found, info, seq, to_time, to_start)
+        foreseen = await foresee(js, found, info, target)
+        err.print(_told(foreseen, info), soft_wrap=True)
+        if not yes:
+            click.confirm(f"Reset {stream} / {name} to sequence {target}?", abort=True, err=True)
+        # Without a target the server itself stays at the floor, which it allows to every kind of consumer.
+        moved = seq is not None or to_time is not None or to_start
+        done = await js.reset_consumer(stream, name, target if moved else None)
+    if as_json:
+        print_json({**_effect(foreseen), "reset_seq": done.reset_seq, "consumer": _facts(done.consumer)})
+    else:
+        out.print(
+            f"{stream} / {name} continues at sequence {done.reset_seq}, {_messages(done.consumer.pending)} before it"
+        )
+    return EXIT_OK
+
+
+async def _target(
+    js: JetStream, stream: StreamInfo, info: ConsumerInfo, seq: int | None, to_time: str | None, to_start: bool
+) -> int:
+    if seq is not None:
+        return seq
+    if to_start:
+        return max(stream.state.first_seq, 1)
+    if to_time is None:
+        return info.ack_floor_stream_seq + 1
+    try:
+        return (await js.get_message(stream.name, since=_time(to_time))).sequence
+    except MessageNotFound:
+        return stream.state.last_seq + 1
+
+
+def _told(foreseen: ResetEffect, info: ConsumerInfo) -> str:
+    """What the reset does, in words."""
+    up_to = "" if foreseen.exact else "up to "
+    parts = [f"now behind sequence {info.ack_floor_stream_seq} with {_messages(info.unprocessed)} not acknowledged"]
+    if foreseen.repeated:
+        acked = f", {up_to}{foreseen.repeated_acked} of them acknowledged before" if foreseen.repeated_acked else ""
+        parts.append(f"[bold]repeats[/] {_messages(foreseen.repeated)} that were delivered before{acked}")
+    if foreseen.skipped:
+        parts.append(f"[bold]skips[/] {up_to}{_messages(foreseen.skipped)} that are not acknowledged")
+        parts.append(FATES[foreseen.fate])
+    if not foreseen.repeated and not foreseen.skipped:
+        parts.append("repeats and skips nothing")
+    return f"reset {escape(info.stream)} / {escape(info.name)} to sequence {foreseen.target}: " + "; ".join(parts)
+
+
+def _messages(count: int) -> str:
+    return counted(count, "message")
+
+
+def _effect(foreseen: ResetEffect) -> dict[str, Any]:
+    return {
+        "target": foreseen.target,
+        "repeated": foreseen.repeated,
+        "repeated_acknowledged": foreseen.repeated_acked,
+        "skipped": foreseen.skipped,
+        "exact": foreseen.exact,
+        "skipped_are": foreseen.fate,
+    }
+
+
+def _time(text: str) -> datetime:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        usage(f"{text!r} is not a time: write RFC 3339, such as 2030-01-31T08:00:00Z")
+    if when.tzinfo is None:
+        usage(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return when.astimezone(UTC)
+
+
+def _filters(config: dict[str, Any]) -> list[str]:
+    return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
+
+
+def _facts(info: ConsumerInfo) -> dict[str, Any]:
+    """A consumer for machines; these names stay."""
+    return {
+        "stream": info.stream,
+        "name": info.name,
+        "filters": _filters(info.config),
+        "ack_policy": info.config.get("ack_policy"),
+        "ack_floor": info.ack_floor_stream_seq,
+        "delivered": info.delivered_stream_seq,
+        "pending": info.pending,
+        "ack_pending": info.ack_pending,
+        "redelivered": info.redelivered,
+        "waiting_pulls": info.waiting,
+        "paused": info.paused,
+        "paused_seconds": info.paused_for.total_seconds() if info.paused_for else None,
+        "leader": info.leader,
+    }
+
+
+def _row(info: ConsumerInfo) -> list[Any]:
+    return [
+        info.stream,
+        info.name,
+        "\n".join(_filters(info.config)),
+        info.pending,
+        info.ack_pending,
+        info.redelivered,
+        info.waiting,
+        _paused(info),
+    ]
+
+
+def _paused(info: ConsumerInfo) -> str | None:
+    if info.paused_for is None:
+        return None
+    return f"for {format_duration(timedelta(seconds=max(1, round(info.paused_for.total_seconds()))))}"
+
+
+def _progress(info: ConsumerInfo) -> list[tuple[str, Any]]:
+    limit = info.config.get("max_ack_pending", 0)
+    return [
+        ("acknowledged up to", info.ack_floor_stream_seq),
+        ("delivered up to", info.delivered_stream_seq),
+        ("pending", _messages(info.pending)),
+        ("not acknowledged", f"{info.ack_pending} of at most {limit}" if limit > 0 else info.ack_pending),
+        ("redelivered", info.redelivered),
+        ("waiting pulls", info.waiting),
+        ("paused", _paused(info) or "no"),
+        ("leader", info.leader),
+        ("created", info.created and f"{info.created:%Y-%m-%d %H:%M:%S %Z}"),
+    ]
+
+
+DURATIONS = {"ack_wait", "inactive_threshold", "idle_heartbeat", "max_expires"}
+
+
+def _configuration(config: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Every configured field, also those that a newer server added."""
+    rows = []
+    for name, value in sorted(config.items()):
+        shown = format_duration(from_nanoseconds(value)) if name in DURATIONS else value
+        if name == "backoff":
+            shown = ", ".join(format_duration(from_nanoseconds(one)) for one in value)
+        elif isinstance(value, dict):
+            shown = "\n".join(f"{key}={one}" for key, one in sorted(value.items()))
+        elif isinstance(value, list):
+            shown = "\n".join(map(str, value))
+        rows.append((name, shown))
+    return rows

@@ -1,0 +1,187 @@
+"""`penstock server` as a subprocess: it says where it is, ends as it should, and leaves nothing running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker import connect
+from penstock.broker.hub import LEAF_OFFSET
+from penstock.broker.ports import free_ports
+from penstock.cli import main
+from penstock.settings import Settings
+from penstock.testing import Certificates, EmbeddedServer, eventually
+
+PENSTOCK = str(Path(sysconfig.get_path("scripts")) / "penstock")
+
+
+def running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def penstock_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A running `penstock server --json`, and what it said."""
+    command = [PENSTOCK, "server", "--json", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said: dict[str, Any] = {"pids": []}
+    try:
+        assert process.stdout
+        line = process.stdout.readline()
+        if not line:
+            pytest.fail(f"{command} said nothing: {process.communicate()[1]}")
+        said = json.loads(line)
+        yield process, said
+    finally:
+        process.kill()
+        process.communicate()
+        eventually(lambda: not any(map(running, said["pids"])), what="all servers to be gone", state=lambda: said)
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The command line in this process, which is quicker; returns its stderr."""
+
+    def run(code: int, *arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main.run(["server", *arguments])
+        said = capsys.readouterr().err
+        assert ended.value.code == code, said
+        return said
+
+    return run
+
+
+async def level(settings: Settings) -> int:
+    async with connect(settings) as broker:
+        return (await broker.jetstream.account_info()).api_level
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_prints_its_url_and_stops_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    with penstock_server("--port", "0", "--data", str(tmp_path)) as (process, said):
+        assert await level(Settings(servers=(said["url"],))) > 0
+        process.send_signal(number)
+        _, complaints = process.communicate(timeout=20)
+        assert process.returncode == 0, complaints
+        assert "Traceback" not in complaints
+        assert not any(map(running, said["pids"]))
+
+
+def test_without_json_the_first_line_is_the_url(tmp_path: Path) -> None:
+    command = [PENSTOCK, "server", "--port", "0", "--data", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline().startswith("nats://127.0.0.1:")
+        process.terminate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("nodes", ["1", "3"])
+def test_no_server_survives_when_it_is_killed(tmp_path: Path, nodes: str) -> None:
+    with penstock_server("--nodes", nodes, "--port", "0", "--data", str(tmp_path)) as (process, said):
+        assert len(said["pids"]) == int(nodes)
+        assert all(map(running, said["pids"]))
+        process.kill()
+        eventually(lambda: not any(map(running, said["pids"])), what="all servers to end", state=lambda: said)
+
+
+def test_a_killed_child_ends_it_with_the_reason_and_the_log(tmp_path: Path) -> None:
+    with penstock_server("--port", "0", "--data", str(tmp_path)) as (process, said):
+        os.kill(said["pids"][0], signal.SIGKILL)
+        _, complaints = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "nats-server was ended by SIGKILL" in complaints
+        assert "Server is ready" in complaints
+
+
+def test_a_taken_port_is_an_error_with_the_servers_words(
+    tmp_path: Path, nats_server: EmbeddedServer, fails: Callable[..., str]
+) -> None:
+    said = fails(1, "--port", str(nats_server.port), "--leaf-port", "0", "--data", str(tmp_path))
+    assert said.startswith("error: ")
+    assert "address already in use" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--nodes", "2"],
+        ["--port", "70000"],
+        ["--nodes", "3", "--port", "65534"],
+        ["--tls-cert", "x"],
+        ["--tls-verify"],
+        ["--no-such-flag"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_64(tmp_path: Path, arguments: list[str], fails: Callable[..., str]) -> None:
+    assert fails(64, "--data", str(tmp_path), *arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--user", "u"], ["--leaf-of", "://"], ["--max-payload", "many"]], ids=" ".join)
+def test_contradicting_values_end_with_1_and_a_line(
+    tmp_path: Path, arguments: list[str], fails: Callable[..., str]
+) -> None:
+    assert fails(1, "--port", "0", "--data", str(tmp_path), *arguments).startswith("error: ")
+
+
+async def test_login_and_tls_are_asked_for(tmp_path: Path, tls_certificates: Certificates) -> None:
+    tls = ["--tls-cert", tls_certificates.server_cert, "--tls-key", tls_certificates.server_key]
+    flags = [*tls, "--tls-ca", tls_certificates.ca, "--tls-verify", "--user", "u", "--password", "p"]
+    with penstock_server("--port", "0", "--data", str(tmp_path), *flags) as (_, said):
+        assert said["url"].startswith("tls://")
+        assert "u:p" not in json.dumps(said)
+        settings = Settings(
+            servers=(said["url"],),
+            user="u",
+            password="p",
+            tls_ca=tls_certificates.ca,
+            tls_cert=tls_certificates.client_cert,
+            tls_key=tls_certificates.client_key,
+        )
+        assert await level(settings) > 0
+
+
+async def test_a_leaf_joins_by_its_hubs_client_url_or_leaf_url(tmp_path: Path) -> None:
+    (port,) = free_ports(1, "127.0.0.1")
+    with EmbeddedServer(tmp_path / "hub", port, leaf_port=port + LEAF_OFFSET) as hub:
+        for number, url in enumerate((hub.url, hub.leaf_url)):
+            data = str(tmp_path / f"leaf-{number}")
+            domain = f"edge{number}"
+            with penstock_server("--port", "0", "--data", data, "--leaf-of", url, "--domain", domain) as (_, said):
+                assert said["domain"] == domain
+                eventually(lambda: hub.monitor("/leafz")["leafnodes"] == 1, what="the leaf")
+                async with connect(hub.settings) as broker:
+                    assert (await broker.jetstream.in_domain(domain).account_info()).domain == domain
+            eventually(lambda: hub.monitor("/leafz")["leafnodes"] == 0, what="the leaf to be gone")
+
+
+def test_a_client_port_without_a_leaf_port_beside_it_is_explained(
+    tmp_path: Path, nats_server: EmbeddedServer, fails: Callable[..., str]
+) -> None:
+    said = fails(1, "--port", "0", "--data", str(tmp_path), "--leaf-of", nats_server.url)
+    assert "leaf-node port" in said
+
+
+@pytest.mark.parametrize(
+    "command", ["server", "consumer", *(f"consumer {name}" for name in ("ls", "show", "pause", "resume", "reset"))]
+)
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.run([*command.split(), "--help"])
+    assert ended.value.code == 0
+    assert "Example:" in capsys.readouterr().out
