@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -164,7 +165,7 @@ async def test_a_leaf_joins_by_its_hubs_client_url_or_leaf_url(tmp_path: Path) -
             domain = f"edge{number}"
             with penstock_server("--port", "0", "--data", data, "--leaf-of", url, "--domain", domain) as (_, said):
                 assert said["domain"] == domain
-                eventually(lambda: hub.monitor("/leafz")["leafnodes"] == 1, what="the leaf")
+                eventually(functools.partial(hub.reaches, domain), what="the leaf", state=hub.last_words)
                 async with connect(hub.settings) as broker:
                     assert (await broker.jetstream.in_domain(domain).account_info()).domain == domain
             eventually(lambda: hub.monitor("/leafz")["leafnodes"] == 0, what="the leaf to be gone")

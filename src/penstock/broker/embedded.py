@@ -247,6 +247,11 @@ class EmbeddedServer:
         """Whether this leaf is connected to its hub right now."""
         return any(leaf.get("is_spoke", True) for leaf in self.monitor("/leafz").get("leafs") or ())
 
+    def reaches(self, domain: str) -> bool:
+        """Whether requests to the JetStream of that domain get there over a leaf link: a moment after it is up."""
+        leafs = self.monitor("/leafz?subs=1").get("leafs") or ()
+        return any(f"$JS.{domain}.API.INFO" in (leaf.get("subscriptions_list") or ()) for leaf in leafs)
+
     def log_tail(self, lines: int = 10) -> list[str]:
         """The last lines that this run of the server wrote."""
         with self.log.open("rb") as log:

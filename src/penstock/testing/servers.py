@@ -21,7 +21,13 @@ class LeafPair:
     leaf: EmbeddedServer
 
     def wait_until_linked(self, within: float = 10.0) -> None:
-        eventually(lambda: self.leaf.linked, within, "the leaf to reach its hub", state=self.leaf.last_words)
+        """Return when each reaches the other's JetStream."""
+        eventually(self._linked, within, "hub and leaf to reach each other", state=self.leaf.last_words)
+
+    def _linked(self) -> bool:
+        hub, leaf = self.hub.config.jetstream_domain, self.leaf.config.jetstream_domain
+        hears = self.leaf.reaches(hub) if hub else self.leaf.linked
+        return hears and leaf is not None and self.hub.reaches(leaf)
 
 
 @contextmanager
