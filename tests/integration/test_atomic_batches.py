@@ -13,6 +13,7 @@ from penstock import errors, publish
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher, Publisher
 from penstock.publish.batch import Batch, drop
+from penstock.testing.polling import eventually_async
 from penstock.wire import aio
 
 STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True}
@@ -216,11 +217,13 @@ async def test_one_publisher_keeps_below_its_own_limit(nats_server: EmbeddedServ
         await narrow.publish_batch("S", "s.a", [b"x"])
 
 
-async def test_ten_seconds_of_silence_end_a_batch(publisher: Publisher) -> None:
-    batch = publisher.atomic("S")
-    await fill(batch, 3)
-    await batch.flush()
-    await asyncio.sleep(10.5)  # the server's own limit; nothing can be polled without sending to the batch
+async def test_ten_seconds_of_silence_end_a_batch(nats_server: EmbeddedServer, publisher: Publisher) -> None:
+    async with publish.Abandonments(nats_server.settings) as watch:
+        batch = publisher.atomic("S")
+        await fill(batch, 3)
+        await batch.flush()
+        await eventually_async(lambda: watch.statistics().total, within=20, what="the server to give up")
+    assert watch.statistics().counts == {"S": {"timeout": 1}}
     with pytest.raises(publish.TimedOut, match="10 s without a message"):
         await batch.commit()
     assert await stored(publisher) == []

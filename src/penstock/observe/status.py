@@ -11,10 +11,10 @@ from typing import TypeVar
 from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
 from penstock.broker.model import parse_time
 from penstock.errors import MessageNotFound, NotFound
+from penstock.publish import advisories
 
 T = TypeVar("T")
 
-ABANDONED_SUBJECT = "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED."
 AT_ONCE = 32
 """API requests under way at the same time."""
 
@@ -111,7 +111,7 @@ async def collect(js: JetStream) -> Status:
                 key=lambda c: (c.stream, c.name),
             )
         ),
-        abandoned_batches=await _abandoned(js, streams),
+        abandoned_batches=await advisories.kept(js, streams),
     )
 
 
@@ -154,14 +154,6 @@ async def _subject_counts(js: JetStream, streams: Sequence[StreamInfo]) -> dict[
     for stream in streams:
         counts |= (await js.stream_info(stream.name, subjects_filter=">")).state.subjects
     return counts
-
-
-async def _abandoned(js: JetStream, streams: Sequence[StreamInfo]) -> dict[str, int] | None:
-    keepers = [s for s in streams if any(ABANDONED_SUBJECT in subject for subject in s.config.get("subjects") or ())]
-    if not keepers:
-        return None
-    counts = await _subject_counts(js, keepers)
-    return {subject.removeprefix(ABANDONED_SUBJECT): n for subject, n in counts.items() if subject.startswith("$JS.")}
 
 
 def _stream_status(info: StreamInfo) -> StreamStatus:

@@ -1,5 +1,6 @@
 """Atomic batches and fast ingest: all or nothing, and at the server's speed."""
 
+from penstock.publish.advisories import Abandonment, AbandonmentCounts, Abandonments
 from penstock.publish.atomic import AtomicBatch, ChunkedBatch, Publisher
 from penstock.publish.batch import Batch
 from penstock.publish.blocking import BlockingBatch, BlockingPublisher
@@ -29,6 +30,9 @@ from penstock.publish.interruptions import (
 from penstock.publish.model import BatchAck, BatchRef
 
 __all__ = [
+    "Abandonment",
+    "AbandonmentCounts",
+    "Abandonments",
     "AtomicBatch",
     "BadId",
     "Batch",

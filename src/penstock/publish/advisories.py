@@ -1,0 +1,155 @@
+"""Batches that the server gave up: it says so once, on a subject, and forgets it.
+
+Two ways to know of them. `Abandonments` listens and counts from the moment it starts. A stream that takes the subject
+(`keeper`) has the server store them, and then `kept` counts also what happened while nobody listened; this is what
+`penstock status` shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import StreamInfo, parse_time
+from penstock.errors import DeadlineExceeded, Unavailable
+from penstock.publish.batch import matches
+from penstock.retry import Backoff
+from penstock.settings import Settings
+from penstock.wire import aio, frames
+
+PREFIX = "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED."
+SUBJECT = f"{PREFIX}*"
+
+
+@dataclass(frozen=True, slots=True)
+class Abandonment:
+    """One batch that the server dropped: nothing of it is stored."""
+
+    stream: str
+    batch_id: str
+    reason: str
+    """`timeout` (10 s of silence), `incomplete` (a gap, or dropped by its publisher), `large`, or `unsupported`."""
+    time: datetime | None
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """The advisory as the server publishes it."""
+        raw = json.loads(data)
+        return cls(
+            raw["stream"], raw.get("batch", ""), raw.get("reason", "unknown"), parse_time(raw.get("timestamp", ""))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonmentCounts:
+    """What was counted, and since when."""
+
+    since: datetime
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Batches by stream and reason."""
+    interruptions: int = 0
+    """How often the connection was lost: what was abandoned meanwhile is not counted."""
+
+    @property
+    def total(self) -> int:
+        return sum(number for reasons in self.counts.values() for number in reasons.values())
+
+
+class Abandonments:
+    """Listens for abandoned batches on a connection of its own, and counts them.
+
+    An `async with` block listens; `statistics` is what was counted so far. The callback runs in the event loop and must
+    not wait. A lost connection is opened again, for as long as the block lasts, and counted as an interruption.
+    """
+
+    def __init__(self, settings: Settings, callback: Callable[[Abandonment], None] | None = None) -> None:
+        self._settings = settings
+        self._callback = callback
+        self._counter: Counter[tuple[str, str]] = Counter()
+        self._since = datetime.now(UTC)
+        self._interruptions = 0
+        self._connection: aio.Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._connection = await aio.connect(self._settings, name="penstock advisories")
+        await self._listen(self._connection)
+        self._task = asyncio.create_task(self._receive(self._connection))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task
+        assert self._connection
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._connection.close()
+
+    def statistics(self) -> AbandonmentCounts:
+        """What was counted so far."""
+        counts: dict[str, dict[str, int]] = {}
+        for (stream, reason), number in sorted(self._counter.items()):
+            counts.setdefault(stream, {})[reason] = number
+        return AbandonmentCounts(self._since, counts, self._interruptions)
+
+    async def _listen(self, connection: aio.Connection) -> None:
+        await connection.subscribe(SUBJECT)
+        await connection.flush()
+
+    async def _receive(self, connection: aio.Connection) -> None:
+        while True:
+            try:
+                self._count(await connection.receive())
+            except DeadlineExceeded:
+                continue  # all is well: no batch was abandoned
+            except Unavailable:
+                self._interruptions += 1
+                await self._again(connection)
+
+    async def _again(self, connection: aio.Connection) -> None:
+        for delay in Backoff().delays():
+            with suppress(Unavailable):
+                await connection.reconnect()
+                await self._listen(connection)
+                return
+            await asyncio.sleep(delay)
+
+    def _count(self, message: frames.Message) -> None:
+        abandoned = Abandonment.parse(message.data)
+        self._counter[abandoned.stream, abandoned.reason] += 1
+        if self._callback:
+            self._callback(abandoned)
+
+
+# -- kept by the server ------------------------------------------------------------------------------------------------
+
+
+def keeper(name: str = "BATCH_ADVISORIES", max_age_days: int = 7) -> dict[str, Any]:
+    """The configuration of a stream that keeps the advisories: create it, or declare one like it."""
+    nanoseconds = max_age_days * 24 * 3600 * 1_000_000_000
+    return {"name": name, "subjects": [SUBJECT], "max_age": nanoseconds, "max_bytes": 16 * 1024 * 1024}
+
+
+def keepers(streams: Iterable[StreamInfo]) -> list[str]:
+    """The streams that keep advisories of abandoned batches, by name."""
+    probe = f"{PREFIX}any"
+    return [s.name for s in streams if any(matches(subject, probe) for subject in s.config.get("subjects") or ())]
+
+
+async def kept(jetstream: JetStream, streams: Iterable[StreamInfo]) -> dict[str, int] | None:
+    """Abandoned batches by stream, as far back as they are kept; None when no stream keeps them."""
+    names = keepers(streams)
+    if not names:
+        return None
+    counts: Counter[str] = Counter()
+    for name in names:
+        subjects = (await jetstream.stream_info(name, subjects_filter=SUBJECT)).state.subjects
+        counts.update({subject.removeprefix(PREFIX): number for subject, number in subjects.items()})
+    return dict(counts)
