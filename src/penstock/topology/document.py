@@ -205,7 +205,7 @@ class _Reader:
 
     def _scalar(self, raw: yaml.ScalarNode, place: Place) -> Node:
         text = str(raw.value)
-        return Node(_typed(raw.tag, text, place, self.problems), place, text, plain=raw.style is None)
+        return Node(_typed(raw.tag, text, place, self.problems), place, text, plain=not raw.style)
 
 
 _scalars: Any = yaml.SafeLoader("")

@@ -196,7 +196,7 @@ STREAM_FIELDS: tuple[Field, ...] = (
     Field(
         "sealed",
         Flag(),
-        "Nothing in, nothing out, for good. Not when the stream is made.",
+        "No message is added or removed any more, for good. Not when the stream is made.",
         default=False,
         change=SEALS,
     ),

@@ -91,8 +91,11 @@ def _check_sections(root: Node, problems: Problems) -> None:
 
 
 def _environments(root: Node) -> dict[str, Node]:
+    """The environments by name; one with nothing in it has all defaults."""
     section = root.get("environments")
-    return section.value if section is not None and section.is_map else {}
+    if section is None or not section.is_map:
+        return {}
+    return {name: node if node.value is not None else Node({}, node.place) for name, node in section.value.items()}
 
 
 def _choose(root: Node, env: str | None, problems: Problems) -> str | None:
@@ -169,22 +172,23 @@ def _parts(part: str, section: Node, overlay: Node, problems: Problems) -> list[
         problems.add(section, f"expected {part} by name, found {section.describe()}")
         return []
     over = overlay.get(part)
-    if over is not None:
-        _check_overlay(part, section, over, problems)
+    if over is not None and over.value is not None and _overlay_fits(part, section, over, problems):
         section = overlaid(section, over)
     return [(name, node, section.keys.get(name, node.place)) for name, node in section.value.items()]
 
 
-def _check_overlay(part: str, section: Node, over: Node, problems: Problems) -> None:
+def _overlay_fits(part: str, section: Node, over: Node, problems: Problems) -> bool:
+    """Whether an environment changes things by name; a change of what is not declared is a problem."""
     if not over.is_map:
         problems.add(over, f"expected {part} by name, found {over.describe()}")
-        return
+        return False
     for name in over.value:
         if name not in section.value:
             hint = nearest(name, list(section.value))
             problems.add(
                 over.keys[name], f"{name!r} is not declared under {part}, so there is nothing to change; {hint}"
             )
+    return True
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------

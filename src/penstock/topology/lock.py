@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from penstock.errors import ConfigError
 from penstock.topology.document import Node, Problems, read
 from penstock.topology.kinds import Count, Field, ListOf, Text, read_record
 from penstock.topology.model import Platform
@@ -102,5 +103,8 @@ def write_lock(path: Path, lock: Lock) -> None:
         },
     }
     draft = path.with_name(path.name + ".new")
-    draft.write_text(HEADER + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.write_text(HEADER + yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as exc:
+        raise ConfigError(f"the lock file {str(path)!r} cannot be written: {exc.strerror}") from exc

@@ -34,8 +34,9 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from the tables in src/penstock/topology/fields.py. Edit those. -->
 
-`penstock.yaml` declares streams, durable consumers and pipelines. It has five sections, all optional: `environments`,
-`streams`, `consumers`, `pipelines`, and `asyncapi`, the path of the AsyncAPI document that describes the events.
+`penstock.yaml` declares streams, durable consumers and pipelines. Its top-level keys, all optional, are `environments`,
+`streams`, `consumers` and `pipelines`; `asyncapi`, the path of the AsyncAPI document that describes the events; and
+`name`, which marks what this platform owns where several share a server.
 Unknown keys are errors that name the nearest known key; every error says file, line and column.
 
 - **Durations** are a number and a unit: {durations}; several may follow each other, as in `1h30m`. `0` needs no unit.
@@ -54,10 +55,12 @@ def platform_page() -> str:
     units = {"durations": _code(DURATION_UNITS), "sizes": _code(SIZE_UNITS)}
     parts = [INTRODUCTION.format(**units)]
     for title, about, table in SECTIONS:
-        parts.append(f"## {title}\n\n{about}\n\n{_table(table)}")
+        living = table in (fields.STREAM_FIELDS, fields.CONSUMER_FIELDS)
+        parts.append(f"## {title}\n\n{about}\n\n{_table(table, with_change=living)}")
     parts.append("## Parts\n")
     parts += [f"### {record.what.capitalize()}\n\n{_table(record.fields)}" for record in _records()]
-    changes = "\n".join(f"- **{word}**: {meaning}" for word, meaning in CHANGE_WORDS.items())
+    words = {**CHANGE_WORDS, "ours": "the server does not see it"}
+    changes = "\n".join(f"- **{word}**: {meaning}" for word, meaning in words.items())
     parts.append(f"## What a change costs\n\n{changes}\n")
     return "\n".join(parts)
 
@@ -66,14 +69,19 @@ def _code(words: Any) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-def _table(table: Sequence[Field]) -> str:
-    lines = ["| key | value | default | change | since | |", "|---|---|---|---|---|---|"]
+def _table(table: Sequence[Field], with_change: bool = False) -> str:
+    """The fields as a Markdown table; what a change costs only where the server has something to say about it."""
+    heads = ["key", "value", "default", *(["change"] if with_change else []), "since", ""]
+    lines = [_row(heads), _row(["---"] * len(heads))]
     for field in table:
         key = f"`{field.key}`" + (" (required)" if field.required else "")
-        change = field.change if field.sent else "ours"
-        cells = (key, field.kind.describe(), _default(field), change, field.since or "", field.doc)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        change = [field.change if field.sent else "ours"] if with_change else []
+        lines.append(_row([key, field.kind.describe(), _default(field), *change, field.since or "", field.doc]))
     return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _default(field: Field) -> str:
