@@ -10,11 +10,12 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from penstock.broker import connect
+from penstock.broker import connect, embedded
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer, PortTaken, find_binary
 from penstock.errors import ConfigError, ServerFailed
@@ -69,7 +70,10 @@ def test_bad_configuration_fails_with_the_servers_own_words(tmp_path: Path) -> N
         EmbeddedServer(data=tmp_path, extra="no_such_option: 1").start()
 
 
-def test_two_servers_do_not_share_a_data_directory(nats_server: EmbeddedServer) -> None:
+def test_two_servers_do_not_share_a_data_directory(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "LOCK_WITHIN", 0.1)
     with pytest.raises(ServerFailed, match="another server is running on the data directory"):
         EmbeddedServer(data=nats_server.data).start()
 
@@ -162,7 +166,8 @@ def test_a_frozen_server_does_not_survive_a_killed_parent(tmp_path: Path) -> Non
     eventually(lambda: not running(pid), what=f"frozen server {pid} to end with its parent")
 
 
-def test_a_detached_server_outlives_its_parent(tmp_path: Path) -> None:
+def test_a_detached_server_outlives_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "LOCK_WITHIN", 0.1)
     process, pid = parent(tmp_path, "server.detach()")
     try:
         end(process)
@@ -202,6 +207,24 @@ async def test_three_nodes_keep_a_stream_when_one_is_killed(nats_cluster: Embedd
     eventually(lambda: nats_cluster.leader not in (None, leader), within=30, what="another leader")
     async with connect(nats_cluster.settings) as broker:
         assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
+
+
+async def test_a_cluster_can_ask_for_login_and_certificates(tmp_path: Path, tls_certificates: Certificates) -> None:
+    tls = tls_certificates.server_tls(verify=True)
+    with EmbeddedCluster(data=tmp_path, user="u", password="p", tls=tls) as cluster:
+        await store_and_read(cluster, replicas=3)
+
+
+def test_many_servers_started_at_once_find_ports_of_their_own(tmp_path: Path) -> None:
+    servers = [EmbeddedServer(data=tmp_path / str(n)) for n in range(12)]
+    try:
+        with ThreadPoolExecutor(len(servers)) as pool:
+            list(pool.map(EmbeddedServer.start, servers))
+        assert len({server.port for server in servers}) == len(servers)
+        assert all(server.alive for server in servers)
+    finally:
+        for server in servers:
+            server.stop()
 
 
 async def test_a_leaf_has_a_domain_of_its_own_that_the_hub_reaches(nats_leaf: LeafPair) -> None:

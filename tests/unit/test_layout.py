@@ -24,7 +24,7 @@ OWNERS = {
 INNER = {"settings", "errors", "retry", "units", "subjects"}
 MIDDLE = {"publish", "broker", "wire"}
 OUTER = {"spark", "workers", "facts", "sourcing", "deadletter", "topology", "observe"}
-EDGE = {"cli", "testing", "bench"}
+EDGE = {"cli", "testing", "bench", "examples"}
 LAYERS = [INNER, MIDDLE, OUTER, EDGE]
 
 

@@ -59,7 +59,7 @@ class ServerConfig:
     """Address that clients and leaf nodes may come in on; monitoring and routes stay on loopback."""
     port: int = 4222
     leaf_port: int = 7422
-    """Where other servers may join as leaf nodes."""
+    """Where other servers may join as leaf nodes; 0 for nowhere."""
     user: str | None = None
     password: str | None = None
     token: str | None = None
