@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from penstock.broker.model import ReplicaInfo, SourceInfo, StreamInfo
+from penstock.broker.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
 from penstock.topology import ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.plan import Change, Kind, plan
@@ -41,11 +42,15 @@ class Finding:
 
 def verify(desired: Desired, actual: Actual) -> list[Finding]:
     """Everything that is wrong with what the platform declares, check by check."""
+    readers: dict[str, list[ConsumerInfo]] = defaultdict(list)
+    for resource, consumer in actual.consumers.items():
+        if resource in desired.configs:
+            readers[resource.stream].append(consumer)
     streams = [actual.streams[r.stream] for r in desired.configs if r.consumer is None and r.stream in actual.streams]
     return [
         *_drift(desired, actual),
-        *(finding for resource in sorted(actual.unanswered, key=str) for finding in [_leaderless(resource)]),
-        *(finding for stream in streams for finding in _replicas(stream, desired, actual)),
+        *map(_leaderless, sorted(actual.unanswered, key=str)),
+        *(finding for stream in streams for finding in _replicas(stream, readers[stream.name])),
         *(finding for stream in streams for finding in _sources(stream)),
     ]
 
@@ -75,17 +80,16 @@ def _leaderless(resource: Resource) -> Finding:
     return Finding(Check.REPLICAS, resource, "nobody answers for it: it has no leader")
 
 
-def _replicas(stream: StreamInfo, desired: Desired, actual: Actual) -> Iterator[Finding]:
+def _replicas(stream: StreamInfo, readers: Sequence[ConsumerInfo]) -> Iterator[Finding]:
     wanted = stream.config.get("num_replicas", 1)
     if wanted < 2:
         return
     yield from _group(Resource(stream.name), wanted, stream.leader, stream.replicas)
     known = {replica.name for replica in stream.replicas if _ill(replica)}
-    for resource, consumer in actual.consumers.items():
-        if resource.stream == stream.name and resource in desired.configs:
-            # What is wrong with a server was said for the stream already.
-            well = [replica for replica in consumer.replicas if replica.name not in known]
-            yield from _group(resource, 0, consumer.leader, well)
+    for consumer in readers:
+        # What is wrong with a server was said for the stream already.
+        rest = [replica for replica in consumer.replicas if replica.name not in known]
+        yield from _group(Resource(stream.name, consumer.name), 0, consumer.leader, rest)
 
 
 def _group(resource: Resource, wanted: int, leader: str | None, followers: Sequence[ReplicaInfo]) -> Iterator[Finding]:
