@@ -316,6 +316,18 @@ async def test_a_server_killed_in_the_middle_of_an_apply_is_told_apart_and_compl
         assert len(await applied(broker.jetstream, CRASH_PLATFORM)) == len(made.changes) - steps
 
 
+async def test_a_stream_that_a_crash_left_half_made_is_made_by_the_next_apply(nats_server: EmbeddedServer) -> None:
+    async with connect(nats_server.settings) as broker:
+        await applied(broker.jetstream, CRASH_PLATFORM)
+    nats_server.kill()
+    (meta,) = nats_server.data.rglob("streams/S1/meta.inf")
+    meta.unlink()  # what a kill between making the directory and writing the file leaves behind
+    nats_server.start()
+    async with connect(nats_server.settings) as broker:
+        assert [c.resource for c in await applied(broker.jetstream, CRASH_PLATFORM)] == [Resource("S1")]
+    assert nats_server.monitor("/healthz")["status"] == "ok"
+
+
 class LostAnswer:
     """Kills the server after it has carried out the nth change, and before we hear of it."""
 

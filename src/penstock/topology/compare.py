@@ -23,6 +23,7 @@ LIMITS = frozenset({"max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_si
 """Where 0, -1 and nothing all mean: no limit."""
 UNORDERED = frozenset({"subjects", FILTER, "sources", "priority_groups"})
 NOT_COMPARED = frozenset({"name", "durable_name", "pause_until"})
+"""Who it is, and the pause: a consumer that somebody paused has not drifted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ SOURCES = "sources"
 FILTERS = "filters"
 DELIVERY = "delivery"
 EXPIRY = "expiry"
+AT_CREATION = "at creation"
 
 CHANGE_WORDS = {
     EDITABLE: "can be changed at any time",
@@ -35,5 +36,6 @@ CHANGE_WORDS = {
     FILTERS: "an added subject's backlog is skipped without a word; on an interest stream, narrowing deletes messages",
     DELIVERY: "another subject can be set; between pull and push the consumer is made anew",
     EXPIRY: "can be changed; the server deletes a consumer, with its position, that is unused for so long",
+    AT_CREATION: "counts when the consumer is made; afterwards it is left as it is, and nobody's pause is undone",
 }
 """The words a field's `change` may be, with their meaning for the reference."""

@@ -6,6 +6,7 @@ The server's side is nats-server 2.15. A field that it does not know (`sent=Fals
 from __future__ import annotations
 
 from penstock.topology.effects import (
+    AT_CREATION,
     CAPTURES,
     CONTENT,
     DELIVERY,
@@ -322,7 +323,7 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     ),
     Field("replicas", Count(0, MAX_REPLICAS), "Copies; 0 means as many as the stream.", wire="num_replicas", default=0),
     Field("mem_storage", Flag(), "Keep its state in memory.", default=False, change=RECREATE),
-    Field("pause_until", Moment(), "Deliver nothing until then.", since="2.11"),
+    Field("pause_until", Moment(), "Deliver nothing until then.", change=AT_CREATION, since="2.11"),
     Field(
         "priority_policy",
         OneOf(("none", "overflow", "pinned_client", "prioritized")),

@@ -263,5 +263,6 @@ RULES: Mapping[str, Rule] = {
     effects.FILTERS: _filters,
     effects.DELIVERY: _delivery,
     effects.EXPIRY: _expiry,
+    effects.AT_CREATION: _editable,
 }
 """The rule behind each word of the field tables."""
