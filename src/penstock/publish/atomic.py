@@ -18,7 +18,7 @@ from typing import Literal, Self, Unpack, overload
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
-from penstock.publish.batch import Batch, drop, new_id
+from penstock.publish.batch import Batch, drop, new_id, probe, probed
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
 from penstock.publish.fast import FastIngest, OnLost
 from penstock.publish.ingest import IngestChoices, IngestOptions
@@ -122,7 +122,9 @@ class Publisher:
         The server is made to drop the batch first, in case it still waits for the rest of it. When the batch is not in
         the stream, both are done once more after `settle` seconds: the server may have received bytes on a connection
         that is lost by now, and not read them yet. Raises `BatchOutcomeUnknown` when messages were removed from the
-        stream meanwhile that could have been the batch.
+        stream meanwhile that could have been the batch, or when its cluster has not decided yet.
+
+        To ask, two messages that the stream refuses are sent to the batch's subject: plain subscribers see them.
         """
         ack = await self._dropped_or_found(ref)
         if ack is None and settle:
@@ -132,10 +134,15 @@ class Publisher:
 
     async def _dropped_or_found(self, ref: BatchRef) -> BatchAck | None:
         await self._ready()
-        reply = self.connection.inbox()
-        await self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
-        await self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
-        return await outcome.look(self.jetstream, ref)
+        connection, subject = self.connection, ref.subject.encode()
+        dropped, reached = connection.inbox(ref.subject), connection.inbox(ref.subject)
+        try:
+            await connection.send(drop(ref.batch_id, subject, dropped) + probe(subject, reached))
+            await connection.wait(dropped, what=f"dropping batch {ref.batch_id!r}")
+            given_out = probed(await connection.wait(reached, what=f"the last sequence of stream {ref.stream!r}"))
+        finally:
+            connection.forget(dropped, reached)
+        return await outcome.look(self.jetstream, ref, given_out)
 
     # -- for the batches -------------------------------------------------------------------------------------------
 

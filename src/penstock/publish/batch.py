@@ -31,7 +31,7 @@ UNSUPPORTED = "Nats-Expected-Last-Msg-Id"
 GIVEN_UP_AFTER = 10.0
 """Seconds of silence after which the server drops a batch."""
 NEVER_A_SEQUENCE = 2**40
-"""A member number that no batch reaches: a message with it makes the server drop the batch, and is never stored."""
+"""A number that no batch and no stream reaches: a message that claims it is refused, and never stored."""
 
 _RESERVED = {name.lower() for name in (BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT, EXPECTED_STREAM)}
 _COMMIT = headers.line(BATCH_COMMIT, "1")
@@ -314,6 +314,21 @@ def drop(batch_id: str, subject: bytes, reply: str = "") -> bytes:
     """A message that makes the server drop the batch of this id, if it is still open, and that is never stored."""
     block = headers.encode({BATCH_ID: batch_id, BATCH_SEQUENCE: str(NEVER_A_SEQUENCE)})
     return _published(subject, reply, block, b"")
+
+
+def probe(subject: bytes, reply: str) -> bytes:
+    """A message that is never stored; the stream's leader answers it with the last sequence it has given out.
+
+    On a replicated stream that can be ahead of what is stored: those writes are still being agreed upon.
+    """
+    return _published(subject, reply, headers.encode({EXPECTED_LAST: str(NEVER_A_SEQUENCE)}), b"")
+
+
+def probed(answer: frames.Message) -> int:
+    """The sequence in the answer to a probe; 0 when the server refused it for another reason."""
+    error = json.loads(answer.data).get("error", {}) if answer.data else {}
+    found = _NUMBER.search(error.get("description", ""))
+    return int(found[0]) if found and error.get("err_code") == errors.WRONG_SEQUENCE else 0
 
 
 def literal_subject(subject: str) -> bytes:

@@ -12,7 +12,7 @@ from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
-from penstock.publish.batch import Batch, drop
+from penstock.publish.batch import Batch, drop, probe, probed
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
 from penstock.publish.fast import BlockingFastIngest, OnLost
 from penstock.publish.ingest import IngestChoices, IngestOptions
@@ -173,10 +173,15 @@ class BlockingPublisher:
 
     def _dropped_or_found(self, ref: BatchRef) -> BatchAck | None:
         self._ready()
-        reply = self.connection.inbox()
-        self.connection.send(drop(ref.batch_id, ref.subject.encode(), reply))
-        self.connection.wait(reply, what=f"dropping batch {ref.batch_id!r}")
-        return blocking.run(outcome.look(self.jetstream, ref))
+        connection, subject = self.connection, ref.subject.encode()
+        dropped, reached = connection.inbox(), connection.inbox()
+        try:
+            connection.send(drop(ref.batch_id, subject, dropped) + probe(subject, reached))
+            connection.wait(dropped, what=f"dropping batch {ref.batch_id!r}")
+            given_out = probed(connection.wait(reached, what=f"the last sequence of stream {ref.stream!r}"))
+        finally:
+            connection.forget(dropped, reached)
+        return blocking.run(outcome.look(self.jetstream, ref, given_out))
 
     def _answered(self, flight: Flight) -> BatchAck:
         connection, content = self.connection, flight.content

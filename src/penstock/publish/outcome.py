@@ -6,24 +6,30 @@ meet it, whoever else writes in between; only where messages were removed must t
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StoredMessage
 from penstock.errors import MessageNotFound
 from penstock.publish.batch import BATCH_ID, BATCH_SEQUENCE
 from penstock.publish.errors import BatchOutcomeUnknown
 from penstock.publish.model import BatchAck, BatchRef
+from penstock.retry import Backoff
 
 SETTLE = 1.0
 """Seconds after which a batch that is not there is taken for not stored, when its connection was lost: the server may
 have received bytes that it has not read yet."""
 
 
-async def look(jetstream: JetStream, ref: BatchRef) -> BatchAck | None:
+async def look(jetstream: JetStream, ref: BatchRef, given_out: int = 0) -> BatchAck | None:
     """The ack of the batch if it is in the stream now, None if it is not.
 
-    Raises `BatchOutcomeUnknown` when so many messages were removed since that it could have been among them.
+    `given_out` is the last sequence that the stream's leader has given out, as far as known: the look waits until the
+    stream has stored that much. Raises `BatchOutcomeUnknown` when it does not in time, or when so many messages were
+    removed since that the batch could have been among them.
     """
-    last = (await jetstream.stream_info(ref.stream)).state.last_seq
+    last = await _stored_up_to(jetstream, ref, given_out)
     below = ref.after
     """The last sequence that is looked at, and is not of the batch."""
     erased = False
@@ -41,6 +47,19 @@ async def look(jetstream: JetStream, ref: BatchRef) -> BatchAck | None:
     if erased:
         raise BatchOutcomeUnknown(ref, "messages that could be the batch were removed from the stream since")
     return None
+
+
+async def _stored_up_to(jetstream: JetStream, ref: BatchRef, given_out: int) -> int:
+    deadline = time.monotonic() + jetstream.timeout
+    for delay in Backoff().delays():
+        last = (await jetstream.stream_info(ref.stream)).state.last_seq
+        if last >= given_out:
+            return last
+        if time.monotonic() >= deadline:
+            reason = f"the stream has given out sequence {given_out} and stored {last}; has its cluster a majority?"
+            raise BatchOutcomeUnknown(ref, reason)
+        await asyncio.sleep(delay)
+    raise AssertionError("delays() never ends")
 
 
 async def _walk(jetstream: JetStream, ref: BatchRef, below: int, end: int) -> BatchAck | int:
