@@ -179,7 +179,7 @@ async def verify(context: Context, file: str, env: str | None, wait: float, as_j
     """Check that the server is as the file declares it, and well.
 
     JetStream answers, every stream and consumer is as declared, replicas are current, sources and mirrors are active.
-    What was made a moment ago gets time to settle; what differs from the file is reported at once.
+    Replicas and sources that were made a moment ago get some time to settle.
 
     \b
     Example:
