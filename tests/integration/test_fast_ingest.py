@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
-from penstock.errors import ConfigError
+from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, FeatureMissing
 from penstock.publish.fast import BlockingFastIngest, FastIngest
 from penstock.publish.ingest import IngestOptions, Lost
 from penstock.publish.interruptions import FastIngestDisabled, IngestGap, MessageRefused, WrongStream
+from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import LossyProxy, eventually_async, stream_data
 
@@ -262,6 +265,55 @@ async def test_a_stream_without_allow_batched_is_named_with_the_change_that_help
     with pytest.raises(FastIngestDisabled, match="allow_batched: true"):
         async with fast(nats_server.settings) as ingest:
             await ingest.add("s.a", b"1")
+
+
+async def test_a_server_without_fast_ingest_is_refused_before_anything_is_sent(
+    tmp_path: Path, old_nats_server_binary: Path
+) -> None:
+    with EmbeddedServer(data=tmp_path, binary=old_nats_server_binary) as old:
+        for opened in (fast(old.settings).__aenter__, lambda: asyncio.to_thread(blocking_fast(old.settings).__enter__)):
+            with pytest.raises(FeatureMissing, match=r"needs nats-server 2\.14"):
+                await opened()
+
+
+async def test_a_stream_that_never_answers_is_given_up_after_a_while(
+    nats_server: EmbeddedServer, proxy: LossyProxy
+) -> None:
+    await make_stream(nats_server.settings)
+    proxy.drop_down = lambda line: b".$FI " in line
+    with pytest.raises(DeadlineExceeded, match="fast ingest into stream 'S'"):
+        async with fast(Settings(servers=(proxy.url,)), ack_timeout=0.05, patience=0.5) as ingest:
+            await ingest.add("s.a", b"1")
+
+
+async def test_a_missing_permission_is_said_at_once(tmp_path: Path) -> None:
+    users = """authorization { users: [
+        { user: all, password: p },
+        { user: limited, password: p, permissions: { publish: { deny: ["s.secret"] } } } ] }"""
+    with EmbeddedServer(data=tmp_path, extra=users) as server:
+        await make_stream(replace(server.settings, user="all", password="p"))
+        limited = replace(server.settings, user="limited", password="p")
+        with pytest.raises(AccessDenied, match=r"s\.secret"):
+            async with fast(limited) as ingest:
+                await ingest.add_many([("s.a", b"1"), ("s.secret", b"2")])
+        with pytest.raises(AccessDenied, match=r"s\.secret"), blocking_fast(limited) as also:
+            also.add("s.secret", b"3")
+        async with PlainPublisher(limited) as plain:
+            await plain.add("s.secret", b"4")
+            with pytest.raises(AccessDenied, match=r"s\.secret"):
+                await plain.finish()
+
+
+async def test_a_commit_can_be_repeated_but_nothing_added_after_it(nats_server: EmbeddedServer) -> None:
+    await make_stream(nats_server.settings)
+    async with fast(nats_server.settings) as ingest:
+        await ingest.add("s.a", b"1")
+        ack = await ingest.commit()
+        assert await ingest.commit() == ack
+        with pytest.raises(ConfigError, match="is committed"):
+            await ingest.add("s.a", b"2")
+    assert ingest.ack == ack
+    assert await contents(nats_server.settings) == [b"1"]
 
 
 async def test_a_subject_that_no_stream_takes_is_an_error_with_its_position(nats_server: EmbeddedServer) -> None:

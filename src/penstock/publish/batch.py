@@ -11,6 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.publish import errors
@@ -82,10 +83,11 @@ class Batch:
         """Add a member, and return its number, counted from 0. See `atomic.AtomicBatch.add` for what it means."""
         self._check_room(1)
         encoded = literal_subject(subject)
-        own = self._checked_headers(headers)
+        own = self._checked_headers(headers) if headers else b""
         if message_id is not None:
             own += self._message_id_line(message_id)
-        own += self._expectation_lines(encoded, expected_last_sequence, expected_last_subject_sequence)
+        if expected_last_sequence is not None or expected_last_subject_sequence is not None:
+            own += self._expectation_lines(encoded, expected_last_sequence, expected_last_subject_sequence)
         self._append_lines(own)
         self.subjects.append(encoded)
         self.payloads.append(data)
@@ -331,6 +333,7 @@ def probed(answer: frames.Message) -> int:
     return int(found[0]) if found and error.get("err_code") == errors.WRONG_SEQUENCE else 0
 
 
+@lru_cache(maxsize=10_000)  # once a message, and subjects repeat
 def literal_subject(subject: str) -> bytes:
     """The subject as bytes, if a message can be published to it."""
     frames.checked_subject(subject)

@@ -15,7 +15,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Self, TypeVar
 
-from penstock.errors import ConnectionLost, DeadlineExceeded, PenstockError, Unavailable
+from penstock.broker import features
+from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
 from penstock.publish.ingest import FastAck, Ingest, IngestOptions, Lost
 from penstock.publish.rows import Publication, Row, Rows
 from penstock.retry import Backoff
@@ -43,6 +44,8 @@ class _FastIngest:
         self.settings = settings
         self._core = Ingest(stream, options or IngestOptions(), _inbox(), on_lost or _ignore)
         self._rows = Rows(max_payload=0)
+        self._send_at = CHUNK
+        """The position at which rows that were added one by one are sent."""
         self.ack: FastAck | None = None
         """The result, once the ingest was committed."""
 
@@ -72,8 +75,11 @@ class _FastIngest:
     def _check(self) -> None:
         if self._core.error:
             raise self._core.error
+
+    def _check_open(self) -> None:
+        self._check()
         if self.ack:
-            raise RuntimeError("this ingest is committed: open a new one to add more")
+            raise ConfigError(f"this ingest into {self._core.stream!r} is committed: open a new one to add more")
 
 
 class FastIngest(_FastIngest):
@@ -113,11 +119,12 @@ class FastIngest(_FastIngest):
 
         It is stored once `stored` has reached the position: see `flush`.
         """
-        self._check()
-        self._core.add([self._rows.one(subject, data, headers, message_id)])
-        position = self._core.added
-        if self._core.unsent >= CHUNK:
+        if self._core.error or self.ack:
+            self._check_open()
+        position = self._core.add_one(self._rows.one(subject, data, headers, message_id))
+        if position >= self._send_at:
             await self._until(lambda: self._core.unsent < CHUNK)
+            self._send_at = self._core.added + CHUNK
         else:
             self._changed.set()
         return position
@@ -163,7 +170,7 @@ class FastIngest(_FastIngest):
         return self.ack
 
     async def _add_rows(self, rows: list[Row]) -> None:
-        self._check()
+        self._check_open()
         self._core.add(rows)
         await self._until(lambda: self._core.unsent < CHUNK)
 
@@ -203,7 +210,7 @@ class FastIngest(_FastIngest):
             try:
                 await self._step()
             except PenstockError as exc:  # the caller is told at the next call
-                self._core.error = self._core.error or exc
+                self._fail(exc)
 
     async def _reconnect(self) -> None:
         async with self._reconnecting:
@@ -222,13 +229,22 @@ class FastIngest(_FastIngest):
 
     async def _open(self) -> None:
         await self._connection.reconnect()
+        features.require(self._connection.info, features.FAST_INGEST)
         self._rows.max_payload = self._connection.info.max_payload
+        self._connection.on_denied(lambda denied: self._fail(denied.error()))
         inbox = _inbox()
         await self._connection.subscribe(f"{inbox}.>", handler=self._receive)
         self._core.connected(inbox, time.monotonic())
 
     def _receive(self, message: Message) -> None:
-        self._core.receive(message, time.monotonic())
+        try:
+            self._core.receive(message, time.monotonic())
+        except ProtocolError as exc:
+            self._fail(exc)
+        self._changed.set()
+
+    def _fail(self, error: PenstockError) -> None:
+        self._core.error = self._core.error or error
         self._changed.set()
 
     async def _let_go(self) -> None:
@@ -282,11 +298,11 @@ class BlockingFastIngest(_FastIngest):
         """
         row = self._rows.one(subject, data, headers, message_id)
         with self._lock:
-            self._check()
-            self._core.add([row])
-            position = self._core.added
-            if self._core.unsent >= CHUNK:
+            self._check_open()
+            position = self._core.add_one(row)
+            if position >= self._send_at:
                 self._until(lambda: self._core.unsent < CHUNK)
+                self._send_at = self._core.added + CHUNK
             return position
 
     def add_many(self, messages: Iterable[Publication]) -> int:
@@ -336,7 +352,7 @@ class BlockingFastIngest(_FastIngest):
 
     def _add_rows(self, rows: list[Row]) -> None:
         with self._lock:
-            self._check()
+            self._check_open()
             self._core.add(rows)
             self._until(lambda: self._core.unsent < CHUNK)
 
@@ -397,6 +413,7 @@ class BlockingFastIngest(_FastIngest):
 
     def _open(self) -> None:
         self._connection.reconnect()
+        features.require(self._connection.info, features.FAST_INGEST)
         self._rows.max_payload = self._connection.info.max_payload
         inbox = _inbox()
         self._connection.subscribe(f"{inbox}.>")

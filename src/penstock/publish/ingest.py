@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from penstock.broker.codes import api_error
-from penstock.errors import ApiError, ConfigError, PenstockError, ServerBusy
+from penstock.broker.features import FAST_INGEST
+from penstock.errors import ApiError, ConfigError, DeadlineExceeded, FeatureMissing, PenstockError, ServerBusy
 from penstock.publish import replies
 from penstock.publish.interruptions import (
     FastIngestDisabled,
@@ -180,6 +181,8 @@ class Ingest:
         self.batch_id = batch_id or secrets.token_hex(8)
         self.stored = 0
         """Positions up to here are settled: stored, or (only with `on_gap="continue"`) lost."""
+        self.added = 0
+        """The position of the last row added."""
         self.sequence = 0
         """Stream sequence of the last message whose sequence is known; flow acks do not tell it."""
         self.lost = 0
@@ -199,6 +202,7 @@ class Ingest:
         self._heard = 0.0
         self._asked: float | None = None
         self._unanswered = 0
+        self._silent_since: float | None = None
         self._fruitless = 0
         self._retry_at = 0.0
         self._verdict: tuple[float, Segment] | None = None
@@ -206,11 +210,6 @@ class Ingest:
         self._busy_since: float | None = None
 
     # -- what the caller adds and sees -------------------------------------------------------------------------------
-
-    @property
-    def added(self) -> int:
-        """The position of the last row added."""
-        return self.stored + len(self._rows)
 
     @property
     def unsent(self) -> int:
@@ -231,6 +230,13 @@ class Ingest:
     def add(self, rows: Sequence[Row]) -> None:
         """Queue rows; they are kept until they are stored, so their data must not be changed."""
         self._rows.extend(rows)
+        self.added += len(rows)
+
+    def add_one(self, row: Row) -> int:
+        """Queue a row, and return its position."""
+        self._rows.append(row)
+        self.added += 1
+        return self.added
 
     def end(self) -> int:
         """Settle everything added so far, and return its last position. What is added later starts a new segment."""
@@ -326,14 +332,21 @@ class Ingest:
 
     def _ask(self, segment: Segment, now: float) -> bytes:
         """The end, or a ping; both are safe to repeat."""
+        if self._silent_since is None:
+            self._silent_since = now
         if self._unanswered >= UNANSWERED:
-            self.stalled = True
+            self._stall(now - self._silent_since)
             return b""
         self._asked = now
         self._unanswered += 1
         if segment.ending:
             return control(segment.lead, segment.prefix, segment.sent + 1, replies.COMMIT_EOB)
         return control(segment.lead, segment.prefix, segment.sent, replies.PING)
+
+    def _stall(self, silent_for: float) -> None:
+        if silent_for > self.options.patience:
+            self.error = DeadlineExceeded(f"fast ingest into {self._what}", silent_for)
+        self.stalled = True
 
     # -- what comes from the server ----------------------------------------------------------------------------------
 
@@ -345,7 +358,7 @@ class Ingest:
             self._explain(self._verdict[1], reply)
         if segment is None or reply.batch != segment.batch or self.error:
             return
-        self._heard, self._unanswered = now, 0
+        self._heard, self._unanswered, self._silent_since = now, 0, None
         match reply.answer:
             case replies.Ack(seq, every):
                 segment.every = every
@@ -361,6 +374,8 @@ class Ingest:
                 self._failed(segment, reply, stream, error, now)
             case replies.NobodyListens():
                 self._nobody_listens(segment, reply, now)
+            case replies.Plain():
+                self.error = FeatureMissing(FAST_INGEST.name, "older where the stream is", FAST_INGEST.version)
 
     def _settle(self, segment: Segment, seq: int) -> None:
         count = min(seq, segment.sent) - segment.acked

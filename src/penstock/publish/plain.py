@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from penstock.broker.codes import api_error
 from penstock.errors import (
+    AccessDenied,
     ApiError,
     ConnectionLost,
     DeadlineExceeded,
@@ -26,6 +27,7 @@ from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.frames import Message
 from penstock.wire.headers import Headers
+from penstock.wire.session import Denied
 
 WINDOW = 1_000
 """Messages whose acks may be outstanding."""
@@ -78,10 +80,12 @@ class PlainPublisher:
         """After `PublishInterrupted`: the outcomes that came before the connection was lost."""
         self._buffer = bytearray()
         self._came = asyncio.Event()
+        self._denied: AccessDenied | None = None
 
     async def __aenter__(self) -> Self:
         await self._connection.reconnect()
         self._rows.max_payload = self._connection.info.max_payload
+        self._connection.on_denied(self._deny)
         await self._connection.subscribe(f"{self._inbox}.*", handler=self._receive)
         return self
 
@@ -135,6 +139,8 @@ class PlainPublisher:
         settings = self._connection.settings
         deadline = time.monotonic() + settings.timeout
         while not self._came.is_set():
+            if self._denied:
+                raise self._denied
             if not self._connection.connected:
                 raise ConnectionLost(", ".join(settings.servers), "while acks were outstanding")
             if time.monotonic() >= deadline:
@@ -143,6 +149,9 @@ class PlainPublisher:
                 async with asyncio.timeout(TICK):
                     await self._came.wait()
         self._came.clear()
+
+    def _deny(self, denied: Denied) -> None:
+        self._denied = denied.error()
 
     def _taken(self) -> list[PubAck | PenstockError]:
         taken: list[PubAck | PenstockError] = []

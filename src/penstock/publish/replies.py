@@ -55,11 +55,15 @@ class Failed(NamedTuple):
     error: dict[str, Any]
 
 
+class Plain(NamedTuple):
+    """A server that knows no fast ingest has stored the message by itself."""
+
+
 class NobodyListens(NamedTuple):
     """No stream takes the subject right now."""
 
 
-Answer = Ack | Gap | Refused | Ended | Failed | NobodyListens
+Answer = Ack | Gap | Refused | Ended | Failed | Plain | NobodyListens
 
 
 class Reply(NamedTuple):
@@ -109,6 +113,8 @@ def _parsed(fields: dict[str, Any]) -> Answer:
             return Refused(dict(fields["error"]))
         case None if "error" in fields:
             return Failed(str(fields.get("stream", "")), dict(fields["error"]))
+        case None if "count" not in fields and "seq" in fields:
+            return Plain()
         case None:
             return Ended(str(fields["stream"]), int(fields["seq"]), int(fields["count"]))
         case other:

@@ -8,8 +8,8 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.publish import replies
+from penstock.publish.batch import literal_subject
 from penstock.wire import headers as header_block
-from penstock.wire.frames import checked_subject
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_LEADS = 10_000
@@ -47,8 +47,10 @@ class Rows:
     def one(
         self, subject: str, data: bytes, headers: header_block.Headers | None = None, message_id: str | None = None
     ) -> Row:
-        row = (self._leads[subject], headers_of(headers, message_id), data)
-        self._check([row])
+        block = b"" if headers is None and message_id is None else headers_of(headers, message_id)
+        row = (self._leads[subject], block, data)
+        if type(data) is not bytes or len(data) + len(block) > self.max_payload:
+            self._check([row])
         return row
 
     def of_subject(self, subject: str, chunk: Iterable[bytes]) -> list[Row]:
@@ -91,11 +93,9 @@ class _Leads(dict[str, bytes]):
     """The start of each subject's frames: checked once a subject, and forgotten when there are very many."""
 
     def __missing__(self, subject: str) -> bytes:
-        if "*" in subject or ">" in subject:
-            raise ConfigError(f"{subject!r} has a wildcard: messages are published to plain subjects")
         if len(self) >= MAX_LEADS:
             self.clear()
-        lead = self[subject] = checked_subject(subject).encode() + b" "
+        lead = self[subject] = literal_subject(subject) + b" "
         return lead
 
 

@@ -150,6 +150,10 @@ class Connection:
         """Publish one message without waiting for anybody."""
         await self.send(self._open_link.session.publication(subject, data, headers, reply))
 
+    def on_denied(self, handler: Callable[[Denied], None]) -> None:
+        """Call the handler when the server refuses a publish or a subscription on this connection, until it ends."""
+        self._open_link.on_denied = handler
+
     async def subscribe(self, subject: str, queue: str = "", handler: Handler | None = None) -> int:
         """Subscribe, and return the subscription's id. Messages go to the handler, else to `receive`."""
         link = self._open_link
@@ -259,6 +263,7 @@ class _Link(asyncio.Protocol):
         self.inbox_open = False
         self.replies: dict[str, tuple[asyncio.Future[frames.Message], str]] = {}
         self.handlers: dict[int, Handler] = {}
+        self.on_denied: Callable[[Denied], None] | None = None
         self._messages: deque[frames.Message] = deque()
         self._message_bytes = 0
         self._changed = asyncio.Event()
@@ -330,6 +335,8 @@ class _Link(asyncio.Protocol):
                 raise ConnectionLost(str(self._endpoint), reason)
 
     def _denied(self, denied: Denied) -> None:
+        if self.on_denied:
+            self.on_denied(denied)
         for future, subject in self.replies.values():
             if subject == denied.subject:
                 _settle(future, denied.error())

@@ -91,6 +91,11 @@ class ServerInfo:
     headers: bool
     connect_urls: tuple[str, ...]
 
+    @property
+    def server_version(self) -> str:
+        """What `features.require` asks for."""
+        return self.version
+
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> Self:
         return cls(
