@@ -99,7 +99,11 @@ class FastIngest(_FastIngest):
         self._ticker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        try:
+            await self._open()
+        except BaseException:
+            await self._connection.close()
+            raise
         self._ticker = asyncio.create_task(self._tick(), name="penstock fast ingest")
         return self
 
@@ -278,7 +282,11 @@ class BlockingFastIngest(_FastIngest):
         self._ticker = threading.Thread(target=self._tick, name="penstock fast ingest", daemon=True)
 
     def __enter__(self) -> Self:
-        self._open()
+        try:
+            self._open()
+        except BaseException:
+            self._connection.close()
+            raise
         self._ticker.start()
         return self
 
