@@ -19,9 +19,9 @@ from typing import Any, Self
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StreamInfo, parse_time
 from penstock.errors import DeadlineExceeded, Unavailable
-from penstock.publish.batch import matches
 from penstock.retry import Backoff
 from penstock.settings import Settings
+from penstock.subjects import matches
 from penstock.wire import aio, frames
 
 PREFIX = "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED."

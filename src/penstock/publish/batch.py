@@ -16,6 +16,7 @@ from functools import lru_cache
 from penstock.errors import ConfigError, PenstockError
 from penstock.publish import errors
 from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchAck, BatchRef
+from penstock.subjects import is_literal, matches
 from penstock.wire import frames, headers
 from penstock.wire.headers import Headers
 from penstock.wire.session import NO_RESPONDERS
@@ -337,22 +338,9 @@ def probed(answer: frames.Message) -> int:
 def literal_subject(subject: str) -> bytes:
     """The subject as bytes, if a message can be published to it."""
     frames.checked_subject(subject)
-    if "*" in subject or ">" in subject:
-        for token in subject.split("."):
-            if token in ("*", ">"):
-                raise ConfigError(f"{subject!r} has a wildcard: messages are published to one subject")
+    if not is_literal(subject):
+        raise ConfigError(f"{subject!r} has a wildcard: messages are published to one subject")
     return subject.encode()
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """Whether a subject with wildcards covers a subject without."""
-    wanted, tokens = pattern.split("."), subject.split(".")
-    for index, token in enumerate(wanted):
-        if token == ">":
-            return len(tokens) > index
-        if index >= len(tokens) or token not in ("*", tokens[index]):
-            return False
-    return len(wanted) == len(tokens)
 
 
 def _encoded_subjects(subjects: str | Sequence[str], count: int) -> Iterable[bytes]:
