@@ -24,6 +24,7 @@ from penstock.spark import steps
 from penstock.spark.delivery import delivery
 from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger, Place
 from penstock.spark.link import Link
+from penstock.spark.options import SinkOptions
 from penstock.spark.output import Columns, RowMaker, columns_of
 from penstock.spark.task import Tally, write_partition
 
@@ -31,20 +32,6 @@ ATOMIC_LEVEL, FAST_LEVEL = 2, 4
 """JetStream API levels that have atomic batches (nats-server 2.12) and fast ingest (2.14)."""
 STREAMING_PATIENCE = 30.0
 """Seconds for which the driver of a streaming query waits for a server that is away."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SinkOptions:
-    """What the user asked for."""
-
-    settings: Settings
-    stream: str
-    subject: str | None = None
-    """The subject of all rows, whatever a column `subject` says."""
-    delivery: str = "atomic"
-    txn_app_id: str | None = None
-    """Names a series of batch writes; with `txn_version` it says which write this is, so that it happens once."""
-    txn_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

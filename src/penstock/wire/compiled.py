@@ -119,19 +119,27 @@ _compiling: subprocess.Popen[bytes] | None = None
 
 def current() -> Kernels:
     """The best kernels there are right now. Never waits: without machine code it starts to make some, and is plain."""
-    global _machine, _compiling
+    global _machine
     if _machine is None and (code := machine_code()):
         _machine = MachineKernels(code)
-    if _machine is None and _compiling is None:
-        _compiling = _start_compiler()
+    if _machine is None:
+        prepare()
     return _machine or PLAIN
 
 
+def prepare() -> None:
+    """Start to compile in the background, unless there is machine code or somebody is at it."""
+    global _compiling
+    if _compiling is None and not machine_code():
+        with suppress(CompileFailed):  # nowhere to put the code: plain kernels it is
+            _compiling = _start_compiler(subprocess.DEVNULL)
+
+
 def warm(within: float = COMPILE_WITHIN) -> None:
-    """Make sure that there is machine code, compiling it if need be. For drivers and image builds, not for tasks."""
+    """Make sure that there is machine code, compiling it if need be. For image builds and tests, not for tasks."""
     if machine_code():
         return
-    process = _start_compiler()
+    process = _start_compiler(subprocess.PIPE)
     try:
         _, complaint = process.communicate(timeout=within)
     except subprocess.TimeoutExpired:
@@ -173,12 +181,12 @@ def cache_directories() -> list[Path]:
     return [*named, home / "penstock", Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"]
 
 
-def _start_compiler() -> subprocess.Popen[bytes]:
+def _start_compiler(complaints: int) -> subprocess.Popen[bytes]:
     """Compile in a process of its own; the object file appears in the cache when it is done."""
     target = _writable_directory() / file_name()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "penstock.wire.compiler", str(target)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=complaints)
 
 
 def _writable_directory() -> Path:

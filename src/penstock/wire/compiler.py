@@ -6,6 +6,7 @@ any processor of this architecture: an object file made here works on every exec
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
 import sys
@@ -87,12 +88,19 @@ def _exports() -> list[tuple[str, str, Callable[..., int]]]:
 
 
 def write(path: Path) -> None:
-    """Compile, and put the result in place in one step: a reader sees all of it or nothing."""
-    code = compile_kernels()
+    """Compile, and put the result in place in one step: a reader sees all of it or nothing.
+
+    Only one process at a time compiles for a directory; the others wait, and find it done.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_file():
+            return
+        code = compile_kernels()
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(code)
+        os.replace(file.name, path)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""Progress on the server: the query's durable consumer follows every committed micro-batch.
+
+On a Limits stream the durable is reset to behind the batch: one request, however large the batch was. On WorkQueue and
+Interest streams a message goes away when its consumer acknowledges it, and not otherwise, so the batch is acknowledged
+for real: the durable delivers subjects and headers of the range, and each message is answered.
+
+Both may be repeated. After a crash in the middle of acknowledging, the rest of the range is still there, and the next
+commit (of the same offset or a later one) takes it up.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+
+from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.errors import Unavailable
+from penstock.spark.durable import floor
+from penstock.spark.link import Link
+from penstock.spark.origin import needs_direct_get
+from penstock.wire import frames
+from penstock.wire.scan import Scanner, Stop
+
+PULL = 5_000
+"""Messages of one request while acknowledging."""
+PULL_BYTES = 8 * 1024 * 1024
+EXPIRES = 2.0  # seconds
+SILENCE = 10.0  # seconds
+ATTEMPTS = 3
+ACK, NAK = b"+ACK", b"-NAK"
+
+log = logging.getLogger(__name__)
+
+
+def commit(link: Link, info: StreamInfo, durable: str, sequence: int) -> None:
+    """Everything up to `sequence` is done: make the durable say so."""
+    found = link.call(lambda api: api.consumer_info(info.name, durable))
+    if floor(found) == sequence:
+        return
+    if needs_direct_get(info):
+        _acknowledge(link, info, durable, sequence)
+    else:
+        link.call(lambda api: api.reset_consumer(info.name, durable, sequence + 1))
+
+
+def _acknowledge(link: Link, info: StreamInfo, durable: str, sequence: int) -> None:
+    """Acknowledge all that the durable has up to `sequence`. Raises nothing when somebody else holds some of it."""
+    for _ in range(ATTEMPTS):
+        left = link.persistently(lambda: _acknowledged(link, info, durable, sequence))
+        if not left:
+            return
+    log.warning(
+        "consumer %r of stream %r has %d messages unanswered up to sequence %d: does somebody else pull from it? "
+        "The next commit tries again",
+        durable, info.name, left, sequence,
+    )  # fmt: skip
+
+
+def _acknowledged(link: Link, info: StreamInfo, durable: str, sequence: int) -> int:
+    """One try. Returns how many messages are delivered and not answered afterwards.
+
+    1. take back what an earlier, interrupted commit left unanswered (crash after: it is unanswered still)
+    2. pull, and acknowledge what comes (crash after: what was answered is gone, the rest is there)
+    3. wait until the server has taken the last acknowledgement (crash after: all is done)
+    """
+    found = link.call(lambda api: api.consumer_info(info.name, durable))
+    if floor(found) >= sequence:
+        return 0
+    if found.ack_pending:
+        link.call(lambda api: api.reset_consumer(info.name, durable))
+    Acknowledging(link, found, sequence).run()
+    after = link.call(lambda api: api.consumer_info(info.name, durable))
+    return after.ack_pending if floor(after) < sequence else 0
+
+
+class Acknowledging:
+    """One connection's try at answering a durable's messages up to a sequence."""
+
+    def __init__(self, link: Link, durable: ConsumerInfo, sequence: int) -> None:
+        domain = link.settings.domain
+        prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+        self._subject = f"{prefix}.CONSUMER.MSG.NEXT.{durable.stream}.{durable.name}"
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._connection = link.connection
+        self._sequence = sequence
+        self._position = floor(durable)
+        self._most = min(PULL, int(durable.config.get("max_ack_pending") or PULL))
+        self._sid = self._connection.subscribe(f"{self._inbox}.*")
+        self._scanner = Scanner(durable.stream, self._sid)
+        self._scanner.forget_order()  # redeliveries come in between
+        self._last_reply = b""
+
+    def run(self) -> None:
+        """Answer until the sequence is reached, or the durable has no more."""
+        self._scanner.feed(self._connection.take_buffered())
+        more = True
+        while more and self._position < self._sequence:
+            more = self._pulled(min(self._most, self._sequence - self._position))
+        self._connection.give_back(self._scanner.rest())
+        self._connection.unsubscribe(self._sid)
+        if self._last_reply:
+            self._connection.request(self._last_reply.decode(), ACK)
+
+    def _pulled(self, count: int) -> bool:
+        """Ask for that many messages and answer them. False when the durable has no more."""
+        ask = {"batch": count, "expires": int(EXPIRES * 1e9), "max_bytes": PULL_BYTES}
+        self._connection.send(frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.pull"))
+        answered = 0
+        while answered < count:
+            found = self._scanner.next()
+            if rows := self._scanner.rows:
+                answered += rows
+                self._answer()
+                if not self._scanner.last_pending:
+                    return False
+            if found is Stop.MORE:
+                self._scanner.received(self._connection.recv_into(self._scanner.space(), SILENCE))
+            elif isinstance(found, frames.Ping):
+                self._connection.send(frames.PONG)
+            elif isinstance(found, frames.Message):
+                return _goes_on(found, answered)
+        return True
+
+    def _answer(self) -> None:
+        """Acknowledge the rows up to the sequence; what lies behind it goes back. The last answer waits for `run`."""
+        answers = bytearray(_answer_frame(self._last_reply, ACK) if self._last_reply else b"")
+        self._last_reply = b""
+        for sequence, reply in zip(self._scanner.sequences(), self._scanner.replies(), strict=True):
+            if sequence > self._sequence:
+                answers += _answer_frame(reply, NAK)
+                continue
+            if self._last_reply:
+                answers += _answer_frame(self._last_reply, ACK)
+            self._last_reply = reply
+        self._position = max(self._position, self._scanner.last_sequence)
+        self._scanner.drop()
+        if answers:
+            self._connection.send(answers)
+
+
+def _answer_frame(reply: bytes, answer: bytes) -> bytes:
+    return b"PUB %b %d\r\n%b\r\n" % (reply, len(answer), answer)
+
+
+def _goes_on(message: frames.Message, answered: int) -> bool:
+    """Whether a pull that ended with a status should be followed by another one."""
+    code, text = message.status or (0, "")
+    if code in (404, 408) or text.startswith(("Message Size Exceeds", "Batch Completed")):
+        return answered > 0
+    raise Unavailable(f"acknowledging is interrupted: {code} {text}")

@@ -1,0 +1,84 @@
+"""Format `jetstream`: the class that Spark pickles by name and asks for readers and writers."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import ArrayType, BinaryType, LongType, MapType, StringType, StructType, TimestampType
+
+from penstock.errors import ConfigError
+from penstock.spark.options import check_source_names, sink_options, source_options
+from penstock.wire import compiled
+
+FORMAT = "jetstream"
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+COLUMNS = (
+    StructType()
+    .add("stream", StringType())
+    .add("subject", StringType())
+    .add("sequence", LongType())
+    .add("timestamp", TimestampType())
+    .add("headers", MapType(StringType(), ArrayType(StringType())))
+    .add("data", BinaryType())
+)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("jetstream")` known to this session.
+
+    Also lets Spark hand the filters of a query to Python sources, and starts to compile the reader's inner loops in the
+    background if nobody has on this machine; reading works meanwhile, only slower.
+    """
+    spark.dataSource.register(JetStreamDataSource)
+    spark.conf.set(PUSHDOWN, "true")
+    compiled.prepare()
+
+
+class JetStreamDataSource(DataSource):
+    """A JetStream stream as a table that is read, streamed from, and written to."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns. Spark asks at `load()`: the first moment at which a wrong option can be told."""
+        check_source_names(self.options)
+        return COLUMNS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.source import JetStreamReader
+
+        _check_schema(schema)
+        return JetStreamReader(source_options(self.options, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from penstock.spark.source import JetStreamStreamReader
+
+        _check_schema(schema)
+        return JetStreamStreamReader(source_options(self.options, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink import batch_writer
+
+        return batch_writer(sink_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.sink import stream_writer
+
+        return stream_writer(sink_options(self.options), schema)
+
+
+def _check_schema(schema: StructType) -> None:
+    """A user cannot choose the columns; decoding `data` is the query's part."""
+    if [(field.name, field.dataType) for field in schema] != [(field.name, field.dataType) for field in COLUMNS]:
+        raise ConfigError(
+            f"format jetstream has the columns {COLUMNS.simpleString()}: leave out .schema(…), and decode `data` with "
+            "from_json or a pipeline's event schema"
+        )

@@ -1,0 +1,87 @@
+"""The durable consumer that holds a query's committed position on the server: found or made, and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.errors import ConfigError, ConsumerNotFound
+from penstock.spark.link import Link
+from penstock.spark.origin import needs_direct_get
+
+MAX_ACK_PENDING = 20_000
+"""How many messages may be under way while a range is acknowledged."""
+
+
+class UnfitConsumer(ConfigError):
+    """The durable of a query cannot hold its position."""
+
+
+def find(link: Link, info: StreamInfo, name: str) -> ConsumerInfo | None:
+    """The durable, if there is one."""
+    try:
+        return link.call(lambda api: api.consumer_info(info.name, name))
+    except ConsumerNotFound:
+        return None
+
+
+def ensure(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -> ConsumerInfo:
+    """The durable, made if it is missing; raises `UnfitConsumer` when there is one that cannot be used."""
+    found = find(link, info, name)
+    if found is None:
+        config = configuration(info, name, subjects)
+        return link.call(lambda api: api.create_consumer(info.name, config))
+    check(found, info, subjects)
+    return found
+
+
+def configuration(info: StreamInfo, name: str, subjects: tuple[str, ...]) -> dict[str, Any]:
+    """A durable that nobody works from: it stands for what the query has committed."""
+    config: dict[str, Any] = {
+        "durable_name": name,
+        "description": "position of a Spark query",
+        "ack_policy": "explicit",
+        "deliver_policy": "all",
+        "max_ack_pending": MAX_ACK_PENDING,
+        "metadata": {"penstock.service": "spark"},
+    }
+    if len(subjects) == 1:
+        config["filter_subject"] = subjects[0]
+    elif subjects:
+        config["filter_subjects"] = list(subjects)
+    if needs_direct_get(info):
+        config["headers_only"] = True  # acknowledging a range needs no bodies
+    return config
+
+
+def check(found: ConsumerInfo, info: StreamInfo, subjects: tuple[str, ...]) -> None:
+    """Raise unless this durable can hold the position of a query over these subjects. Pure."""
+    policies = ("explicit",) if info.config.get("retention") == "workqueue" else ("explicit", "all")
+    policy = found.config.get("ack_policy")
+    if policy not in policies:
+        raise _unfit(found, f"it has ack policy {policy!r}, and {' or '.join(policies)} is needed")
+    if found.config.get("deliver_subject"):
+        raise _unfit(found, "it is a push consumer, and a pull consumer is needed")
+    theirs, ours = set(filters(found.config)), set(subjects)
+    if theirs != ours:
+        raise _unfit(found, f"it filters {_shown(theirs)}, and the query reads {_shown(ours)}; they must be the same")
+
+
+def filters(config: dict[str, Any]) -> tuple[str, ...]:
+    """The filters of a consumer; none: every subject."""
+    found = tuple(config.get("filter_subjects") or filter(None, [config.get("filter_subject")]))
+    return () if found == (">",) else found
+
+
+def floor(found: ConsumerInfo) -> int:
+    """The last sequence up to which the durable has everything acknowledged."""
+    start = int(found.config.get("opt_start_seq") or 1)
+    return max(found.ack_floor_stream_seq, start - 1)
+
+
+def _unfit(found: ConsumerInfo, why: str) -> UnfitConsumer:
+    return UnfitConsumer(f"consumer {found.name!r} of stream {found.stream!r} cannot be used: {why}; name another one")
+
+
+def _shown(filters_: set[str]) -> str:
+    return ", ".join(sorted(filters_)) or "every subject"

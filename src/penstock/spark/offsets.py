@@ -1,0 +1,91 @@
+"""Offsets as Spark logs them, and how the range between two of them is split into tasks. Pure.
+
+An offset is the last sequence handed out, with what identifies the stream it belongs to. It also says into how many
+tasks the range that ends there is split: so a re-run after a crash, on whatever cluster, has the same tasks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+from penstock.errors import ConfigError
+
+VERSION = 1
+ROWS_PER_TASK = 100_000
+"""A task shorter than this is not worth its start."""
+
+
+class CheckpointMismatch(ConfigError):
+    """A checkpoint does not fit the query that is started from it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offset:
+    """Everything up to `sequence` was handed out."""
+
+    stream: str
+    created: str
+    """When the stream was created, in the server's words: another time is another stream of the same name."""
+    sequence: int
+    tasks: int = 1
+    """Into how many tasks the range that ends here is split."""
+    backlog_end: int = 0
+    """The stream's last sequence when the query began."""
+    backlog_missing: int = 0
+    """Sequences behind `sequence`, up to `backlog_end`, that were already gone when the query began."""
+
+    def json(self) -> dict[str, Any]:
+        """What Spark logs. Only numbers and strings."""
+        return {
+            "version": VERSION,
+            "stream": self.stream,
+            "created": self.created,
+            "sequence": self.sequence,
+            "tasks": self.tasks,
+            "backlogEnd": self.backlog_end,
+            "backlogMissing": self.backlog_missing,
+        }
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any], stream: str) -> Self:
+        """An offset of this stream. Raises `CheckpointMismatch` for another stream's, or a newer version's."""
+        version = raw.get("version")
+        if not isinstance(version, int) or version > VERSION:
+            raise CheckpointMismatch(
+                f"the checkpoint has offsets of version {version}, this Penstock knows up to {VERSION}; "
+                "use the version that wrote them, or a new checkpoint"
+            )
+        if raw.get("stream") != stream:
+            raise CheckpointMismatch(
+                f"the checkpoint belongs to stream {raw.get('stream')!r}, the query reads {stream!r}; "
+                "give each query a checkpointLocation of its own"
+            )
+        return cls(
+            stream=stream,
+            created=str(raw["created"]),
+            sequence=int(raw["sequence"]),
+            tasks=int(raw.get("tasks", 1)),
+            backlog_end=int(raw.get("backlogEnd", 0)),
+            backlog_missing=int(raw.get("backlogMissing", 0)),
+        )
+
+
+def span(start: Offset, end: Offset) -> tuple[int, int]:
+    """First and last sequence between two offsets. After a stream was made anew, from its beginning."""
+    return (start.sequence if start.created == end.created else 0) + 1, end.sequence
+
+
+def split(first: int, last: int, tasks: int) -> list[tuple[int, int]]:
+    """The range in that many parts of nearly equal length, in order; fewer when it is shorter than that."""
+    count = last - first + 1
+    parts = max(min(tasks, count), 0)
+    bounds = [first + count * part // parts for part in range(parts + 1)] if parts else []
+    return [(low, high - 1) for low, high in itertools.pairwise(bounds)]
+
+
+def task_count(rows: int, wanted: int | None, cores: int) -> int:
+    """Into how many tasks to split a range of that many rows, when the user leaves it open: enough work for each."""
+    return wanted or max(1, min(math.ceil(rows / ROWS_PER_TASK), cores))

@@ -1,0 +1,164 @@
+"""The stream that a query reads, as the driver sees it: what it holds, and where a position lies in it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import secrets
+from datetime import datetime
+
+from penstock.broker.codes import api_error
+from penstock.broker.model import StreamInfo
+from penstock.errors import ConfigError, MessageNotFound, StreamNotFound
+from penstock.spark.link import Link
+from penstock.spark.loss import MANY, Holes, is_sparse
+from penstock.spark.options import Position, PositionKind, SourceOptions
+from penstock.wire.direct import DirectGetRefused
+from penstock.wire.pull import consumer_config
+
+EVERYTHING = (">",)
+
+
+class NoSuchStream(ConfigError):
+    """The stream that a query names does not exist."""
+
+
+class OutOfReach(ConfigError):
+    """An offset that the stream does not have, or not yet."""
+
+
+class Origin:
+    """Questions about one stream, answered by its leader."""
+
+    def __init__(self, link: Link, options: SourceOptions) -> None:
+        self._link = link
+        self._stream = options.stream
+        self._subjects = options.subjects or EVERYTHING
+
+    def info(self) -> StreamInfo:
+        """The stream's configuration and state."""
+        try:
+            return self._link.stream_info(self._stream)
+        except StreamNotFound as exc:
+            names = self._link.call(lambda api: api.stream_names())
+            raise NoSuchStream(f"there is no stream {self._stream!r}{_hint(self._stream, names)}") from exc
+
+    def holes(self, info: StreamInfo, filtered: bool) -> Holes:
+        """What is missing in the stream, as far as that means something.
+
+        With filters only what is missing at the old end counts: a hole could have been of any subject.
+        """
+        if is_sparse(info.config):
+            return Holes(0, info.state.last_seq)
+        if filtered or not 0 < info.state.deleted <= MANY:
+            return Holes(info.state.first_seq, info.state.last_seq)
+        detailed = self._link.call(lambda api: api.stream_info(self._stream, deleted_details=True))
+        deleted = detailed.raw["state"].get("deleted") or []
+        return Holes(detailed.state.first_seq, detailed.state.last_seq, sorted(deleted))
+
+    def next_sequence(self, first: int) -> int:
+        """The sequence of the first message that the query wants, at or behind `first`; 0: there is none."""
+        found = (self._next(subject, first) for subject in self._subjects)
+        return min((sequence for sequence in found if sequence), default=0)
+
+    def _next(self, subject: str, first: int) -> int:
+        try:
+            return self._link.get_message(self._stream, seq=max(first, 1), next_of=subject).sequence
+        except MessageNotFound:
+            return 0
+
+    def headers(self, sequence: int) -> dict[str, list[str]]:
+        """The headers of the message at `sequence`, whatever its subject; empty when it is gone."""
+        try:
+            return self._link.get_message(self._stream, seq=sequence).headers
+        except MessageNotFound:
+            return {}
+
+    def count_from(self, first: int, subjects: tuple[str, ...]) -> int:
+        """How many messages that the query wants lie at or behind `first`. Asks by a consumer: Limits streams only."""
+        name = f"penstock-count-{secrets.token_hex(8)}"
+        config = consumer_config(name, first, subjects)
+        counted = self._link.call(lambda api: api.create_consumer(self._stream, config)).pending
+        self._link.call(lambda api: api.delete_consumer(self._stream, name))
+        return counted
+
+    def sequence_at(self, time: datetime) -> int | None:
+        """The first message stored at that time or later; None when there is none yet."""
+        ask = {"start_time": time.isoformat(), "next_by_subj": ">"}
+        answer = self._link.ask(self._api(f"STREAM.MSG.GET.{self._stream}"), json.dumps(ask).encode())
+        if error := answer.get("error"):
+            failure = api_error(f"the first message of {self._stream!r} since {time.isoformat()}", error)
+            if isinstance(failure, MessageNotFound):
+                return None
+            raise failure
+        return int(answer["message"]["seq"])
+
+    def _api(self, verb: str) -> str:
+        domain = self._link.settings.domain
+        return f"$JS.{domain}.API.{verb}" if domain else f"$JS.API.{verb}"
+
+    # -- positions -------------------------------------------------------------------------------------------------
+
+    def before(self, position: Position, info: StreamInfo, floor: int) -> int:
+        """The sequence before the first message to read. `floor`: what the durable has acknowledged."""
+        first, last = max(info.state.first_seq, 1), info.state.last_seq
+        if position.kind is PositionKind.EARLIEST:
+            return first - 1
+        if position.kind is PositionKind.LATEST:
+            return last
+        if position.kind is PositionKind.CONSUMER:
+            return floor
+        return self._reachable(position, last, "startingOffsets", extra=1) - 1
+
+    def last(self, position: Position, info: StreamInfo, floor: int) -> int:
+        """The last sequence to read."""
+        if position.kind is PositionKind.LATEST:
+            return info.state.last_seq
+        if position.kind is PositionKind.CONSUMER:
+            return floor
+        reachable = self._reachable(position, info.state.last_seq, "endingOffsets", extra=0)
+        return reachable if position.kind is PositionKind.SEQUENCE else reachable - 1
+
+    def _reachable(self, position: Position, last: int, option: str, extra: int) -> int:
+        """The sequence that a position names. `extra`: how far behind the last message it may lie."""
+        if position.time is not None:
+            if position.time > datetime.now(position.time.tzinfo):
+                raise OutOfReach(f"{option} {position} lies in the future")
+            return self.sequence_at(position.time) or last + 1
+        if position.sequence > last + extra:
+            raise OutOfReach(
+                f"{option} {position.sequence} lies in the future: stream {self._stream!r} ends at sequence {last}; "
+                "use `latest` for whatever comes next"
+            )
+        return position.sequence
+
+
+def needs_direct_get(info: StreamInfo) -> bool:
+    """Whether the stream must be read without a consumer, since consumers decide what it keeps."""
+    return bool(info.config.get("retention", "limits") != "limits")
+
+
+def check_readable(info: StreamInfo, consumer: str | None) -> None:
+    """Raise unless the stream can be read the way its retention asks for."""
+    if not needs_direct_get(info):
+        return
+    kind = {"workqueue": "a WorkQueue", "interest": "an Interest"}.get(info.config["retention"], "no Limits")
+    if consumer is None:
+        raise ConfigError(
+            f"stream {info.name!r} is {kind} stream, where only acknowledging deletes: name a durable consumer for the "
+            "query with the option consumer=<name>; it is created if it does not exist"
+        )
+    if not info.config.get("allow_direct"):
+        raise DirectGetRefused(info.name)
+
+
+def created(info: StreamInfo) -> str:
+    """When the stream was created, in the server's own words, to the nanosecond."""
+    return str(info.raw.get("created", ""))
+
+
+def _hint(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are {', '.join(sorted(known)[:10])}" if known else "; there are no streams at all"

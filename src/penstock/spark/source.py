@@ -1,0 +1,283 @@
+"""The source of format `jetstream`: what Spark calls on the driver, and the read of a task."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.broker.model import StreamInfo
+from penstock.errors import ConfigError, DataLoss
+from penstock.settings import Settings
+from penstock.spark import admission, durable, loss
+from penstock.spark.commit import commit
+from penstock.spark.link import PATIENCE, Link
+from penstock.spark.offsets import Offset, span, split, task_count
+from penstock.spark.options import CONSUMER, EARLIEST, SourceOptions
+from penstock.spark.origin import Origin, check_readable, created, needs_direct_get
+from penstock.spark.pushdown import Narrowed, push
+from penstock.wire import compiled
+from penstock.wire.reader import Range, read_range
+
+log = logging.getLogger(__name__)
+
+
+class Part(InputPartition):
+    """The range that one task reads."""
+
+    def __init__(self, settings: Settings, wanted: Range) -> None:
+        super().__init__(wanted)
+        self.settings = settings
+
+
+class TaskReader:
+    """The executor's half: reads one part. It carries the driver's machine code, so that no executor compiles."""
+
+    def __init__(self) -> None:
+        self._code = compiled.machine_code()
+        self._code_name = compiled.file_name()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if self._code:
+            compiled.offer(self._code_name, self._code)
+        if isinstance(partition, Part):  # Spark makes up an empty partition when there are none
+            yield from read_range(partition.settings, partition.value)
+
+
+def parts(options: SourceOptions, first: int, last: int, tasks: int, direct: bool) -> list[Part]:
+    """The range as partitions for Spark."""
+    return [
+        Part(
+            options.settings,
+            Range(stream=options.stream, first=low, last=high, subjects=options.subjects, direct=direct),
+        )
+        for low, high in split(first, last, tasks)
+    ]
+
+
+# -- batch -------------------------------------------------------------------------------------------------------------
+
+
+class JetStreamReader(TaskReader, DataSourceReader):
+    """Reads a stream, or a part of it, once."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._narrowed = Narrowed(options.subjects)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._narrowed, rest = push(filters, self._narrowed)
+        return rest
+
+    def partitions(self) -> list[Part]:
+        """Find where the read starts and ends. Everything that can be wrong is found here, before a job starts."""
+        options, narrowed = self._options, self._narrowed
+        with Link(options.settings, options.settings.timeout) as link:
+            info, before, last = self._bounds(link)
+        if narrowed.nothing:
+            return []
+        first = max(before + 1, info.state.first_seq, narrowed.first)
+        last = last if narrowed.last is None else min(last, narrowed.last)
+        tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
+        return parts(replace(options, subjects=narrowed.subjects), first, last, tasks, needs_direct_get(info))
+
+    def _bounds(self, link: Link) -> tuple[StreamInfo, int, int]:
+        """The stream, the sequence before the first to read, and the last to read."""
+        options, origin = self._options, Origin(link, self._options)
+        info = origin.info()
+        check_readable(info, options.consumer)
+        held = self._held(link, info)
+        before, last = origin.before(options.starting, info, held), origin.last(options.ending, info, held)
+        if before + 1 < info.state.first_seq and not loss.is_sparse(info.config):
+            gone = min(info.state.first_seq - 1, last) - before
+            why = "expired, purged or discarded"
+            _lost(options, loss.MessagesGone(options.stream, gone, before + 1, info.state.first_seq - 1, why))
+        return info, before, last
+
+    def _held(self, link: Link, info: StreamInfo) -> int:
+        """What the durable has acknowledged. A batch read makes none, and moves none."""
+        options = self._options
+        found = durable.find(link, info, options.consumer) if options.consumer else None
+        if found is not None:
+            durable.check(found, info, options.subjects)
+            return durable.floor(found)
+        if CONSUMER in (options.starting, options.ending):
+            raise durable.UnfitConsumer(
+                f"stream {info.name!r} has no consumer {options.consumer!r} to take offsets from"
+            )
+        return 0
+
+
+# -- streaming ---------------------------------------------------------------------------------------------------------
+
+
+class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream micro-batch by micro-batch. One of these lives with the query on the driver."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._link: Link | None = None
+        self._target: int | None = None
+        """With availableNow: where the query ends."""
+        self._committed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_link": None}
+
+    # -- what Spark calls, in the order of a query's life ----------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint starts."""
+        options = self._options
+        origin, info = self._observed()
+        if needs_direct_get(info) and options.starting not in (CONSUMER, EARLIEST):
+            raise ConfigError(
+                f"startingOffsets {options.starting} would leave messages of {info.name!r} behind that are never "
+                "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
+            )
+        before = origin.before(options.starting, info, self._held(info))
+        return self._offset(info, before, before, backlog=info.state.last_seq).json()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        _, info = self._observed()
+        self._target = info.state.last_seq
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends; `start` itself when there is nothing new."""
+        logged = Offset.parse(start, self._options.stream)
+        origin, info = self._observed()
+        begin = self._checked(logged, origin, info)
+        # Spark asks for a new batch when the one before is committed, and tells us so only with the next one.
+        self._commit(begin, info)
+        last = info.state.last_seq if self._target is None else min(info.state.last_seq, self._target)
+        rows = None if isinstance(limit, ReadAllAvailable) else self._rows_allowed(limit, info)
+        end = admission.Admission(origin, self._options).end(begin.sequence, last, rows, info)
+        if end <= begin.sequence and begin == logged:
+            return start
+        return self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end).json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
+        """The tasks between two offsets: a function of what was logged, also after a crash."""
+        begin, stop = (Offset.parse(raw, self._options.stream) for raw in (start, end))
+        origin, info = self._observed()
+        if created(info) != stop.created:
+            _lost(self._options, self._replaced(stop, info))
+            return []
+        self._check_holes(begin, stop, origin, info)
+        return parts(self._options, *span(begin, stop), stop.tasks, needs_direct_get(info))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The micro-batch up to `end` is in Spark's commit log."""
+        _, info = self._observed()
+        self._commit(Offset.parse(end, self._options.stream), info)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """The stream's end, for the query's progress: how far behind it is."""
+        _, info = self._observed()
+        return self._offset(info, info.state.last_seq, info.state.last_seq, backlog=0).json()
+
+    def stop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    # -- the server ------------------------------------------------------------------------------------------------
+
+    def _observed(self) -> tuple[Origin, StreamInfo]:
+        """The stream as it is now. The first look checks everything, and shows a wrong address at once."""
+        if self._link is None:
+            link = Link(self._options.settings, self._options.settings.timeout)
+            info = Origin(link, self._options).info()
+            check_readable(info, self._options.consumer)
+            if self._options.consumer:
+                durable.ensure(link, info, self._options.consumer, self._options.subjects)
+            link.patience = PATIENCE
+            self._link = link
+        origin = Origin(self._link, self._options)
+        return origin, origin.info()
+
+    def _held(self, info: StreamInfo) -> int:
+        assert self._link
+        if not self._options.consumer:
+            return 0
+        return durable.floor(durable.ensure(self._link, info, self._options.consumer, self._options.subjects))
+
+    def _commit(self, offset: Offset, info: StreamInfo) -> None:
+        """Move the durable, unless it is there or belongs to another stream."""
+        if self._options.consumer and self._committed != offset.sequence and offset.created == created(info):
+            assert self._link
+            commit(self._link, info, self._options.consumer, offset.sequence)
+            self._committed = offset.sequence
+
+    # -- decisions -------------------------------------------------------------------------------------------------
+
+    def _rows_allowed(self, limit: ReadLimit, info: StreamInfo) -> int | None:
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return admission.rows_allowed(self._options, rows, info)
+
+    def _offset(self, info: StreamInfo, begin: int, end: int, backlog: int) -> Offset:
+        """An offset at `end` for the batch behind `begin`."""
+        tasks = task_count(end - begin, self._options.partitions, os.cpu_count() or 1)
+        missing = 0
+        if end < backlog:
+            assert self._link
+            holes = Origin(self._link, self._options).holes(info, bool(self._options.subjects))
+            missing = holes.inside(end + 1, backlog)
+        return Offset(
+            stream=info.name,
+            created=created(info),
+            sequence=end,
+            tasks=tasks,
+            backlog_end=backlog,
+            backlog_missing=missing,
+        )
+
+    def _checked(self, logged: Offset, origin: Origin, info: StreamInfo) -> Offset:
+        """Where to go on from: the logged offset, or, after a loss that is allowed, what comes closest."""
+        if logged.created != created(info):
+            _lost(self._options, self._replaced(logged, info))
+            return replace(logged, created=created(info), sequence=0, backlog_end=0, backlog_missing=0)
+        if info.state.last_seq < logged.sequence:
+            gone = logged.sequence - info.state.last_seq
+            why = "the stream ends before them: it was restored from an older state"
+            _lost(
+                self._options,
+                loss.MessagesGone(info.name, gone, info.state.last_seq + 1, logged.sequence, why),
+            )
+            return replace(logged, sequence=info.state.last_seq, backlog_end=0, backlog_missing=0)
+        return logged
+
+    def _check_holes(self, begin: Offset, stop: Offset, origin: Origin, info: StreamInfo) -> None:
+        gone = loss.missing(begin, stop, origin.holes(info, bool(self._options.subjects)))
+        if gone is not None:
+            _lost(self._options, gone)
+
+    def _replaced(self, offset: Offset, info: StreamInfo) -> loss.StreamReplaced:
+        return loss.StreamReplaced(info.name, created(info), offset.created, offset.sequence)
+
+
+def _lost(options: SourceOptions, error: DataLoss) -> None:
+    """Fail, or say it and go on."""
+    if options.fail_on_data_loss:
+        raise error
+    log.warning("%s", error)

@@ -1,0 +1,151 @@
+"""Offsets, splits, losses and pushed filters: decisions without a server."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    Not,
+    StringContains,
+    StringStartsWith,
+)
+
+from penstock.errors import ConfigError
+from penstock.spark.loss import Holes, MessagesGone, StreamReplaced, is_sparse, missing
+from penstock.spark.offsets import CheckpointMismatch, Offset, span, split, task_count
+from penstock.spark.pushdown import Narrowed, push
+
+
+def offset(sequence: int, *, created: str = "then", tasks: int = 1, end: int = 0, gone: int = 0) -> Offset:
+    return Offset(stream="S", created=created, sequence=sequence, tasks=tasks, backlog_end=end, backlog_missing=gone)
+
+
+def test_offsets_survive_the_log() -> None:
+    written = offset(17, tasks=3, end=20, gone=2)
+    assert Offset.parse(json.loads(json.dumps(written.json())), "S") == written
+
+
+def test_offsets_of_version_1_stay_readable() -> None:
+    logged = '{"version": 1, "stream": "S", "created": "then", "sequence": 5, "tasks": 2}'
+    assert Offset.parse(json.loads(logged), "S") == offset(5, tasks=2)
+
+
+def test_a_checkpoint_of_another_stream_or_version_is_refused() -> None:
+    with pytest.raises(CheckpointMismatch, match="belongs to stream 'S', the query reads 'T'"):
+        Offset.parse(offset(1).json(), "T")
+    with pytest.raises(ConfigError, match="version 2"):
+        Offset.parse({**offset(1).json(), "version": 2}, "S")
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.integers(1, 64))
+def test_a_split_covers_the_range_once_in_order_and_evenly(first: int, count: int, tasks: int) -> None:
+    parts = split(first, first + count - 1, tasks)
+    assert len(parts) == min(tasks, count)
+    sizes = [high - low + 1 for low, high in parts]
+    assert sum(sizes) == count
+    assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(parts))
+    if parts:
+        assert (parts[0][0], parts[-1][1]) == (first, first + count - 1)
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_recreated_stream_is_read_from_its_start() -> None:
+    assert span(offset(10), offset(20)) == (11, 20)
+    assert span(offset(10, created="before"), offset(20)) == (1, 20)
+
+
+def test_small_ranges_get_one_task_and_large_ones_no_more_than_cores() -> None:
+    assert [task_count(rows, None, 4) for rows in (0, 10, 100_001, 10**9)] == [1, 1, 2, 4]
+    assert task_count(10, 7, 4) == 7
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "holes", "count"),
+    [
+        (offset(10), offset(20), Holes(1, 30), 0),
+        (offset(10), offset(20), Holes(11, 30), 0),
+        (offset(10), offset(20), Holes(15, 30), 4),  # 11 to 14 expired
+        (offset(10), offset(20), Holes(31, 30), 10),  # purged
+        (offset(10), offset(20), Holes(1, 30, [5, 12, 13, 25]), 2),  # deleted since the query began
+        (offset(10, end=30, gone=3), offset(20), Holes(1, 30, [12, 13, 25]), 0),  # gone before the query began
+        (offset(10, end=30, gone=2), offset(20), Holes(1, 30, [12, 13, 25]), 1),
+        (offset(4, end=30, gone=2), offset(20), Holes(7, 30), 0),  # 5 and 6 were gone, 1 to 4 expired after the read
+        (offset(10, end=15, gone=0), offset(20), Holes(1, 30, [12, 17]), 2),
+        (offset(500, created="before"), offset(20), Holes(1, 30), 0),
+    ],
+)
+def test_losses_are_counted(start: Offset, end: Offset, holes: Holes, count: int) -> None:
+    found = missing(start, end, holes)
+    assert (found.count if found else 0) == count
+
+
+def test_losses_say_how_many_and_what_to_do() -> None:
+    error = MessagesGone("S", 4, 11, 14, "expired")
+    assert "4 messages of stream 'S' are gone" in str(error)
+    assert "failOnDataLoss=false" in str(error)
+    again = pickle.loads(pickle.dumps(StreamReplaced("S", "now", "then", 7)))
+    assert "deleted and recreated" in str(again)
+
+
+def test_streams_that_drop_messages_by_nature_have_no_losses() -> None:
+    assert is_sparse({"retention": "workqueue"})
+    assert is_sparse({"max_msgs_per_subject": 1})
+    assert not is_sparse({"retention": "limits", "max_msgs_per_subject": -1, "max_age": 5})
+
+
+EQUAL = EqualTo(("subject",), "a.b")
+PREFIX = StringStartsWith(("subject",), "a.b.")
+
+
+@pytest.mark.parametrize(
+    ("filters", "before", "after", "left"),
+    [
+        ([EQUAL], (), ("a.b",), []),
+        ([EQUAL], ("a.>",), ("a.b",), []),
+        ([In(("subject",), ("a.b", "a.c", "x"))], ("a.*",), ("a.b", "a.c"), []),
+        ([PREFIX], (), ("a.b.>",), []),
+        ([PREFIX], ("a.>",), ("a.b.>",), []),
+        ([PREFIX], ("a.b.c", "x"), ("a.b.c",), []),
+        ([PREFIX, EqualTo(("subject",), "a.b.c")], (), ("a.b.c",), []),
+        ([PREFIX], ("*.*.c",), ("*.*.c",), [PREFIX]),
+        ([StringStartsWith(("subject",), "a.b")], (), (), [StringStartsWith(("subject",), "a.b")]),
+        ([EqualTo(("subject",), "a.*")], (), (), [EqualTo(("subject",), "a.*")]),
+        ([EqualTo(("stream",), "S")], (), (), [EqualTo(("stream",), "S")]),
+        ([StringContains(("subject",), "b")], (), (), [StringContains(("subject",), "b")]),
+        ([Not(EQUAL), IsNotNull(("subject",))], (), (), [Not(EQUAL), IsNotNull(("subject",))]),
+    ],
+)
+def test_filters_on_the_subject_become_subject_filters(
+    filters: list[Filter], before: tuple[str, ...], after: tuple[str, ...], left: list[Filter]
+) -> None:
+    narrowed, rest = push(filters, Narrowed(before))
+    assert (narrowed.subjects, rest, narrowed.nothing) == (after, left, False)
+
+
+def test_filters_that_exclude_each_other_leave_nothing() -> None:
+    assert push([EQUAL, EqualTo(("subject",), "a.c")], Narrowed(()))[0].nothing
+    assert push([PREFIX], Narrowed(("x.y",)))[0].nothing
+
+
+def test_filters_on_the_sequence_shorten_the_range() -> None:
+    filters: list[Filter] = [
+        GreaterThan(("sequence",), 10),
+        GreaterThanOrEqual(("sequence",), 5),
+        LessThan(("sequence",), 20),
+    ]
+    narrowed, rest = push(filters, Narrowed(()))
+    assert (narrowed.first, narrowed.last, rest) == (11, 19, [])
+    narrowed, _ = push([EqualTo(("sequence",), 15)], narrowed)
+    assert (narrowed.first, narrowed.last) == (15, 15)

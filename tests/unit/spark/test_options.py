@@ -1,0 +1,122 @@
+"""Options of format `jetstream`: everything a user can get wrong is told, with what would be right."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark.options import (
+    CONSUMER,
+    EARLIEST,
+    LATEST,
+    Position,
+    PositionKind,
+    check_source_names,
+    sink_options,
+    source_options,
+)
+
+
+def read(streaming: bool = True, **options: str) -> Any:
+    return source_options({"stream": "S", **options}, streaming)
+
+
+def test_the_defaults_read_everything_and_fail_on_loss() -> None:
+    found = read(streaming=False)
+    assert (found.stream, found.subjects, found.starting, found.ending) == ("S", (), EARLIEST, LATEST)
+    assert (found.fail_on_data_loss, found.keep_batches_whole, found.partitions) == (True, False, None)
+
+
+def test_a_streaming_query_with_a_durable_starts_where_that_is() -> None:
+    assert read(consumer="c").starting == CONSUMER
+    assert read(consumer="c", startingOffsets="latest").starting == LATEST
+
+
+def test_names_are_taken_in_any_case_as_spark_gives_them() -> None:
+    found = source_options({"STREAM": "S", "maxrowspertrigger": "10", "TLSca": "", "Servers": "a:1, b:2"}, True)
+    assert found.max_rows == 10
+    assert found.settings.servers == ("nats://a:1", "nats://b:2")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("earliest", EARLIEST),
+        ("LATEST", LATEST),
+        ("17", Position(PositionKind.SEQUENCE, sequence=17)),
+        ("2026-03-01T12:00:00Z", Position(PositionKind.TIME, time=datetime(2026, 3, 1, 12, tzinfo=UTC))),
+        ("2026-03-01T13:00:00.5+01:00", Position(PositionKind.TIME, time=datetime(2026, 3, 1, 12, 0, 0, 500000, UTC))),
+    ],
+)
+def test_positions_are_names_sequences_and_times(text: str, expected: Position) -> None:
+    assert read(startingOffsets=text).starting == expected
+    if expected != EARLIEST:
+        assert read(streaming=False, endingOffsets=text).ending == expected
+
+
+def test_sizes_are_written_as_people_write_them() -> None:
+    assert read(maxBytesPerTrigger="64MiB").max_bytes == 64 * 1024 * 1024
+    assert read(maxBytesPerTrigger="1000").max_bytes == 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"startingOffset": "1"}, "no option 'startingOffset'; did you mean 'startingOffsets'?"),
+        ({"maxrowspertriger": "1"}, "did you mean 'maxRowsPerTrigger'?"),
+        ({"xyzzy": "1"}, "known are stream, subjects"),
+        ({"stream": ""}, "option stream is missing"),
+        ({"stream": "a.b"}, "'a.b' is not a name"),
+        ({"consumer": "a b"}, "'a b' is not a name"),
+        ({"subjects": "a..b"}, "'a..b' is no filter"),
+        ({"subjects": "a.>,a.b"}, "'a.>' and 'a.b' overlap"),
+        ({"startingOffsets": "yesterday"}, "none of earliest, latest, consumer"),
+        ({"startingOffsets": "2026-03-01T12:00:00"}, "offset from UTC"),
+        ({"startingOffsets": "2026-13-01T12:00:00Z"}, "no time"),
+        ({"startingOffsets": "consumer"}, "give the option consumer"),
+        ({"endingOffsets": "5"}, "endingOffsets is for batch reads"),
+        ({"maxRowsPerTrigger": "0"}, "must be 1 or more"),
+        ({"maxRowsPerTrigger": "many"}, "whole number"),
+        ({"maxBytesPerTrigger": "5 apples"}, "maxBytesPerTrigger: '5 apples' is not a size"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"tlsCert": "c.pem"}, "tls_cert and tls_key go together"),
+        ({"user": "u", "token": "t"}, "give only one"),
+        ({"credentials": "/nowhere"}, "there is no file"),
+    ],
+)
+def test_wrong_options_are_told(options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint.replace("?", r"\?")):
+        read(**options)
+
+
+@pytest.mark.parametrize("name", ["maxRowsPerTrigger", "maxBytesPerTrigger"])
+def test_limits_of_a_trigger_are_refused_in_batch_reads(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is for streaming reads"):
+        read(streaming=False, **{name: "5"})
+
+
+def test_a_batch_read_ends_behind_its_start() -> None:
+    with pytest.raises(ConfigError, match="lies before"):
+        read(streaming=False, startingOffsets="9", endingOffsets="7")
+    with pytest.raises(ConfigError, match="cannot be `earliest`"):
+        read(streaming=False, endingOffsets="earliest")
+
+
+def test_names_are_checked_before_it_is_clear_how_to_read() -> None:
+    check_source_names({"stream": "S", "maxRowsPerTrigger": "1", "endingOffsets": "1"})
+    with pytest.raises(ConfigError, match="did you mean 'subjects'"):
+        check_source_names({"stream": "S", "subject": "a"})
+
+
+def test_sink_options_have_their_own_names() -> None:
+    found = sink_options({"stream": "S", "delivery": "fast", "checkpointLocation": "/c", "subject": "a.b"})
+    assert (found.stream, found.delivery, found.subject) == ("S", "fast", "a.b")
+    with pytest.raises(ConfigError, match="did you mean 'atomic'"):
+        sink_options({"stream": "S", "delivery": "atomc"})
+    with pytest.raises(ConfigError, match="sink has no option 'startingOffsets'"):
+        sink_options({"stream": "S", "startingOffsets": "1"})
+    with pytest.raises(ConfigError, match="go together"):
+        sink_options({"stream": "S", "txnAppId": "a"})
