@@ -106,6 +106,30 @@ def test_several_blocking_batches_can_be_under_way(blocking_publisher: BlockingP
     assert [ack.first_sequence for ack in acks] == [1, 101, 201, 301]
 
 
+async def test_a_batch_is_committed_once_also_by_hand_inside_the_block(publisher: Publisher) -> None:
+    async with publisher.atomic("S") as batch:
+        await fill(batch, 2)
+        ack = await batch.commit()
+    assert batch.ack == ack
+    with pytest.raises(errors.ConfigError, match="make a new one"):
+        await batch.commit()
+    with pytest.raises(errors.ConfigError, match="make a new one"):
+        await batch.add("s.a", b"")
+    async with publisher.atomic("S") as batch:
+        await batch.add("s.a", b"", expected_last_sequence=0)
+        with pytest.raises(publish.WrongSequence):
+            await batch.commit()
+    assert await stored(publisher) == [b"0", b"1"]
+
+
+async def test_data_that_is_not_bytes_is_refused_at_once(publisher: Publisher) -> None:
+    batch = publisher.atomic("S")
+    with pytest.raises(errors.ConfigError, match="not str"):
+        await batch.add("s.a", "text")  # type: ignore[arg-type] # that is the point
+    with pytest.raises(errors.ConfigError, match="not int"):
+        await publisher.publish_batch("S", "s.a", [b"", 1])  # type: ignore[list-item] # that is the point
+
+
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 

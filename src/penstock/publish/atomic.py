@@ -90,7 +90,7 @@ class Publisher:
         commits with an extra message that is not stored, so that `flush` sends all that was added.
         """
         if chunked:
-            return ChunkedBatch(self, stream, batch_id or new_id(), eob)
+            return ChunkedBatch(self, stream, new_id() if batch_id is None else batch_id, eob)
         return AtomicBatch(self, Batch(stream, batch_id, eob))
 
     def fast(self, stream: str, *, on_lost: OnLost | None = None, **choices: Unpack[IngestChoices]) -> FastIngest:
@@ -138,11 +138,12 @@ class Publisher:
         dropped, reached = connection.inbox(ref.subject), connection.inbox(ref.subject)
         try:
             await connection.send(drop(ref.batch_id, subject, dropped) + probe(subject, reached))
-            await connection.wait(dropped, what=f"dropping batch {ref.batch_id!r}")
-            given_out = probed(await connection.wait(reached, what=f"the last sequence of stream {ref.stream!r}"))
+            was_dropped = await connection.wait(dropped, what=f"dropping batch {ref.batch_id!r}")
+            has_reached = await connection.wait(reached, what=f"the last sequence of stream {ref.stream!r}")
         finally:
             connection.forget(dropped, reached)
-        return await outcome.look(self.jetstream, ref, given_out)
+        await outcome.check_heard(self.jetstream, ref, was_dropped, has_reached)
+        return await outcome.look(self.jetstream, ref, probed(has_reached))
 
     # -- for the batches -------------------------------------------------------------------------------------------
 
@@ -229,6 +230,7 @@ class AtomicBatch:
 
         Raises `BatchRejected` when nothing is stored, `BatchOutcomeUnknown` when no answer came: then `resolve`.
         """
+        self.content.end()
         try:
             if self.content.sent:
                 with suppress(TooManyInFlight):  # rejected as a whole: it can go again from the start
@@ -239,6 +241,7 @@ class AtomicBatch:
 
     async def abandon(self) -> None:
         """Drop the batch: nothing of it is stored."""
+        self.content.end()
         try:
             if self.content.sent and self._connection.connected:
                 # Best effort: the server gives it up by itself after a while.
@@ -259,6 +262,8 @@ class AtomicBatch:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.content.over:
+            return
         if kind is None:
             await self.commit()
         else:
@@ -349,6 +354,7 @@ class ChunkedBatch:
         self._publisher = publisher
         self._stream = stream
         self._eob = eob
+        Batch(stream, f"{batch_id}-{10**6}")  # an id that is too long is told now, not at the tenth chunk
         self._chunk = self._new_chunk()
 
     def _new_chunk(self) -> AtomicBatch:
@@ -379,6 +385,8 @@ class ChunkedBatch:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._chunk.content.over:
+            return
         if kind is not None:
             await self._chunk.abandon()
         elif len(self._chunk.content):

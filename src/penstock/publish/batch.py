@@ -65,6 +65,8 @@ class Batch:
         self.expected: list[int] = []
         self.sent = 0
         """Members whose bytes were taken for sending."""
+        self.over = False
+        """Whether it was committed or dropped, with whatever outcome."""
         self._prefix = b"NATS/1.0\r\n" + headers.line(BATCH_ID, self.batch_id) + BATCH_SEQUENCE.encode() + b": "
 
     def __len__(self) -> int:
@@ -83,6 +85,7 @@ class Batch:
     ) -> int:
         """Add a member, and return its number, counted from 0. See `atomic.AtomicBatch.add` for what it means."""
         self._check_room(1)
+        _check_data((data,))
         encoded = literal_subject(subject)
         own = self._checked_headers(headers) if headers else b""
         if message_id is not None:
@@ -110,6 +113,7 @@ class Batch:
         if not count:
             return
         self._check_room(count)
+        _check_data(payloads)
         encoded = _encoded_subjects(subjects, count)
         own = [self._checked_headers(one) for one in headers] if headers else None
         if own is not None and len(own) != count:
@@ -133,7 +137,17 @@ class Batch:
         if own is not None or self.lines is not None:
             self._lines_of_all().extend(own or [b""] * count)
 
+    def end(self) -> None:
+        """Nothing can be added or sent any more. Raises when that was so already."""
+        self._check_open()
+        self.over = True
+
+    def _check_open(self) -> None:
+        if self.over:
+            raise ConfigError(f"batch {self.batch_id!r} was committed or dropped already: make a new one")
+
     def _check_room(self, more: int) -> None:
+        self._check_open()
         if len(self) + more > MAX_MESSAGES:
             raise self._local(errors.TooLarge, errors.TOO_LARGE)
 
@@ -350,6 +364,12 @@ def _encoded_subjects(subjects: str | Sequence[str], count: int) -> Iterable[byt
         raise ConfigError(f"{count} messages came with {len(subjects)} subjects")
     known = {subject: literal_subject(subject) for subject in set(subjects)}
     return [known[subject] for subject in subjects]
+
+
+def _check_data(payloads: Sequence[bytes]) -> None:
+    for kind in set(map(type, payloads)):
+        if not issubclass(kind, bytes | bytearray | memoryview):
+            raise ConfigError(f"message data is bytes, not {kind.__name__}: encode it first")
 
 
 def _published(subject: bytes, reply: str, block: bytes, data: bytes) -> bytes:

@@ -177,11 +177,12 @@ class BlockingPublisher:
         dropped, reached = connection.inbox(), connection.inbox()
         try:
             connection.send(drop(ref.batch_id, subject, dropped) + probe(subject, reached))
-            connection.wait(dropped, what=f"dropping batch {ref.batch_id!r}")
-            given_out = probed(connection.wait(reached, what=f"the last sequence of stream {ref.stream!r}"))
+            was_dropped = connection.wait(dropped, what=f"dropping batch {ref.batch_id!r}")
+            has_reached = connection.wait(reached, what=f"the last sequence of stream {ref.stream!r}")
         finally:
             connection.forget(dropped, reached)
-        return blocking.run(outcome.look(self.jetstream, ref, given_out))
+        blocking.run(outcome.check_heard(self.jetstream, ref, was_dropped, has_reached))
+        return blocking.run(outcome.look(self.jetstream, ref, probed(has_reached)))
 
     def _answered(self, flight: Flight) -> BatchAck:
         connection, content = self.connection, flight.content
@@ -252,6 +253,7 @@ class BlockingBatch:
 
     def commit(self) -> BatchAck:
         """Send what is left and wait until all of it is stored. Leaving the `with` block does this."""
+        self.content.end()
         if self._flight is None:
             self._flight = self._publisher.launch(self.content)
         self._ack = self._publisher.finish(self._publisher.send_commit(self._flight))
@@ -259,6 +261,7 @@ class BlockingBatch:
 
     def abandon(self) -> None:
         """Drop the batch: nothing of it is stored."""
+        self.content.end()
         if self.content.sent and self._publisher.connection.connected:
             with suppress(Unavailable):  # best effort: the server gives it up by itself after a while
                 self._publisher.connection.send(self.content.abandon())
@@ -275,6 +278,8 @@ class BlockingBatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.content.over:
+            return
         if kind is None:
             self.commit()
         else:

@@ -11,11 +11,12 @@ import time
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StoredMessage
-from penstock.errors import MessageNotFound
+from penstock.errors import MessageNotFound, Unavailable
 from penstock.publish.batch import BATCH_ID, BATCH_SEQUENCE
 from penstock.publish.errors import BatchOutcomeUnknown
 from penstock.publish.model import BatchAck, BatchRef
 from penstock.retry import Backoff
+from penstock.wire import frames
 
 SETTLE = 1.0
 """Seconds after which a batch that is not there is taken for not stored, when its connection was lost: the server may
@@ -30,7 +31,7 @@ async def look(jetstream: JetStream, ref: BatchRef, given_out: int = 0) -> Batch
     removed since that the batch could have been among them.
     """
     last = await _stored_up_to(jetstream, ref, given_out)
-    below = ref.after
+    below = ref.after if ref.after <= last else 0  # the stream was made anew
     """The last sequence that is looked at, and is not of the batch."""
     erased = False
     while (probe := below + ref.count) <= last:
@@ -47,6 +48,13 @@ async def look(jetstream: JetStream, ref: BatchRef, given_out: int = 0) -> Batch
     if erased:
         raise BatchOutcomeUnknown(ref, "messages that could be the batch were removed from the stream since")
     return None
+
+
+async def check_heard(jetstream: JetStream, ref: BatchRef, *answers: frames.Message) -> None:
+    """Raise when nobody answered for the stream: it is gone, or has no leader at the moment."""
+    if any(answer.status for answer in answers):
+        await jetstream.stream_info(ref.stream)
+        raise Unavailable(f"nobody answers for stream {ref.stream!r} on {ref.subject!r}; try again later")
 
 
 async def _stored_up_to(jetstream: JetStream, ref: BatchRef, given_out: int) -> int:

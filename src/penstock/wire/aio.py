@@ -194,10 +194,11 @@ class Connection:
     async def wait(self, reply: str, timeout: float | None = None, what: str = "a request") -> frames.Message:
         """The answer sent to a subject of `inbox`; status messages are answers too."""
         link = self._open_link
-        future, _ = link.replies[reply]
+        if not (waiting := link.replies.get(reply)):
+            raise ConnectionLost(self.server, "the answer was expected on an earlier connection")
         async with _deadline(what, self.settings.timeout if timeout is None else timeout):
             try:
-                return await future
+                return await waiting[0]
             finally:
                 link.replies.pop(reply, None)
 

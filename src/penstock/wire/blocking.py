@@ -218,7 +218,10 @@ class Connection:
     def wait(self, reply: str, timeout: float | None = None, what: str = "a request") -> frames.Message:
         """The answer sent to a subject of `inbox`; status messages are answers too."""
         seconds = self.settings.timeout if timeout is None else timeout
-        with self._io(self._open_session.endpoint, what, seconds):
+        endpoint = self._open_session.endpoint
+        if reply not in self._expected:
+            raise ConnectionLost(str(endpoint), "the answer was expected on an earlier connection")
+        with self._io(endpoint, what, seconds):
             self._until(lambda: reply in self._replies, time.monotonic() + seconds)
         self._expected.discard(reply)
         return self._replies.pop(reply)
