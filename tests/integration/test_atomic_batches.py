@@ -181,6 +181,21 @@ async def test_chunks_are_atomic_each_by_itself(publisher: Publisher) -> None:
     assert (await publisher.jetstream.get_message("S", 3001)).data == b"1000"
 
 
+def test_blocking_chunks_are_atomic_each_by_itself(blocking_publisher: BlockingPublisher) -> None:
+    with pytest.raises(ZeroDivisionError), blocking_publisher.atomic("S", chunked=True) as batch:
+        for number in range(1500):
+            assert batch.add("s.a", b"%d" % number) == number
+        raise ZeroDivisionError
+    assert [ack.count for ack in batch.acks] == [1000]
+    with blocking_publisher.atomic("S", chunked=True, batch_id="series") as batch:
+        for number in range(1001):
+            batch.add("s.a", b"%d" % number)
+    assert [(ack.batch_id, ack.count) for ack in batch.acks] == [("series-0", 1000), ("series-1", 1)]
+    assert batch.sequence_of(1000) == 2001
+    with pytest.raises(publish.BadId):
+        blocking_publisher.atomic("S", chunked=True, batch_id="i" * 60)
+
+
 async def test_the_51st_batch_in_flight_waits_for_a_place(nats_server: EmbeddedServer, publisher: Publisher) -> None:
     held = [publisher.atomic("S") for _ in range(16)]
     others = [await Publisher.connect(nats_server.settings) for _ in range(3)]

@@ -3,7 +3,7 @@
 from penstock.publish.advisories import Abandonment, AbandonmentCounts, Abandonments
 from penstock.publish.atomic import AtomicBatch, ChunkedBatch, Publisher
 from penstock.publish.batch import Batch
-from penstock.publish.blocking import BlockingBatch, BlockingPublisher
+from penstock.publish.blocking import BlockingBatch, BlockingChunkedBatch, BlockingPublisher
 from penstock.publish.errors import (
     BadId,
     BatchOutcomeUnknown,
@@ -41,6 +41,7 @@ __all__ = [
     "BatchRef",
     "BatchRejected",
     "BlockingBatch",
+    "BlockingChunkedBatch",
     "BlockingFastIngest",
     "BlockingPublisher",
     "ChunkedBatch",

@@ -18,7 +18,8 @@ from typing import Literal, Self, Unpack, overload
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
-from penstock.publish.batch import Batch, drop, new_id, probe, probed
+from penstock.publish.batch import Batch, drop, probe, probed
+from penstock.publish.chunks import Chunks
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
 from penstock.publish.fast import FastIngest, OnLost
 from penstock.publish.ingest import IngestChoices, IngestOptions
@@ -90,7 +91,7 @@ class Publisher:
         commits with an extra message that is not stored, so that `flush` sends all that was added.
         """
         if chunked:
-            return ChunkedBatch(self, stream, new_id() if batch_id is None else batch_id, eob)
+            return ChunkedBatch(self, stream, batch_id, eob)
         return AtomicBatch(self, Batch(stream, batch_id, eob))
 
     def fast(self, stream: str, *, on_lost: OnLost | None = None, **choices: Unpack[IngestChoices]) -> FastIngest:
@@ -340,26 +341,16 @@ class AtomicBatch:
             self._slot = None
 
 
-class ChunkedBatch:
+class ChunkedBatch(Chunks):
     """Any number of messages in chunks of 1,000. Each chunk is atomic by itself; the whole is not.
 
     A chunk is committed as soon as it is full. An exception drops the last one; those before stay stored.
     """
 
-    def __init__(self, publisher: Publisher, stream: str, batch_id: str, eob: bool = False) -> None:
-        self.batch_id = batch_id
-        """What the ids of the chunks start with."""
-        self.acks: list[BatchAck] = []
-        """Where the chunks are stored that are committed, in order."""
+    def __init__(self, publisher: Publisher, stream: str, batch_id: str | None, eob: bool = False) -> None:
+        super().__init__(stream, batch_id, eob)
         self._publisher = publisher
-        self._stream = stream
-        self._eob = eob
-        Batch(stream, f"{batch_id}-{10**6}")  # an id that is too long is told now, not at the tenth chunk
-        self._chunk = self._new_chunk()
-
-    def _new_chunk(self) -> AtomicBatch:
-        name = f"{self.batch_id}-{len(self.acks)}"
-        return AtomicBatch(self._publisher, Batch(self._stream, name, self._eob))
+        self._chunk = AtomicBatch(publisher, self.next_chunk())
 
     async def add(
         self, subject: str, data: bytes, *, headers: Headers | None = None, message_id: str | None = None
@@ -367,15 +358,11 @@ class ChunkedBatch:
         """Add a message, and return its number over all chunks, counted from 0, for `sequence_of`."""
         if len(self._chunk.content) == MAX_MESSAGES:
             await self._commit_chunk()
-        return len(self.acks) * MAX_MESSAGES + self._chunk.content.add(subject, data, headers, message_id)
+        return self.number(self._chunk.content.add(subject, data, headers, message_id))
 
     async def _commit_chunk(self) -> None:
         self.acks.append(await self._chunk.commit())
-        self._chunk = self._new_chunk()
-
-    def sequence_of(self, index: int) -> int:
-        """The sequence of message number `index`."""
-        return self.acks[index // MAX_MESSAGES].sequence_of(index % MAX_MESSAGES)
+        self._chunk = AtomicBatch(self._publisher, self.next_chunk())
 
     async def resolve(self) -> BatchAck | None:
         """After `BatchOutcomeUnknown`: the ack if the chunk under way is stored, None if it is not."""

@@ -6,17 +6,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack, overload
 
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
 from penstock.publish.batch import Batch, drop, probe, probed
+from penstock.publish.chunks import Chunks
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
 from penstock.publish.fast import BlockingFastIngest, OnLost
 from penstock.publish.ingest import IngestChoices, IngestOptions
-from penstock.publish.model import BatchAck, BatchRef
+from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
 from penstock.publish.streams import KnownStream, KnownStreams
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings
@@ -69,8 +70,22 @@ class BlockingPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def atomic(self, stream: str, *, batch_id: str | None = None, eob: bool = False) -> BlockingBatch:
-        """A batch of at most 1,000 messages: `with` commits it, an exception inside drops it."""
+    @overload
+    def atomic(
+        self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: Literal[False] = False
+    ) -> BlockingBatch: ...
+
+    @overload
+    def atomic(
+        self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: Literal[True]
+    ) -> BlockingChunkedBatch: ...
+
+    def atomic(
+        self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: bool = False
+    ) -> BlockingBatch | BlockingChunkedBatch:
+        """A batch for one stream: `with` commits it, an exception inside drops it; see `Publisher.atomic`."""
+        if chunked:
+            return BlockingChunkedBatch(self, stream, batch_id, eob)
         return BlockingBatch(self, Batch(stream, batch_id, eob))
 
     def fast(
@@ -284,3 +299,37 @@ class BlockingBatch:
             self.commit()
         else:
             self.abandon()
+
+
+class BlockingChunkedBatch(Chunks):
+    """Any number of messages in chunks of 1,000, each atomic by itself; the whole is not. See `ChunkedBatch`."""
+
+    def __init__(self, publisher: BlockingPublisher, stream: str, batch_id: str | None, eob: bool = False) -> None:
+        super().__init__(stream, batch_id, eob)
+        self._publisher = publisher
+        self._chunk = BlockingBatch(publisher, self.next_chunk())
+
+    def add(self, subject: str, data: bytes, *, headers: Headers | None = None, message_id: str | None = None) -> int:
+        """Add a message, and return its number over all chunks, counted from 0, for `sequence_of`."""
+        if len(self._chunk.content) == MAX_MESSAGES:
+            self._commit_chunk()
+        return self.number(self._chunk.content.add(subject, data, headers, message_id))
+
+    def _commit_chunk(self) -> None:
+        self.acks.append(self._chunk.commit())
+        self._chunk = BlockingBatch(self._publisher, self.next_chunk())
+
+    def resolve(self) -> BatchAck | None:
+        """After `BatchOutcomeUnknown`: the ack if the chunk under way is stored, None if it is not."""
+        return self._chunk.resolve()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._chunk.content.over:
+            return
+        if kind is not None:
+            self._chunk.abandon()
+        elif len(self._chunk.content):
+            self._commit_chunk()
