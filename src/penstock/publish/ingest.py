@@ -110,7 +110,8 @@ class FastAck:
     count: int
     """Messages stored by this ingest or, being duplicates by message id, before it."""
     lost: int = 0
-    """Messages known to be lost; only with `on_gap="continue"`, where it is a lower bound."""
+    """Messages known to be lost; only with `on_gap="continue"`, where it is a lower bound: the server reports a gap
+    once, and the report can be lost too, such as with the connection."""
     maybe_twice: int = 0
     """Messages sent again while in doubt, without a message id: at most so many are stored twice."""
 
@@ -511,10 +512,11 @@ class Ingest:
         doubtful = self._rows[: segment.sent - segment.acked]
         without_id = sum(not has_id(row) for row in doubtful)
         self._segment = None
-        if segment.trouble and not (isinstance(segment.trouble, IngestGap) and self._may_resend(segment)):
-            self.error = segment.trouble
-        elif self.options.on_doubt == "fail" and without_id:
+        trouble = segment.trouble
+        ends_here = trouble is not None and not (isinstance(trouble, IngestGap) and self._may_resend(segment))
+        if ends_here or (self.options.on_doubt == "fail" and without_id):
             self.error = IngestInterrupted(self.stream, self.stored, len(doubtful))
+            self.error.__cause__ = trouble
         else:
             self.maybe_twice += without_id
 
