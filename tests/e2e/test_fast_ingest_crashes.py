@@ -17,9 +17,10 @@ import pytest
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
-from penstock.publish.fast import BlockingFastIngest, FastIngest
-from penstock.publish.ingest import IngestOptions
+from penstock.publish.fast import FastIngest
+from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import IngestInterrupted
+from penstock.publish.options import IngestOptions
 from penstock.settings import Settings
 from penstock.testing import EmbeddedCluster, LossyProxy, eventually, eventually_async, stream_data
 
@@ -171,8 +172,8 @@ async def test_with_on_doubt_fail_a_killed_server_is_reported_with_what_is_store
 
 PUBLISHER = """
 import sys
-from penstock.publish.fast import BlockingFastIngest
-from penstock.publish.ingest import IngestOptions
+from penstock.publish.fast_blocking import BlockingFastIngest
+from penstock.publish.options import IngestOptions
 from penstock.settings import Settings
 
 with BlockingFastIngest(Settings(servers=(sys.argv[1],)), "S", IngestOptions(flow=100), print) as ingest:

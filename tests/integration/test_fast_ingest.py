@@ -13,9 +13,10 @@ import pytest
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, FeatureMissing
-from penstock.publish.fast import BlockingFastIngest, FastIngest
-from penstock.publish.ingest import IngestOptions, Lost
+from penstock.publish.fast import FastIngest
+from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import FastIngestDisabled, IngestGap, MessageRefused, WrongStream
+from penstock.publish.options import IngestOptions, Lost
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import LossyProxy, eventually_async, stream_data

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError
 from penstock.publish import replies
-from penstock.publish.ingest import UNANSWERED, Ingest, IngestOptions
+from penstock.publish.ingest import UNANSWERED, Ingest
 from penstock.publish.interruptions import IngestGap, IngestInterrupted
+from penstock.publish.options import IngestOptions
 from penstock.publish.rows import Rows
 from penstock.wire.frames import Message
 

@@ -25,9 +25,9 @@ from penstock.cli.common import (
 from penstock.cli.input import LineReader, open_lines
 from penstock.errors import ConfigError, PenstockError, UsageError
 from penstock.publish.atomic import Publisher
-from penstock.publish.ingest import IngestOptions
 from penstock.publish.lines import BadLine, LineFormat, Numbered
 from penstock.publish.loading import AtomicLoad, FastLoad, Load, LoadReport, PlainLoad, stream_of
+from penstock.publish.options import IngestOptions
 from penstock.settings import Settings
 
 SHOWN_BAD_LINES = 10

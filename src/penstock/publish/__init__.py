@@ -18,8 +18,8 @@ from penstock.publish.errors import (
     UnsupportedHeader,
     WrongSequence,
 )
-from penstock.publish.fast import BlockingFastIngest, FastIngest
-from penstock.publish.ingest import FastAck, IngestOptions, Lost
+from penstock.publish.fast import FastIngest
+from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import (
     FastIngestDisabled,
     IngestGap,
@@ -28,6 +28,7 @@ from penstock.publish.interruptions import (
     WrongStream,
 )
 from penstock.publish.model import BatchAck, BatchRef
+from penstock.publish.options import FastAck, IngestOptions, Lost
 
 __all__ = [
     "Abandonment",

@@ -22,8 +22,8 @@ from penstock.publish.batch import Batch, drop, probe, probed
 from penstock.publish.chunks import Chunks
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
 from penstock.publish.fast import FastIngest, OnLost
-from penstock.publish.ingest import IngestChoices, IngestOptions
 from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
+from penstock.publish.options import IngestChoices, IngestOptions
 from penstock.publish.streams import KnownStream, KnownStreams
 from penstock.retry import retrying
 from penstock.settings import Settings

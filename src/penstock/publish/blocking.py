@@ -15,9 +15,10 @@ from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
 from penstock.publish.batch import Batch, drop, probe, probed
 from penstock.publish.chunks import Chunks
 from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
-from penstock.publish.fast import BlockingFastIngest, OnLost
-from penstock.publish.ingest import IngestChoices, IngestOptions
+from penstock.publish.fast import OnLost
+from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
+from penstock.publish.options import IngestChoices, IngestOptions
 from penstock.publish.streams import KnownStream, KnownStreams
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings

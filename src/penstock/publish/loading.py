@@ -11,9 +11,9 @@ from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, PenstockError
 from penstock.publish.atomic import Publisher
 from penstock.publish.fast import FastIngest
-from penstock.publish.ingest import IngestOptions, Lost
 from penstock.publish.lines import Numbered
 from penstock.publish.model import MAX_MESSAGES
+from penstock.publish.options import IngestOptions, Lost
 from penstock.publish.plain import PlainPublisher, PubAck, PublishInterrupted
 from penstock.settings import Settings
 

@@ -13,9 +13,9 @@ from penstock.errors import OutcomeUnknown, Unavailable
 from penstock.publish.batch import Batch
 from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import BatchOutcomeUnknown, DuplicateId, Gap, NobodyListens, TimedOut
-from penstock.publish.fast import BlockingFastIngest
-from penstock.publish.ingest import IngestOptions
+from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.model import BatchAck, BatchRef
+from penstock.publish.options import IngestOptions
 from penstock.retry import is_retryable
 from penstock.spark.chunks import Limits, Rows, row_digest
 from penstock.spark.ledger import Intent, Written
