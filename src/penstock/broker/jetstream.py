@@ -71,6 +71,12 @@ class JetStream:
         """The same connection, asking the JetStream of another domain."""
         return JetStream(self._request, domain, self.timeout)
 
+    def at_prefix(self, api: str) -> JetStream:
+        """The same connection, asking where an API prefix such as `$JS.leaf.API` leads: a domain, or an import."""
+        other = JetStream(self._request, None, self.timeout)
+        other._prefix = api.rstrip(".")
+        return other
+
     # -- account ---------------------------------------------------------------------------------------------------
 
     async def account_info(self) -> AccountInfo:

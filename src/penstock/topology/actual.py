@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StreamInfo
-from penstock.errors import ApiError, DeadlineExceeded, NotFound, Unavailable
+from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.errors import ApiError, BrokerUnreachable, NotFound, Unavailable
 from penstock.topology import ownership
 from penstock.topology.resource import Actual, Desired, Resource
 
@@ -29,23 +29,57 @@ async def read(js: JetStream, desired: Desired, progress: Progress | None = None
     """
     silent: set[Resource] = set()
     streams = await _streams(js, desired, silent)
+    elsewhere = await _elsewhere(js, desired, streams, silent)
     busy = [info.name for info in streams.values() if info.state.consumers]
-    consumers: dict[Resource, ConsumerInfo] = {}
+    consumers: dict[Resource, ConsumerInfo] = dict(elsewhere.consumers)
 
     async def one(name: str) -> None:
         found = await _consumers(js, name, desired, silent)
         consumers.update(found)
 
     await _each(busy, one, progress)
-    silent |= {r for r in desired.configs if r.consumer is not None and Resource(r.stream) in silent}
-    return Actual(streams, consumers, frozenset(silent))
+    silent |= {r for r in desired.configs if r.consumer is not None and r.its_stream in silent}
+    return Actual(streams, consumers, frozenset(silent), elsewhere.origins)
 
 
 def require_answers(actual: Actual) -> None:
     """Raise when something exists, but nobody answers for it: a plan without it would be wrong."""
     if actual.unanswered:
         names = ", ".join(str(resource) for resource in sorted(actual.unanswered, key=str)[:5])
-        raise Unavailable(f"nobody answers for {names}: has it lost its leader? Look with `penstock verify`")
+        hint = (
+            "is the link to its origin up? Where this login may not reach it, leave out `server_managed` and hand over "
+            "what `penstock sources create-consumer` prints"
+            if any(resource.api for resource in actual.unanswered)
+            else "has it lost its leader? Look with `penstock verify`"
+        )
+        raise Unavailable(f"nobody answers for {names}: {hint}")
+
+
+async def _elsewhere(js: JetStream, desired: Desired, streams: dict[str, StreamInfo], silent: set[Resource]) -> Actual:
+    """The consumers of sources whose origins live in another domain or account: declared ones, and those in use."""
+    wanted = {resource for resource in desired.configs if resource.api}
+    in_use = {resource for info in streams.values() for resource in _bound_elsewhere(info.config)}
+    missing: set[Resource] = set()
+    streams_there = {resource.its_stream for resource in wanted | in_use}
+    origins = await _by_name(streams_there, lambda r: _at(js, r).stream_info(r.stream), missing)
+    there = {resource for resource in wanted | in_use if resource.its_stream in origins}
+    consumers = await _by_name(there, lambda r: _at(js, r).consumer_info(r.stream, r.name), missing)
+    silent |= {resource for resource in wanted if resource in missing or resource.its_stream in missing}
+    return Actual(consumers=consumers, origins=origins)
+
+
+def _at(js: JetStream, resource: Resource) -> JetStream:
+    return js.at_prefix(resource.api) if resource.api else js
+
+
+def _bound_elsewhere(config: Json) -> list[Resource]:
+    """The consumers through which a stream reads origins that live elsewhere."""
+    origins = [config.get("mirror") or {}, *(config.get("sources") or ())]
+    return [
+        Resource(origin["name"], origin["consumer"]["name"], origin["external"]["api"])
+        for origin in origins
+        if origin.get("external") and origin.get("consumer")
+    ]
 
 
 async def _streams(js: JetStream, desired: Desired, silent: set[Resource]) -> dict[str, StreamInfo]:
@@ -83,7 +117,9 @@ async def _by_name(
             found[resource] = await ask(resource)
         except NotFound:
             return
-        except (ApiError, DeadlineExceeded):
+        except BrokerUnreachable:
+            raise
+        except (ApiError, Unavailable):
             silent.add(resource)
 
     await _each(resources, one)

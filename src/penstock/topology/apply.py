@@ -82,7 +82,7 @@ async def apply(
     done: list[Change] = []
     for change in plan.changes:
         try:
-            await _carry_out(js, change)
+            await _carry_out(js.at_prefix(change.resource.api) if change.resource.api else js, change)
         except PenstockError as exc:
             raise ApplyError(done, change, plan.changes[len(done) + 1 :], exc) from exc
         done.append(change)

@@ -66,7 +66,7 @@ def _phase(change: Change) -> int:
 def _edges(changes: Sequence[Change], actual: Actual) -> Iterator[Edge]:
     deleted = {change.resource for change in changes if change.config is None}
     for change in changes:
-        for needed in _needs(change.resource, change.config or actual.config(change.resource) or {}):
+        for needed in needs(change.resource, change.config or actual.config(change.resource) or {}):
             if change.resource not in deleted:
                 yield needed, change.resource
             elif needed in deleted:
@@ -74,13 +74,17 @@ def _edges(changes: Sequence[Change], actual: Actual) -> Iterator[Edge]:
     yield from _handovers(changes, actual)
 
 
-def _needs(resource: Resource, config: Json) -> Iterator[Resource]:
+def needs(resource: Resource, config: Json) -> Iterator[Resource]:
     """What has to exist for this one to work."""
     if resource.consumer is not None:
-        yield Resource(resource.stream)
+        yield resource.its_stream
     for origin in [config.get("mirror"), *(config.get("sources") or ())]:
-        if origin and not origin.get("external"):
-            yield Resource(origin["name"])
+        if not origin:
+            continue
+        api = (origin.get("external") or {}).get("api")
+        yield Resource(origin["name"], None, api)
+        if consumer := origin.get("consumer"):
+            yield Resource(origin["name"], consumer["name"], api)
 
 
 def _handovers(changes: Sequence[Change], actual: Actual) -> Iterator[Edge]:
@@ -97,7 +101,7 @@ def _rivals(one: Resource, other: Resource) -> bool:
     return (
         one != other
         and (one.consumer is None) == (other.consumer is None)
-        and (one.consumer is None or one.stream == other.stream)
+        and (one.consumer is None or one.its_stream == other.its_stream)
     )
 
 

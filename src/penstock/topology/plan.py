@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from penstock.broker import metadata
 from penstock.broker.model import Json, StreamInfo
 from penstock.topology import compare, order, ownership, risk
 from penstock.topology.compare import FieldChange
@@ -76,16 +77,17 @@ def plan(desired: Desired, actual: Actual, *, allow_destroy: bool = False, prune
     is recreated, which loses its data. With `prune`, what this platform owns and no longer declares is deleted.
     """
     changes = _stream_changes(desired, actual, allow_destroy)
-    renewed = {change.resource.stream for change in changes if change.kind is Kind.RECREATE and change.destroys}
+    renewed = {change.resource for change in changes if change.kind is Kind.RECREATE and change.destroys}
     changes += _consumer_changes(desired, actual, renewed)
     orphans = _orphans(desired, actual)
-    changes += [_deletion(resource, actual) for resource in orphans if prune]
+    going = [resource for resource in orphans if prune or _went_with_its_source(resource, actual)]
+    changes += [_deletion(resource, actual) for resource in going]
     todo = [change for change in changes if change.kind is not Kind.UNCHANGED]
     return Plan(
         platform=desired.platform,
         changes=tuple(order.ordered(todo, actual)),
         unchanged=tuple(change.resource for change in changes if change.kind is Kind.UNCHANGED),
-        orphans=() if prune else tuple(orphans),
+        orphans=tuple(resource for resource in orphans if resource not in going),
     )
 
 
@@ -151,16 +153,16 @@ def _change(resource: Resource, wanted: Json, fields: list[FieldChange], verdict
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
-def _consumer_changes(desired: Desired, actual: Actual, renewed: set[str]) -> list[Change]:
+def _consumer_changes(desired: Desired, actual: Actual, renewed: set[Resource]) -> list[Change]:
     return [
-        _consumer_change(resource, config, desired.platform, actual, resource.stream in renewed)
+        _consumer_change(resource, config, desired.platform, actual, resource.its_stream in renewed)
         for resource, config in desired.configs.items()
         if resource.consumer is not None and resource not in actual.unanswered
     ]
 
 
 def _consumer_change(resource: Resource, config: Json, platform: str, actual: Actual, renewed: bool) -> Change:
-    found, stream = actual.consumers.get(resource), actual.streams.get(resource.stream)
+    found, stream = actual.consumers.get(resource), actual.stream_of(resource)
     if found is None or stream is None:
         return _creation(resource, config, platform)
     wanted = ownership.marked(config, platform, found.config)
@@ -181,19 +183,29 @@ def _renewal(resource: Resource, wanted: Json, fields: list[FieldChange]) -> Cha
 
 
 def _orphans(desired: Desired, actual: Actual) -> list[Resource]:
+    kept = {needed for resource, config in desired.configs.items() for needed in order.needs(resource, config)}
     return [
         resource
         for resource in actual.resources()
-        if resource not in desired.configs and ownership.owner(actual.config(resource) or {}) == desired.platform
+        if resource not in desired.configs
+        and resource not in kept  # a source's own consumer that Penstock made once, and now somebody else keeps
+        and ownership.owner(actual.config(resource) or {}) == desired.platform
     ]
+
+
+def _went_with_its_source(resource: Resource, actual: Actual) -> bool:
+    """A consumer that Penstock made for a source goes with it: nobody else would find it, and it holds messages."""
+    return metadata.SOURCING in ((actual.config(resource) or {}).get("metadata") or {})
 
 
 def _deletion(resource: Resource, actual: Actual) -> Change:
     """A stream that never held a message has nothing to lose, nor have its consumers."""
-    stream = actual.streams[resource.stream]
+    stream = actual.stream_of(resource)
+    assert stream is not None, "whoever read the consumer has read its stream"
     if stream.state.last_seq == 0:
         return Change(Kind.DELETE, Risk.SAFE, resource, reason="no longer declared; its stream never held a message")
     if resource.consumer is None:
         return Change(Kind.DELETE, Risk.LOSES_DATA, resource, reason=f"no longer declared; {_lost_with(stream)}")
     loss = risk.consumer_removal(stream)
-    return Change(Kind.DELETE, loss.risk, resource, reason=f"no longer declared; {loss.reason}")
+    why = "its source is gone" if _went_with_its_source(resource, actual) else "no longer declared"
+    return Change(Kind.DELETE, loss.risk, resource, reason=f"{why}; {loss.reason}")

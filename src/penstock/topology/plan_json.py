@@ -72,7 +72,8 @@ def change_json(change: Change) -> Json:
 
 
 def resource_json(resource: Resource) -> Json:
-    return {"type": resource.type, "stream": resource.stream, "name": resource.name}
+    named = {"type": resource.type, "stream": resource.stream, "name": resource.name}
+    return {**named, "api": resource.api} if resource.api else named
 
 
 def _field_json(field: FieldChange) -> Json:

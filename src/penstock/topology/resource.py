@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.sourcing import modes
 from penstock.topology import ownership
-from penstock.topology.model import Platform
+from penstock.topology.model import Platform, SourceSpec, StreamSpec
 
 STREAM = "stream"
 CONSUMER = "consumer"
@@ -20,6 +21,8 @@ class Resource:
 
     stream: str
     consumer: str | None = None
+    api: str | None = None
+    """The API prefix through which it is reached; None: it is at home. Only the consumers of sources live elsewhere."""
 
     @property
     def type(self) -> str:
@@ -30,7 +33,17 @@ class Resource:
         return self.consumer or self.stream
 
     def __str__(self) -> str:
-        return f"stream {self.stream}" if self.consumer is None else f"consumer {self.consumer} of {self.stream}"
+        where = f" at {self.api}" if self.api else ""
+        return (
+            f"stream {self.stream}{where}"
+            if self.consumer is None
+            else f"consumer {self.consumer} of {self.stream}{where}"
+        )
+
+    @property
+    def its_stream(self) -> Resource:
+        """The stream itself, where it lives."""
+        return Resource(self.stream, None, self.api)
 
 
 Configs = Mapping[Resource, Json]
@@ -49,11 +62,50 @@ class Desired:
     @classmethod
     def of(cls, platform: Platform) -> Self:
         """What the platform file declares, in the order of the file."""
-        streams: Configs = {Resource(name): spec.config for name, spec in platform.streams.items()}
+        streams: Configs = {Resource(name): bound(spec) for name, spec in platform.streams.items()}
         consumers = {
             Resource(spec.stream, name): ownership.described(spec) for name, spec in platform.consumers.items()
         }
-        return cls(platform.name, {**streams, **consumers})
+        return cls(platform.name, {**streams, **consumers, **managed_consumers(platform)})
+
+
+def bound(spec: StreamSpec) -> Json:
+    """The stream's configuration with its server-managed sources bound to their consumers."""
+    config = dict(spec.config)
+    if spec.sources:
+        config["sources"] = [_bound(spec, source) for source in spec.sources]
+    if spec.mirror:
+        config["mirror"] = _bound(spec, spec.mirror)
+    return config
+
+
+def _bound(spec: StreamSpec, source: SourceSpec) -> Json:
+    return source.bound(deliver_subject(spec.name, source)) if source.server_managed else source.config
+
+
+def deliver_subject(stream: str, source: SourceSpec) -> str:
+    """Where the consumer of a source delivers: as declared, or as chosen for a server-managed one."""
+    assert source.consumer is not None, "a source without a consumer has no deliver subject"
+    chosen = source.consumer.deliver_subject
+    return chosen or modes.default_deliver_subject(stream, source.config, source.consumer.name)
+
+
+def source_consumer(source: SourceSpec) -> Resource:
+    """The consumer that a source names."""
+    assert source.consumer is not None, "a source without a consumer names none"
+    return Resource(source.name, source.consumer.name, (source.config.get("external") or {}).get("api"))
+
+
+def managed_consumers(platform: Platform) -> Configs:
+    """The consumers that server-managed sources need, where their origins live."""
+    return {
+        source_consumer(source): modes.managed_consumer(
+            spec.name, source.config, source.consumer.name, deliver_subject(spec.name, source)
+        )
+        for spec in platform.streams.values()
+        for source in spec.origins
+        if source.consumer and source.server_managed
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +115,13 @@ class Actual:
     streams: Mapping[str, StreamInfo] = field(default_factory=dict)
     consumers: Mapping[Resource, ConsumerInfo] = field(default_factory=dict)
     unanswered: frozenset[Resource] = frozenset()
-    """What exists, but nobody answers for it: a group without a leader."""
+    """What exists, but nobody answers for it: a group without a leader, an origin whose link is down."""
+    origins: Mapping[Resource, StreamInfo] = field(default_factory=dict)
+    """Streams that live elsewhere, and whose consumers matter."""
+
+    def stream_of(self, resource: Resource) -> StreamInfo | None:
+        """The stream of a consumer, wherever it lives."""
+        return self.origins.get(resource.its_stream) if resource.api else self.streams.get(resource.stream)
 
     def config(self, resource: Resource) -> Json | None:
         """The configuration the server shows; None when there is no such resource."""

@@ -196,7 +196,9 @@ def _sources(change: FieldChange, around: Surroundings) -> Verdict:
     if not changed:
         return SAFE
     return Verdict(
-        Risk.LOSES_POSITION, f"the source {', '.join(changed)} starts over: what was copied may be copied again"
+        Risk.LOSES_POSITION,
+        f"the source {', '.join(changed)} starts over: what was copied may be copied again; "
+        "`penstock sources migrate` changes how a source reads without that",
     )
 
 

@@ -1,0 +1,1 @@
+"""From one stream to another, whatever their retention: modes of sourcing, a receiver, a bridge. Knows no platform."""

@@ -1,0 +1,108 @@
+"""The ways a stream can read another one, and the durable consumer that two of them need. Pure.
+
+The server knows two forms: a source without a consumer (it makes one itself), and one that names a consumer which
+exists. Server-managed is ours: Penstock makes the consumer and binds the source to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from penstock.broker.metadata import SOURCING
+from penstock.broker.model import Json
+
+HEARTBEAT = 1_000_000_000
+"""Nanoseconds; the server takes no other for `ack_policy: flow_control`."""
+MAX_ACK_PENDING = 65_536
+"""Messages on their way before the origin waits. The server's own default of 1,000 halves the speed."""
+MOVED = ("filter_subject", "opt_start_seq", "opt_start_time")
+"""Fields of a source that belong to its consumer once it has a durable one."""
+AUTOMATIC = ("JS_SRC_", "JS_MIRROR_")
+"""How the server names consumers that it makes itself."""
+
+
+class Mode(StrEnum):
+    """How a stream reads its origin."""
+
+    EPHEMERAL = "ephemeral"
+    """The server makes the consumer: without acknowledgements on Limits, a durable of its own elsewhere."""
+    SERVER_MANAGED = "server-managed"
+    """A named durable that Penstock makes and keeps in step."""
+    USER_MANAGED = "user-managed"
+    """A named durable that somebody else makes."""
+
+
+def mode_of(source: Json, consumer: Json | None) -> Mode:
+    """From what the server shows: the source, and the configuration of its consumer where that is known."""
+    if not source.get("consumer"):
+        return Mode.EPHEMERAL
+    managed = SOURCING in ((consumer or {}).get("metadata") or {})
+    return Mode.SERVER_MANAGED if managed else Mode.USER_MANAGED
+
+
+def default_deliver_subject(stream: str, source: Json, consumer: str) -> str:
+    """Where a server-managed consumer delivers: the same on every apply, another one for every source."""
+    prefix = (source.get("external") or {}).get("deliver") or "penstock.source"
+    return f"{prefix.rstrip('.')}.{stream}.{source['name']}.{consumer}"
+
+
+def managed_consumer(stream: str, source: Json, consumer: str, deliver_subject: str) -> Json:
+    """The consumer of a server-managed source: the filter and start of the source, everything else by the rules."""
+    config = {**required(consumer, deliver_subject), **_start(source), **_filter(source)}
+    return {**config, "max_ack_pending": MAX_ACK_PENDING, "metadata": {SOURCING: stream}}
+
+
+def required(consumer: str, deliver_subject: str) -> Json:
+    """What every consumer of a source must have."""
+    return {
+        "name": consumer,
+        "durable_name": consumer,
+        "deliver_subject": deliver_subject,
+        "ack_policy": "flow_control",
+        "flow_control": True,
+        "idle_heartbeat": HEARTBEAT,
+        "max_deliver": -1,
+    }
+
+
+def _start(source: Json) -> Json:
+    if seq := source.get("opt_start_seq"):
+        return {"deliver_policy": "by_start_sequence", "opt_start_seq": seq}
+    if time := source.get("opt_start_time"):
+        return {"deliver_policy": "by_start_time", "opt_start_time": time}
+    return {"deliver_policy": "all"}
+
+
+def _filter(source: Json) -> Json:
+    """A transform filters too, so its subjects go into the consumer as well."""
+    if subject := source.get("filter_subject"):
+        return {"filter_subject": subject}
+    subjects = [transform["src"] for transform in source.get("subject_transforms") or () if transform.get("src")]
+    if len(subjects) == 1:
+        return {"filter_subject": subjects[0]}
+    return {"filter_subjects": subjects} if subjects else {}
+
+
+def misfits(config: Json, deliver_subject: str) -> Iterator[str]:
+    """Why a source cannot read through this consumer; nothing when it can."""
+    if not config.get("durable_name"):
+        yield "it is not durable"
+    if not config.get("deliver_subject"):
+        yield "it is a pull consumer, and a source needs a push consumer"
+    elif config["deliver_subject"] != deliver_subject:
+        yield f"it delivers to {config['deliver_subject']!r}, and the source listens on {deliver_subject!r}"
+    if config.get("deliver_group"):
+        yield f"it delivers to the queue group {config['deliver_group']!r}, of which a source is no member"
+    if config.get("ack_policy") != "flow_control":
+        yield f"its ack_policy is {config.get('ack_policy')}, not flow_control"
+    if not config.get("flow_control"):
+        yield "flow_control is off"
+    if config.get("idle_heartbeat") != HEARTBEAT:
+        yield "its idle_heartbeat is not 1s"
+    if config.get("ack_wait") or config.get("backoff"):
+        yield "it has an ack_wait or backoff: flow control acknowledges, so there is nothing to wait for"
+    if config.get("max_deliver", -1) > 0:
+        yield f"its max_deliver is {config['max_deliver']}: what is lost on the way must come again, however often"
+    if config.get("headers_only"):
+        yield "headers_only is on: the copies would have no data"
