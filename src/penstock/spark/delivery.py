@@ -40,15 +40,14 @@ class Chunk:
     bodies: list[bytes]
     lines: list[bytes]
     """Each row's own header lines."""
+    has_row_ids: bool
+    """Whether a row carries a message id of its own."""
 
     @classmethod
     def of(cls, rows: Rows) -> Chunk:
         lines = [b""] * len(rows) if rows.headers is None else rows.headers.to_pylist()
-        return cls(rows.subjects.cast("binary").to_pylist(), rows.bodies.to_pylist(), lines)
-
-    @property
-    def has_row_ids(self) -> bool:
-        return any(_ID_LINE in lines for lines in self.lines)
+        has_ids = rows.headers is not None and any(_ID_LINE in one for one in lines)
+        return cls(rows.subjects.cast("binary").to_pylist(), rows.bodies.to_pylist(), lines, has_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,15 @@ class Delivery(Protocol):
     def close(self) -> None: ...
 
 
-def delivery(kind: str, link: Link, stream: str) -> Delivery:
+Confirm = Callable[[], None]
+"""Raises when another attempt has taken the task over."""
+
+
+def delivery(kind: str, link: Link, stream: str, confirm: Confirm) -> Delivery:
     """The delivery of that name."""
-    makers: dict[str, Callable[[Link, str], Delivery]] = {"atomic": AtomicDelivery, "fast": FastDelivery}
-    return makers[kind](link, stream)
+    if kind == "fast":
+        return FastDelivery(link, stream)
+    return AtomicDelivery(link, stream, confirm)
 
 
 class AtomicDelivery:
@@ -91,9 +95,10 @@ class AtomicDelivery:
 
     limits = Limits()
 
-    def __init__(self, link: Link, stream: str) -> None:
+    def __init__(self, link: Link, stream: str, confirm: Confirm) -> None:
         self._link = link
         self._stream = stream
+        self._confirm = confirm
         self._publisher = BlockingPublisher(link.connection, patience=link.patience)
         self._batch: Batch | None = None
         self._intent: Intent | None = None
@@ -124,8 +129,10 @@ class AtomicDelivery:
             return Stored(0, refused=self._row_ids)
 
     def _look_or_send(self, batch: Batch, intent: Intent) -> int:
-        found = self._resolve(intent)
-        return found.sequence if found else self._publisher.finish(self._publisher.begin(batch)).sequence
+        if found := self._resolve(intent):
+            return found.sequence
+        self._confirm()  # looking took its time
+        return self._publisher.finish(self._publisher.begin(batch)).sequence
 
     def find(self, intent: Intent) -> int | None:
         found = self._link.persistently(lambda: self._resolve(intent))

@@ -287,6 +287,12 @@ class Log:
         """Everything is written, and ends at this sequence."""
         self._append("end", previous=last)
 
+    def confirm(self) -> None:
+        """Raise `Superseded` if another attempt has begun since the last append."""
+        newest = self._ledger.last(self._key)
+        if newest is None or newest.sequence != self._revision:
+            raise Superseded(self._key)
+
     def _append(self, kind: str, **fields: Any) -> None:
         # Owner and count make the entry unique: after a lost answer it tells whether it was ours that arrived.
         entry = {"version": VERSION, "kind": kind, "owner": self._owner, "n": self._appended, **fields}

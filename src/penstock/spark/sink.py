@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -68,7 +69,7 @@ class Write:
         rows = (maker.rows(batch) for batch in batches if batch.num_rows)
         with Link(self.settings) as link:
             ttl = KEEP_BATCH_WRITES if self.once_only else None
-            tally = write_partition(link, place, rows, lambda: delivery(self.delivery, link, self.stream), ttl)
+            tally = write_partition(link, place, rows, partial(delivery, self.delivery, link, self.stream), ttl)
         return TaskReport(place.series, place.batch, tally)
 
 

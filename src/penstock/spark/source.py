@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.broker.model import StreamInfo
-from penstock.errors import ConfigError, DataLoss, PenstockError
+from penstock.errors import ConfigError, DataLoss
 from penstock.settings import Settings
-from penstock.spark import admission, durable, loss
+from penstock.spark import admission, durable, loss, steps
 from penstock.spark.commit import commit
 from penstock.spark.link import PATIENCE, Link
 from penstock.spark.offsets import Offset, span, split, task_count
@@ -189,6 +189,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
 
     def commit(self, end: dict[str, Any]) -> None:
         """The micro-batch up to `end` is in Spark's commit log."""
+        steps.reached(steps.COMMITTING)
         _, info = self._observed()
         self._commit(Offset.parse(end, self._options.stream), info)
 
@@ -207,22 +208,14 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """The stream as it is now. The first look checks everything, and shows a wrong address at once."""
         if self._link is None:
             link = Link(self._options.settings, self._options.settings.timeout)
-            try:
-                self._check(link)
-            except PenstockError:
-                link.close()
-                raise
+            info = Origin(link, self._options).info()
+            check_readable(info, self._options.consumer)
+            if self._options.consumer:
+                durable.ensure(link, info, self._options.consumer, self._options.subjects)
             link.patience = PATIENCE
             self._link = link
         origin = Origin(self._link, self._options)
         return origin, origin.info()
-
-    def _check(self, link: Link) -> None:
-        """Everything that can be wrong with the query, told before its first job."""
-        info = Origin(link, self._options).info()
-        check_readable(info, self._options.consumer)
-        if self._options.consumer:
-            durable.ensure(link, info, self._options.consumer, self._options.subjects)
 
     def _held(self, info: StreamInfo) -> int:
         assert self._link

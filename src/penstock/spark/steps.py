@@ -1,8 +1,8 @@
-"""The steps of a write at which tests stop a process, to kill it there.
+"""The steps of a write, at which tests stop a process, to kill it there or to let it go on too late.
 
-`PENSTOCK_HOLD_AT=<step>:<file>` makes the first process that reaches the step write its pid into the file and stop
-(SIGSTOP). Whoever set the variable kills it, or lets it go on (SIGCONT) when the world has changed. While the file
-exists nobody stops any more. Without the variable a step is nothing.
+With `PENSTOCK_HOLD_IN=<folder>`, the first process that reaches a step for which the folder holds a file of that name
+renames the file to `<step>.<its pid>` and stops (SIGSTOP), until somebody kills it or lets it go on. Without the
+variable, steps do nothing.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from __future__ import annotations
 import os
 import signal
 
-VARIABLE = "PENSTOCK_HOLD_AT"
+VARIABLE = "PENSTOCK_HOLD_IN"
 
 OPENED = "opened"
 INTENDED = "intended"
 STORED = "stored"
 ENDED = "ended"
 CLOSED = "closed"
+"""The sink has closed the batch; Spark's commit log is next."""
+COMMITTING = "committing"
+"""Spark's commit log is written; the source's commit is next."""
 
 
 def reached(step: str) -> None:
-    """Say that this step is done; the next begins."""
-    wanted, _, file = os.environ.get(VARIABLE, "").partition(":")
-    if wanted != step:
+    """This step is done; the next begins."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
         return
+    armed = os.path.join(folder, step)
     try:
-        handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    except FileExistsError:
+        os.rename(armed, f"{armed}.{os.getpid()}")
+    except FileNotFoundError:
         return
-    os.write(handle, str(os.getpid()).encode())
-    os.close(handle)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -18,12 +18,14 @@ Rows with another content are other rows: a plan that computes something else ea
 
 Two attempts at the same moment: the older one may still be writing the chunk it is at. The newer makes the server drop
 that batch before it looks; should it be written after all, both carry the same message id, and the server refuses the
-second one. Only this moment, of seconds, relies on the stream's duplicate window.
+second one. Only this moment relies on the stream's duplicate window: an attempt that was held up for longer, frozen or
+waiting for the server, asks whether it is still the one before it sends.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -33,11 +35,14 @@ from itertools import chain
 from penstock.publish.batch import new_id
 from penstock.spark import steps
 from penstock.spark.chunks import Rows, chunk_id, cut, without
-from penstock.spark.delivery import Chunk, Delivery
+from penstock.spark.delivery import Chunk, Confirm, Delivery
 from penstock.spark.ledger import Intent, Ledger, Log, Place, Written
 from penstock.spark.link import Link
 
 log = logging.getLogger(__name__)
+
+FRESH = 0.5
+"""Seconds after which an attempt that has just appended to its log asks again whether it is still the one."""
 
 
 @dataclass(slots=True)
@@ -117,8 +122,11 @@ class PartitionWrite:
         """Step 3a, and the first half of 3b."""
         place = self._place
         intent = Intent(self._number, digest, len(chunk.bodies), self._last, new_id(), chunk.subjects[-1].decode())
+        announced = time.time()
         self._journal.chunk(intent, self._previous)
         steps.reached(steps.INTENDED)
+        if abs(time.time() - announced) > FRESH:
+            self._journal.confirm()
         name = chunk_id(place.series, place.batch, place.partition, intent.number, digest)
         self._delivery.begin(chunk, intent, name)
 
@@ -147,7 +155,7 @@ class PartitionWrite:
 
 
 def write_partition(
-    link: Link, place: Place, batches: Iterator[Rows], deliver: Callable[[], Delivery], ttl: str | None
+    link: Link, place: Place, batches: Iterator[Rows], deliver: Callable[[Confirm], Delivery], ttl: str | None
 ) -> Tally:
     """All steps of a task. A partition without rows leaves no trace."""
     first = next(batches, None)
@@ -158,7 +166,7 @@ def write_partition(
     steps.reached(steps.OPENED)
     if ledger.is_closed(place):
         return Tally()
-    with closing(deliver()) as delivery:
+    with closing(deliver(journal.confirm)) as delivery:
         settle(journal, delivery)
         write = PartitionWrite(place, journal, delivery, link.last_sequence(place.stream))
         return write.write(chain([first], batches))

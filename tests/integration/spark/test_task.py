@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from penstock.broker.embedded import EmbeddedServer
+from penstock.spark import steps
 from penstock.spark.chunks import Rows
-from penstock.spark.delivery import AtomicDelivery, Chunk, FastDelivery, Stored, delivery
+from penstock.spark.delivery import AtomicDelivery, Chunk, Confirm, Stored, delivery
 from penstock.spark.ledger import Intent, Ledger, Place, Rewound, Superseded
 from penstock.spark.link import Link
 from penstock.spark.task import Tally, write_partition
@@ -56,8 +58,8 @@ class Crash(Exception):
 class Crashing(AtomicDelivery):
     """Ends the attempt before or after a chunk is stored."""
 
-    def __init__(self, link: Link, stream: str, chunk: int, stored: bool) -> None:
-        super().__init__(link, stream)
+    def __init__(self, link: Link, confirm: Confirm, chunk: int, stored: bool) -> None:
+        super().__init__(link, "OUT", confirm)
         self._crash_at, self._crash_stored = chunk, stored
 
     def begin(self, chunk: Chunk, intent: Intent, name: str) -> None:
@@ -74,12 +76,12 @@ class Crashing(AtomicDelivery):
 
 
 def write(link: Link, rows: Iterator[Rows], kind: str = "atomic", place: Place = PLACE) -> Tally:
-    return write_partition(link, place, rows, lambda: delivery(kind, link, "OUT"), None)
+    return write_partition(link, place, rows, partial(delivery, kind, link, "OUT"), None)
 
 
 def crash(link: Link, rows: Iterator[Rows], chunk: int, stored: bool) -> None:
     with pytest.raises(Crash):
-        write_partition(link, PLACE, rows, lambda: Crashing(link, "OUT", chunk, stored), None)
+        write_partition(link, PLACE, rows, lambda confirm: Crashing(link, confirm, chunk, stored), None)
 
 
 def test_a_task_writes_its_rows_once_in_their_order_and_names_its_chunks(link: Link) -> None:
@@ -167,6 +169,23 @@ def test_an_attempt_that_was_overtaken_stops_and_repeats_nothing(link: Link, nat
     assert ids_stored(link) == once(COUNT)
 
 
+def test_an_attempt_that_freezes_before_it_sends_does_not_send_when_it_wakes(
+    link: Link, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = list(range(COUNT))
+    frozen = iter([steps.INTENDED] * 2)
+
+    def freeze(step: str) -> None:
+        if step == next(frozen, None):
+            with Link(nats_server.settings) as other:
+                write(other, batches(ids))
+
+    monkeypatch.setattr(steps, "reached", freeze)
+    with pytest.raises(Superseded):
+        write(link, batches(ids))
+    assert ids_stored(link) == once(COUNT)
+
+
 def test_a_killed_server_in_the_middle_costs_nothing(link: Link, nats_server: EmbeddedServer) -> None:
     def rows() -> Iterator[Rows]:
         for number, part in enumerate(batches(list(range(COUNT)), size=500)):
@@ -210,12 +229,10 @@ def test_a_batch_without_rows_leaves_no_trace(link: Link) -> None:
     assert link.last_sequence("KV_penstock_ledger") == 0
 
 
-@pytest.mark.parametrize("make", [AtomicDelivery, FastDelivery])
-def test_a_body_as_large_as_the_server_takes_is_written(
-    link: Link, make: Callable[[Link, str], AtomicDelivery]
-) -> None:
+@pytest.mark.parametrize("kind", ["atomic", "fast"])
+def test_a_body_as_large_as_the_server_takes_is_written(link: Link, kind: str) -> None:
     link.persistently(lambda: None)
     body = b"x" * (link.connection.info.max_payload - 1000)
     rows = Rows(pa.array(["o.1"] * 3), pa.array([b"a", body, b"b"]))
-    write_partition(link, PLACE, iter([rows]), lambda: make(link, "OUT"), None)
+    write_partition(link, PLACE, iter([rows]), partial(delivery, kind, link, "OUT"), None)
     assert [len(message.data) for message in stream_messages(link.settings, "OUT")] == [1, len(body), 1]

@@ -1,0 +1,31 @@
+"""A streaming query that copies one stream to another, as a program of its own, for tests that kill it.
+
+    python copy_stream.py '{"servers": …, "source": {…}, "sink": {…}, "checkpoint": …, "master": …}'
+
+It ends by itself with everything that was in the input when it started, and goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+
+from penstock.spark import register
+from penstock.spark.session import session
+
+
+def main(config: dict) -> None:
+    spark = session("copy-stream", master=config["master"], settings={"spark.sql.shuffle.partitions": "2"})
+    register(spark)
+    source = {"servers": config["servers"], **config["source"]}
+    frame = spark.readStream.format("jetstream").options(**source).load()
+    copied = frame.select(F.expr("concat('out.', subject)").alias("subject"), "data", "headers")
+    sink = {"servers": config["servers"], "checkpointLocation": config["checkpoint"], **config["sink"]}
+    query = copied.writeStream.format("jetstream").options(**sink).trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
