@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,12 +203,13 @@ def test_a_killed_publisher_leaves_what_it_reported_in_order(nats_server: Embedd
 
 async def test_a_killed_leader_of_a_replicated_stream_loses_nothing(nats_cluster: EmbeddedCluster) -> None:
     count = 10_000
-    await make_stream(nats_cluster.settings, num_replicas=3)
-    async with connect(nats_cluster.settings) as broker:
+    patient = replace(nats_cluster.settings, timeout=30.0)  # a cluster without a node takes its time to answer
+    await make_stream(patient, num_replicas=3)
+    async with connect(patient) as broker:
         leader = (await broker.jetstream.stream_info("S")).leader
     node = next(node for node in nats_cluster.nodes if node.config.server_name == leader)
     # Connected to a follower: messages travel over a route, and may really be lost there.
-    settings = nats_cluster.settings.with_servers(*(other.url for other in nats_cluster.nodes if other is not node))
+    settings = patient.with_servers(*(other.url for other in nats_cluster.nodes if other is not node))
 
     async with fast(settings, flow=100, on_gap="resend", patience=60) as ingest:
 

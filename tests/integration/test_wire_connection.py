@@ -287,12 +287,12 @@ async def test_waiting_calls_raise_when_the_server_goes_away(nats_server: Embedd
 
 
 def test_pings_are_answered_while_waiting_and_by_poll(serve: Serve) -> None:
-    port = serve('ping_interval: "50ms"\nping_max: 2\n')
+    port = serve('ping_interval: "200ms"\nping_max: 5\n')
     with blocking.connect(Settings(servers=(f"nats://127.0.0.1:{port}",))) as connection:
-        # Several times as long as the server waits for an answer.
-        for _ in range(10):
+        # Twice as long as the server waits for an answer.
+        for _ in range(12):
             with pytest.raises(errors.DeadlineExceeded):
-                connection.receive(0.05)
+                connection.receive(0.2)
             connection.poll()
         connection.flush()
 

@@ -95,6 +95,11 @@ class FastIngest(FastIngestBase):
         super().__init__(settings, stream, options, on_lost)
         self._connection = aio.Connection(settings, name="penstock fast ingest")
         self._changed = asyncio.Event()
+        """The server has answered."""
+        self._left = asyncio.Event()
+        """Rows were left for the ticker to send, as soon as the caller lets it run."""
+        self._callers = 0
+        """Calls that send and take answers by themselves; while there are any, the ticker only looks at the clock."""
         self._reconnecting = asyncio.Lock()
         self._ticker: asyncio.Task[None] | None = None
 
@@ -130,7 +135,7 @@ class FastIngest(FastIngestBase):
             await self._until(lambda: self._core.unsent < CHUNK)
             self._send_at = self._core.added + CHUNK
         else:
-            self._changed.set()
+            self._left.set()
         return position
 
     async def add_many(self, messages: Iterable[Publication] | AsyncIterable[Publication]) -> int:
@@ -180,14 +185,16 @@ class FastIngest(FastIngestBase):
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Send and take answers until it is done."""
-        while True:
-            self._changed.clear()
-            await self._step()
-            if done():
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK):
-                    await self._changed.wait()
+        self._callers += 1
+        try:
+            while True:
+                self._changed.clear()
+                await self._step()
+                if done():
+                    return
+                await _within_a_tick(self._changed)
+        finally:
+            self._callers -= 1
 
     async def _step(self) -> None:
         if self._core.stalled or not self._connection.connected:
@@ -201,16 +208,17 @@ class FastIngest(FastIngestBase):
             return
         try:
             await self._connection.send(data)
-        except (ConnectionLost, DeadlineExceeded):
+        except ConnectionLost:
+            await self._reconnect()
+        except DeadlineExceeded:  # the server takes no more bytes
+            self._core.stalled = True
             await self._reconnect()
 
     async def _tick(self) -> None:
         """Send what a caller that pauses has left behind, keep the clock, and notice a connection that is gone."""
         while self._core.error is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK):
-                    await self._changed.wait()
-            self._changed.clear()
+            await _within_a_tick(self._left)
+            self._left.clear()
             try:
                 await self._step()
             except PenstockError as exc:  # the caller is told at the next call
@@ -245,7 +253,7 @@ class FastIngest(FastIngestBase):
             self._core.receive(message, time.monotonic())
         except ProtocolError as exc:
             self._fail(exc)
-        self._changed.set()
+        (self._changed if self._callers else self._left).set()
 
     def _fail(self, error: PenstockError) -> None:
         self._core.error = self._core.error or error
@@ -264,6 +272,12 @@ class FastIngest(FastIngestBase):
             with suppress(asyncio.CancelledError):
                 await self._ticker
         await self._connection.close()
+
+
+async def _within_a_tick(event: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TICK):
+            await event.wait()
 
 
 def chunks(items: Iterable[T]) -> Iterator[list[T]]:

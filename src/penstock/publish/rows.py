@@ -79,9 +79,14 @@ class Rows:
         return self._leads[subject], headers_of(headers, message_id), data
 
     def _check(self, rows: Sequence[Row]) -> None:
-        if wrong := {type(data) for _, _, data in rows} - _DATA_TYPES:
+        if not rows:
+            return
+        _, blocks, data = zip(*rows, strict=True)
+        if wrong := set(map(type, data)) - _DATA_TYPES:
             raise ConfigError(f"data must be bytes, not {wrong.pop().__name__}: encode it first")
-        largest = max((len(headers) + len(data) for _, headers, data in rows), default=0)
+        if max(map(len, blocks)) + max(map(len, data)) <= self.max_payload:
+            return
+        largest = max(len(block) + len(body) for _, block, body in rows)
         if largest > self.max_payload:
             raise ConfigError(
                 f"a message of {largest} bytes is larger than this server takes ({self.max_payload} bytes); "

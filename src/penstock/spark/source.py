@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.broker.model import StreamInfo
-from penstock.errors import ConfigError, DataLoss
+from penstock.errors import ConfigError, DataLoss, PenstockError
 from penstock.settings import Settings
 from penstock.spark import admission, durable, loss, steps
 from penstock.spark.commit import commit
@@ -208,14 +208,22 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """The stream as it is now. The first look checks everything, and shows a wrong address at once."""
         if self._link is None:
             link = Link(self._options.settings, self._options.settings.timeout)
-            info = Origin(link, self._options).info()
-            check_readable(info, self._options.consumer)
-            if self._options.consumer:
-                durable.ensure(link, info, self._options.consumer, self._options.subjects)
+            try:
+                self._check(link)
+            except PenstockError:
+                link.close()
+                raise
             link.patience = PATIENCE
             self._link = link
         origin = Origin(self._link, self._options)
         return origin, origin.info()
+
+    def _check(self, link: Link) -> None:
+        """Everything that can be wrong with the query, told before its first job."""
+        info = Origin(link, self._options).info()
+        check_readable(info, self._options.consumer)
+        if self._options.consumer:
+            durable.ensure(link, info, self._options.consumer, self._options.subjects)
 
     def _held(self, info: StreamInfo) -> int:
         assert self._link

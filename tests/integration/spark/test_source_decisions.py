@@ -1,0 +1,467 @@
+"""What the source decides on the driver, against a real server, without a Spark job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.errors import ConfigError
+from penstock.spark.datasource import COLUMNS, JetStreamDataSource
+from penstock.spark.durable import UnfitConsumer
+from penstock.spark.loss import MessagesGone, StreamReplaced
+from penstock.spark.offsets import CheckpointMismatch
+from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
+from penstock.wire.blocking import run
+from penstock.wire.direct import DirectGetRefused
+
+Streams = Any  # the fixture's class: test files cannot import from conftest
+
+
+@pytest.fixture
+def stream_reader(nats_server: EmbeddedServer) -> Iterator[Any]:
+    readers: list[JetStreamStreamReader] = []
+
+    def make(**options: Any) -> JetStreamStreamReader:
+        reader = source(nats_server, options).streamReader(COLUMNS)
+        assert isinstance(reader, JetStreamStreamReader)
+        readers.append(reader)
+        return reader
+
+    yield make
+    for reader in readers:
+        reader.stop()
+
+
+@pytest.fixture
+def batch_reader(nats_server: EmbeddedServer) -> Any:
+    def make(**options: Any) -> JetStreamReader:
+        reader = source(nats_server, options).reader(COLUMNS)
+        assert isinstance(reader, JetStreamReader)
+        return reader
+
+    return make
+
+
+def source(server: EmbeddedServer, options: dict[str, Any]) -> JetStreamDataSource:
+    texts = {name: str(value) for name, value in {"servers": server.url, "stream": "S", **options}.items()}
+    return JetStreamDataSource(texts)
+
+
+def logged(offset: dict[str, Any]) -> dict[str, Any]:
+    """An offset as it comes back from Spark's log."""
+    again: dict[str, Any] = json.loads(json.dumps(offset))
+    return again
+
+
+def ranges(parts: list[Part]) -> list[tuple[int, int]]:
+    return [(part.value.first, part.value.last) for part in parts]
+
+
+def rows(reader: Any, parts: list[Part]) -> list[int]:
+    return [n for part in parts for batch in reader.read(part) for n in batch.column("sequence").to_pylist()]
+
+
+# -- where a read starts and ends --------------------------------------------------------------------------------------
+
+
+def test_positions_are_found_by_name_sequence_and_time(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    middle = run(streams.api.get_message("S", 10)).time + timedelta(microseconds=1)
+    streams.number("s.a", 11, 20)
+    for options, expected in [
+        ({}, (1, 20)),
+        ({"startingOffsets": "5", "endingOffsets": "7"}, (5, 7)),
+        ({"startingOffsets": middle.isoformat()}, (11, 20)),
+        ({"endingOffsets": middle.isoformat()}, (1, 10)),
+        ({"startingOffsets": "2020-01-01T00:00:00Z"}, (1, 20)),
+    ]:
+        assert ranges(batch_reader(**options).partitions()) == [expected]
+    assert ranges(batch_reader(startingOffsets="latest").partitions()) == []
+    assert ranges(batch_reader(startingOffsets=datetime.now(UTC).isoformat()).partitions()) == []
+
+
+def test_a_durable_gives_start_and_end(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
+    run(streams.api.reset_consumer("S", "d", 7))
+    assert ranges(batch_reader(consumer="d", startingOffsets="consumer").partitions()) == [(7, 10)]
+    assert ranges(batch_reader(consumer="d", endingOffsets="consumer").partitions()) == [(1, 6)]
+    with pytest.raises(UnfitConsumer, match="no consumer 'e'"):
+        batch_reader(consumer="e", startingOffsets="consumer").partitions()
+
+
+def test_the_option_partitions_splits_a_batch_read(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = batch_reader(partitions="3")
+    assert ranges(reader.partitions()) == [(1, 3), (4, 6), (7, 10)]
+    assert rows(reader, reader.partitions()) == list(range(1, 11))
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+@pytest.mark.parametrize("value", ["99", "2999-01-01T00:00:00Z"])
+def test_an_offset_in_the_future_is_refused(streams: Streams, batch_reader: Any, option: str, value: str) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    with pytest.raises(ConfigError, match=f"{option} .* lies in the future"):
+        batch_reader(**{option: value}).partitions()
+
+
+def test_the_very_next_message_is_a_start(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    assert stream_reader(startingOffsets="11").initialOffset()["sequence"] == 10
+
+
+def test_a_missing_stream_is_told_with_the_nearest_name(
+    streams: Streams, batch_reader: Any, stream_reader: Any
+) -> None:
+    streams.make("ORDERS")
+    for failing in (batch_reader(stream="ORDRES").partitions, stream_reader(stream="ORDRES").initialOffset):
+        with pytest.raises(ConfigError, match="no stream 'ORDRES'; did you mean 'ORDERS'"):
+            failing()
+
+
+# -- micro-batches -----------------------------------------------------------------------------------------------------
+
+
+def planned(reader: JetStreamStreamReader, limit: Any = None) -> list[tuple[int, int]]:
+    """First and last sequence of each micro-batch, until nothing is new."""
+    batches = []
+    start = logged(reader.initialOffset())
+    while (end := logged(reader.latestOffset(start, limit or reader.getDefaultReadLimit()))) != start:
+        batches.append((start["sequence"] + 1, end["sequence"]))
+        start = end
+    return batches
+
+
+def test_without_a_limit_a_micro_batch_takes_everything(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    assert planned(stream_reader()) == []
+    streams.number("s.a", 1, 10)
+    assert planned(stream_reader()) == [(1, 10)]
+    assert isinstance(stream_reader().getDefaultReadLimit(), ReadAllAvailable)
+
+
+def test_rows_limit_a_micro_batch(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = stream_reader(maxRowsPerTrigger="4")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(4)
+    assert planned(reader) == [(1, 4), (5, 8), (9, 10)]
+    assert planned(reader, ReadAllAvailable()) == [(1, 10)]
+
+
+def test_rows_are_counted_behind_filters_and_gaps(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    for n in range(1, 201):
+        streams.number("s.rare" if n % 20 == 0 else "s.often", n, n)
+    for n in range(50, 60):
+        run(streams.api.delete_message("S", n))
+    reader = stream_reader(subjects="s.rare", maxRowsPerTrigger="4")
+    start, seen = logged(reader.initialOffset()), []
+    while (end := logged(reader.latestOffset(start, reader.getDefaultReadLimit()))) != start:
+        found = rows(reader, reader.partitions(start, end))
+        assert 0 < len(found) <= 4
+        seen += found
+        start = end
+    assert seen == list(range(20, 201, 20))
+    assert len(planned(stream_reader(maxRowsPerTrigger="50"))) == 4
+    assert streams.info("S").state.consumers == 0
+
+
+def test_bytes_limit_a_micro_batch_by_the_mean_message(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.publish("s.a", [b"x" * 1000] * 20)
+    reader = stream_reader(maxBytesPerTrigger="6kB")
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(6000)
+    batches = planned(reader)
+    assert len(batches) == 4
+    assert max(last - first + 1 for first, last in batches) == 5
+    assert planned(stream_reader(maxBytesPerTrigger="6kB", maxRowsPerTrigger="2"))[0] == (1, 2)
+    assert planned(stream_reader(maxBytesPerTrigger="1"))[0] == (1, 1)
+
+
+def test_nothing_new_for_the_filter_is_nothing_new(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = stream_reader(subjects="s.a")
+    start = logged(reader.latestOffset(reader.initialOffset(), ReadAllAvailable()))
+    streams.number("s.b", 1, 5)
+    assert logged(reader.latestOffset(start, ReadAllAvailable())) == start
+
+
+def test_an_idle_position_moves_on_before_it_falls_off_the_old_end(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", max_msgs=20)
+    streams.number("s.a", 1, 5)
+    reader = stream_reader(subjects="s.a")
+    start = logged(reader.latestOffset(reader.initialOffset(), ReadAllAvailable()))
+    for n in range(1, 100):
+        streams.number("s.b", n, n)
+        end = logged(reader.latestOffset(start, ReadAllAvailable()))
+        reader.partitions(start, end)
+        start = end
+    assert start["sequence"] > 80
+
+
+def test_available_now_ends_where_the_stream_ended_at_the_start(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = stream_reader(maxRowsPerTrigger="4")
+    reader.prepareForTriggerAvailableNow()
+    streams.number("s.a", 11, 20)
+    assert planned(reader) == [(1, 4), (5, 8), (9, 10)]
+    assert reader.reportLatestOffset()["sequence"] == 20
+
+
+def test_tasks_are_a_function_of_the_logged_offsets(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    first = stream_reader(partitions="3")
+    start = logged(first.initialOffset())
+    end = logged(first.latestOffset(start, ReadAllAvailable()))
+    after_a_crash = stream_reader(partitions="8")
+    assert ranges(after_a_crash.partitions(start, end)) == ranges(first.partitions(start, end))
+    assert len(first.partitions(start, end)) == 3
+
+
+def atomic_batch(streams: Streams, name: str, count: int) -> None:
+    for n in range(1, count + 1):
+        headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(n)}
+        if n == count:
+            headers["Nats-Batch-Commit"] = "1"
+        if n in (1, count):
+            answer = streams.connection.request("s.a", b"x", headers).data
+            assert b"error" not in answer
+        else:
+            streams.connection.publish("s.a", b"x", headers)
+
+
+def test_atomic_batches_are_kept_whole_if_wanted(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", allow_atomic=True)
+    streams.number("s.a", 1, 3)
+    atomic_batch(streams, "one", 6)  # 4 to 9
+    atomic_batch(streams, "two", 5)  # 10 to 14
+    streams.number("s.a", 15, 17)
+    assert planned(stream_reader(maxRowsPerTrigger="5")) == [(1, 5), (6, 10), (11, 15), (16, 17)]
+    whole = stream_reader(maxRowsPerTrigger="5", keepBatchesWhole="true")
+    assert planned(whole) == [(1, 3), (4, 9), (10, 14), (15, 17)]
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def started(reader: JetStreamStreamReader) -> tuple[dict[str, Any], dict[str, Any]]:
+    start = logged(reader.initialOffset())
+    return start, logged(reader.latestOffset(start, ReadMaxRows(10)))
+
+
+def test_what_was_purged_or_expired_is_counted(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 30)
+    _, end = started(stream_reader())
+    run(streams.api.purge_stream("S", before_seq=25))
+    reader = stream_reader()
+    with pytest.raises(MessagesGone, match="14 messages of stream 'S' are gone"):
+        reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))
+    relaxed = stream_reader(failOnDataLoss="false")
+    assert rows(relaxed, relaxed.partitions(end, logged(relaxed.latestOffset(end, ReadAllAvailable())))) == list(
+        range(25, 31)
+    )
+
+
+def test_single_deletions_are_counted_except_those_before_the_query(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 30)
+    for n in (5, 12, 13):
+        run(streams.api.delete_message("S", n))
+    reader = stream_reader(maxRowsPerTrigger="10")
+    start, end = started(reader)
+    assert rows(reader, reader.partitions(start, end)) == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    streams.number("s.a", 31, 40)
+    for n in (20, 35):
+        run(streams.api.delete_message("S", n))
+    with pytest.raises(MessagesGone, match="2 messages"):
+        reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))
+
+
+def test_a_purged_batch_fails_also_when_it_is_run_again(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    start, end = started(stream_reader())
+    run(streams.api.purge_stream("S"))
+    with pytest.raises(MessagesGone, match="10 messages"):
+        stream_reader().partitions(start, end)
+    assert rows(stream_reader(), stream_reader(failOnDataLoss="false").partitions(start, end)) == []
+
+
+def test_a_recreated_stream_is_noticed(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    start, end = started(stream_reader())
+    run(streams.api.delete_stream("S"))
+    streams.make("S")
+    streams.number("s.a", 1, 4)
+    with pytest.raises(StreamReplaced, match="deleted and recreated"):
+        stream_reader().latestOffset(end, ReadAllAvailable())
+    with pytest.raises(StreamReplaced):
+        stream_reader().partitions(start, end)
+    relaxed = stream_reader(failOnDataLoss="false")
+    after = logged(relaxed.latestOffset(end, ReadAllAvailable()))
+    assert rows(relaxed, relaxed.partitions(end, after)) == [1, 2, 3, 4]
+    assert logged(relaxed.latestOffset(after, ReadAllAvailable())) == after
+
+
+def test_superseded_values_are_no_loss(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", max_msgs_per_subject=1)
+    streams.number("s.a", 1, 10)
+    _, end = started(stream_reader())
+    streams.number("s.a", 11, 15)
+    reader = stream_reader()
+    assert rows(reader, reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))) == [15]
+
+
+def test_a_start_that_is_gone_fails_a_batch_read(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S", max_msgs=5)
+    streams.number("s.a", 1, 10)
+    with pytest.raises(MessagesGone, match="3 messages"):
+        batch_reader(startingOffsets="3").partitions()
+    reader = batch_reader(startingOffsets="3", failOnDataLoss="false")
+    assert rows(reader, reader.partitions()) == [6, 7, 8, 9, 10]
+
+
+def test_a_checkpoint_of_another_stream_is_refused(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.make("T")
+    _, end = started(stream_reader())
+    with pytest.raises(CheckpointMismatch, match="belongs to stream 'S', the query reads 'T'"):
+        stream_reader(stream="T").latestOffset(end, ReadAllAvailable())
+
+
+# -- the durable -------------------------------------------------------------------------------------------------------
+
+
+def test_the_durable_is_made_with_the_filters_of_the_query(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    stream_reader(consumer="d", subjects="s.a,s.b").initialOffset()
+    found = streams.consumer("S", "d")
+    assert set(found.config["filter_subjects"]) == {"s.a", "s.b"}
+    assert found.config["ack_policy"] == "explicit"
+
+
+@pytest.mark.parametrize(
+    ("retention", "config", "complaint"),
+    [
+        ("limits", {"ack_policy": "none"}, "ack policy 'none'"),
+        ("limits", {"ack_policy": "explicit", "filter_subject": "s.b"}, "it filters s.b, and the query reads s.a"),
+        ("limits", {"ack_policy": "explicit"}, "it filters every subject"),
+        ("interest", {"ack_policy": "none", "filter_subject": "s.a"}, "ack policy 'none'"),
+        ("workqueue", {"ack_policy": "explicit", "filter_subject": "s.b"}, "it filters s.b"),
+        (
+            "limits",
+            {"ack_policy": "explicit", "filter_subject": "s.a", "deliver_subject": "x"},
+            "a pull consumer is needed",
+        ),
+    ],
+)
+def test_an_unfit_durable_is_refused(
+    streams: Streams, stream_reader: Any, retention: str, config: dict[str, Any], complaint: str
+) -> None:
+    streams.make("S", retention=retention)
+    run(streams.api.create_consumer("S", {"durable_name": "d", **config}))
+    with pytest.raises(UnfitConsumer, match=complaint):
+        stream_reader(consumer="d", subjects="s.a").initialOffset()
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_streams_that_consuming_deletes_need_a_durable(
+    streams: Streams, stream_reader: Any, batch_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    for failing in (stream_reader().initialOffset, batch_reader().partitions):
+        with pytest.raises(ConfigError, match="name a durable consumer"):
+            failing()
+    with pytest.raises(ConfigError, match="never acknowledged"):
+        stream_reader(consumer="d", startingOffsets="latest").initialOffset()
+
+
+def test_streams_that_consuming_deletes_need_direct_get(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", retention="workqueue", allow_direct=False)
+    with pytest.raises(DirectGetRefused, match="allow_direct: true"):
+        stream_reader(consumer="d").initialOffset()
+
+
+def test_a_commit_on_a_limits_stream_moves_the_durable(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = stream_reader(consumer="d", maxRowsPerTrigger="6")
+    start = logged(reader.initialOffset())
+    end = logged(reader.latestOffset(start, reader.getDefaultReadLimit()))
+    assert streams.consumer("S", "d").ack_floor_stream_seq == 0
+    reader.commit(end)
+    reader.commit(end)
+    found = streams.consumer("S", "d")
+    assert (found.ack_floor_stream_seq, found.pending) == (6, 4)
+    assert stream_reader(consumer="d").initialOffset()["sequence"] == 6
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+@pytest.mark.parametrize("subjects", ["", "s.a"])
+def test_a_commit_deletes_exactly_the_range(
+    streams: Streams, stream_reader: Any, retention: str, subjects: str
+) -> None:
+    streams.make("S", retention=retention)
+    first = stream_reader(consumer="d", subjects=subjects)
+    start = logged(first.initialOffset())
+    if subjects and retention == "interest":  # without interest in s.b its messages would not be kept
+        run(
+            streams.api.create_consumer(
+                "S", {"durable_name": "other", "filter_subject": "s.b", "ack_policy": "explicit"}
+            )
+        )
+    for n in range(1, 41):
+        streams.number("s.b" if n % 4 == 0 else "s.a", n, n)
+    end = logged(first.latestOffset(start, ReadMaxRows(22)))
+    assert len(left(streams)) == 40
+    first.commit(end)
+    done = [n for n in range(1, end["sequence"] + 1) if not subjects or n % 4]
+    assert left(streams) == [n for n in range(1, 41) if n not in done]
+    again = stream_reader(consumer="d", subjects=subjects)  # another process, after a crash
+    again.commit(end)
+    assert left(streams) == [n for n in range(1, 41) if n not in done]
+    last = logged(again.latestOffset(end, ReadAllAvailable()))
+    again.commit(last)
+    assert left(streams) == ([n for n in range(1, 41) if n % 4 == 0] if subjects else [])
+
+
+def left(streams: Streams) -> list[int]:
+    """The sequences that the stream still holds."""
+    state = run(streams.api.stream_info("S", deleted_details=True)).raw["state"]
+    gone = set(state.get("deleted") or [])
+    if not state["messages"]:
+        return []
+    return [n for n in range(state["first_seq"], state["last_seq"] + 1) if n not in gone]
+
+
+def test_a_commit_that_was_cut_short_is_taken_up(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", retention="workqueue")
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    streams.number("s.a", 1, 30)
+    end = logged(reader.latestOffset(start, ReadMaxRows(20)))
+    # As a crash leaves it: some messages delivered and not answered.
+    streams.connection.subscribe("inbox")
+    streams.connection.publish("$JS.API.CONSUMER.MSG.NEXT.S.d", b"10", reply="inbox")
+    for _ in range(10):
+        streams.connection.receive(5)
+    assert streams.consumer("S", "d").ack_pending == 10
+    stream_reader(consumer="d").commit(end)
+    assert left(streams) == list(range(21, 31))

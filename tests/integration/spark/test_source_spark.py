@@ -1,0 +1,255 @@
+"""The source in a real Spark, reading real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock.broker.cluster import EmbeddedCluster
+from penstock.broker.embedded import EmbeddedServer
+from penstock.settings import Settings
+from penstock.testing import Certificates
+from penstock.wire.blocking import run
+
+Streams = Any  # the fixture's class: test files cannot import from conftest
+RETENTIONS = pytest.mark.parametrize("retention", ["workqueue", "interest"])
+
+
+def options(settings: Settings, **others: Any) -> dict[str, str]:
+    found = {"servers": ",".join(settings.servers), "stream": "S", **others}
+    names = {"user": settings.user, "password": settings.password, "tlsCa": settings.tls_ca}
+    names |= {"tlsCert": settings.tls_cert, "tlsKey": settings.tls_key}
+    return {name: str(value) for name, value in {**names, **found}.items() if value is not None}
+
+
+def batch(spark: SparkSession, settings: Settings, **others: Any) -> DataFrame:
+    return spark.read.format("jetstream").options(**options(settings, **others)).load()
+
+
+def stream(spark: SparkSession, settings: Settings, **others: Any) -> DataFrame:
+    return spark.readStream.format("jetstream").options(**options(settings, **others)).load()
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    """The published numbers, in the order of the stream."""
+    return [int(row.data) for row in frame.select("sequence", "data").orderBy("sequence").collect()]
+
+
+def finish(query: StreamingQuery) -> list[int]:
+    """Wait for an availableNow query; the rows of each of its micro-batches."""
+    try:
+        assert query.awaitTermination(120), query.status
+    finally:
+        query.stop()
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+
+
+def to_parquet(frame: DataFrame, home: Path) -> StreamingQuery:
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(home / "checkpoint"))
+    return writer.trigger(availableNow=True).start(str(home / "lake"))
+
+
+# -- batch -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_read_has_the_columns_of_the_contract(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    streams.make("S")
+    streams.publish("s.a", [b"one"], A="1", B="2")
+    streams.publish("s.b", [b"", b"\r\n"])
+    frame = batch(jetstream, nats_server.settings)
+    assert frame.schema.simpleString() == (
+        "struct<stream:string,subject:string,sequence:bigint,timestamp:timestamp,"
+        "headers:map<string,array<string>>,data:binary>"
+    )
+    rows = frame.orderBy("sequence").collect()
+    assert [(row.stream, row.subject, row.sequence, bytes(row.data)) for row in rows] == [
+        ("S", "s.a", 1, b"one"),
+        ("S", "s.b", 2, b""),
+        ("S", "s.b", 3, b"\r\n"),
+    ]
+    assert [row.headers for row in rows] == [{"A": ["1"], "B": ["2"]}, {}, {}]
+    stored = run(streams.api.get_message("S", 1)).time
+    microseconds = frame.where("sequence = 1").selectExpr("unix_micros(timestamp) AS t").first()
+    assert microseconds is not None
+    assert microseconds.t == round(stored.timestamp() * 1_000_000)
+
+
+def test_filters_of_a_query_reach_the_server(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    streams.make("S")
+    for n in range(1, 31):
+        streams.number(f"s.{n % 3}.x", n, n)
+    frame = batch(jetstream, nats_server.settings, partitions="2")
+    for where, expected in [
+        ("subject = 's.1.x'", list(range(1, 31, 3))),
+        ("subject IN ('s.1.x', 's.2.x') AND sequence > 10", [n for n in range(11, 31) if n % 3]),
+        ("subject LIKE 's.0.%'", list(range(3, 31, 3))),
+        ("subject LIKE 's.0%'", list(range(3, 31, 3))),
+        ("subject = 's.none'", []),
+    ]:
+        assert numbers(frame.where(where)) == expected, where
+    # Spark checks no filter again that the server has applied exactly.
+    plan = frame.where("subject = 's.1.x'")._jdf.queryExecution().executedPlan().toString()
+    assert "s.1.x" not in plan.replace("PushedFilters", "")
+    assert frame.rdd.getNumPartitions() == 2
+
+
+@RETENTIONS
+def test_a_batch_read_takes_nothing_away(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
+    streams.number("s.a", 1, 2500)
+    assert numbers(batch(jetstream, nats_server.settings, consumer="d")) == list(range(1, 2501))
+    assert streams.info("S").state.messages == 2500
+    assert streams.consumer("S", "d").pending == 2500
+
+
+def test_wrong_options_fail_before_a_job_starts(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    streams.make("S")
+    with pytest.raises(AnalysisException, match="did you mean 'startingOffsets'"):
+        batch(jetstream, nats_server.settings, startingOffset="1")
+    with pytest.raises(PySparkException, match="no stream 'X'"):
+        batch(jetstream, nats_server.settings, stream="X").count()
+    given = jetstream.read.format("jetstream").options(**options(nats_server.settings)).schema("a int")
+    with pytest.raises(PySparkException, match=r"leave out \.schema"):
+        given.load().count()
+    query = stream(jetstream, nats_server.settings, stream="X").writeStream.format("noop").start()
+    with pytest.raises(StreamingQueryException, match="no stream 'X'"):
+        finish(query)
+
+
+def test_tls_with_a_login_over_several_servers(
+    jetstream: SparkSession, tmp_path: Path, tls_certificates: Certificates, open_streams: Callable[[Settings], Streams]
+) -> None:
+    tls = tls_certificates.server_tls(verify=True)
+    with EmbeddedServer(data=tmp_path / "nats", user="u", password="p", tls=tls) as server:
+        streams = open_streams(server.settings)
+        streams.make("S")
+        streams.number("s.a", 1, 100)
+        several = server.settings.with_servers("tls://127.0.0.1:1", *server.settings.servers)
+        assert numbers(batch(jetstream, several)) == list(range(1, 101))
+
+
+# -- streaming ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_restarted_query_continues_behind_its_checkpoint(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
+) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 1000)
+    frame = stream(jetstream, nats_server.settings, consumer="d", maxRowsPerTrigger="400", partitions="2")
+    query = to_parquet(frame, tmp_path)
+    assert finish(query) == [400, 400, 200]
+    source = query.recentProgress[-1].sources[0]
+    assert json.loads(source.endOffset)["sequence"] == json.loads(source.latestOffset)["sequence"] == 1000
+    assert streams.consumer("S", "d").ack_floor_stream_seq == 1000
+    streams.number("s.a", 1001, 1100)
+    assert finish(to_parquet(frame, tmp_path)) == [100]
+    assert numbers(jetstream.read.parquet(str(tmp_path / "lake"))) == list(range(1, 1101))
+    found = streams.consumer("S", "d")
+    assert (found.ack_floor_stream_seq, found.pending) == (1100, 0)
+
+
+def test_a_query_without_its_checkpoint_continues_at_its_durable(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
+) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    streams.number("s.b", 11, 12)
+    frame = stream(jetstream, nats_server.settings, consumer="d", subjects="s.a", startingOffsets="consumer")
+    assert finish(to_parquet(frame, tmp_path / "one")) == [10]
+    streams.number("s.a", 13, 15)
+    assert finish(to_parquet(frame, tmp_path / "two")) == [3]
+    assert numbers(jetstream.read.parquet(str(tmp_path / "two" / "lake"))) == [13, 14, 15]
+
+
+@RETENTIONS
+def test_messages_are_deleted_when_and_only_when_their_batch_has_committed(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, tmp_path: Path, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit", "headers_only": True}))
+    streams.number("s.a", 1, 300)
+    seen: list[tuple[int, list[int], int]] = []
+    failing = {1}
+
+    def look(frame: DataFrame, number: int) -> None:
+        found = numbers(frame)
+        seen.append((number, found, streams.info("S").state.first_seq))
+        if number in failing:
+            raise RuntimeError("stopped on purpose")
+
+    def start() -> StreamingQuery:
+        frame = stream(jetstream, nats_server.settings, consumer="d", maxRowsPerTrigger="100")
+        writer = frame.writeStream.foreachBatch(look).option("checkpointLocation", str(tmp_path / "c"))
+        return writer.trigger(availableNow=True).start()
+
+    with pytest.raises(StreamingQueryException, match="stopped on purpose"):
+        finish(start())
+    assert [(number, found[0], first) for number, found, first in seen] == [(0, 1, 1), (1, 101, 101)]
+    assert streams.info("S").state.messages == 200
+    failing.clear()
+    finish(start())
+    assert [(number, found[0], first) for number, found, first in seen[2:]] == [(1, 101, 101), (2, 201, 201)]
+    assert sorted({n for _, found, _ in seen for n in found}) == list(range(1, 301))
+    state = streams.info("S").state
+    assert (state.messages, state.last_seq) == (0, 300)
+
+
+def test_a_loss_fails_a_query_unless_it_may_go_on(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
+) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    finish(to_parquet(stream(jetstream, nats_server.settings), tmp_path))
+    streams.number("s.a", 11, 30)
+    run(streams.api.purge_stream("S", before_seq=21))
+    with pytest.raises(StreamingQueryException, match="10 messages of stream 'S' are gone"):
+        finish(to_parquet(stream(jetstream, nats_server.settings), tmp_path))
+    finish(to_parquet(stream(jetstream, nats_server.settings, failOnDataLoss="false"), tmp_path))
+    assert numbers(jetstream.read.parquet(str(tmp_path / "lake"))) == [*range(1, 11), *range(21, 31)]
+    streams.make("T")
+    with pytest.raises(StreamingQueryException, match="belongs to stream 'S', the query reads 'T'"):
+        finish(to_parquet(stream(jetstream, nats_server.settings, stream="T"), tmp_path))
+
+
+def test_a_query_outlives_leader_changes_and_the_death_of_a_node(
+    jetstream: SparkSession,
+    nats_cluster: EmbeddedCluster,
+    open_streams: Callable[[Settings], Streams],
+    tmp_path: Path,
+) -> None:
+    streams = open_streams(nats_cluster.settings)
+    streams.make("S", num_replicas=3)
+    streams.number("s.a", 1, 6000)
+    turns = iter(nats_cluster.nodes)
+
+    def disturb(frame: DataFrame, number: int) -> None:
+        frame.write.mode("append").parquet(str(tmp_path / "lake" / str(number)))
+        if number % 2:
+            run(streams.api.step_down_stream("S"))
+        elif (node := next(turns, None)) is not None:
+            node.kill()
+            node.start()
+            streams.connection.reconnect()
+
+    frame = stream(jetstream, nats_cluster.settings, consumer="d", maxRowsPerTrigger="1000", partitions="2")
+    writer = frame.writeStream.foreachBatch(disturb).option("checkpointLocation", str(tmp_path / "c"))
+    assert finish(writer.trigger(availableNow=True).start()) == [1000] * 6
+    assert numbers(jetstream.read.parquet(str(tmp_path / "lake" / "*"))) == list(range(1, 6001))
+    assert streams.consumer("S", "d").ack_floor_stream_seq == 6000
