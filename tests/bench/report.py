@@ -112,6 +112,7 @@ def machine_facts(checkout: Path) -> dict[str, str]:
         "nats-py": _version("nats-py"),
         "pyspark": _version("pyspark"),
         "commit": _commit(checkout),
+        "load average before the run": f"{os.getloadavg()[0]:.1f}",
     }
 
 
