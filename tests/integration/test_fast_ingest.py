@@ -339,6 +339,31 @@ async def test_a_subject_of_another_stream_ends_the_ingest_before_it(nats_server
     assert await contents(nats_server.settings, "T") == []
 
 
+@pytest.mark.parametrize("on_gap", ["fail", "resend"])
+@pytest.mark.parametrize("batched", [True, False])
+async def test_another_stream_never_gets_a_message_of_the_ingest_not_even_the_first(
+    nats_server: EmbeddedServer, on_gap: str, batched: bool
+) -> None:
+    await make_stream(nats_server.settings)
+    await make_stream(nats_server.settings, "T", allow_batched=batched)
+    for before in (0, 1, 2):
+        with pytest.raises(WrongStream, match=r"stream 'T' takes subject 't\.a'"):
+            async with fast(nats_server.settings, on_gap=on_gap) as ingest:
+                await ingest.add_many([("s.a", b"x")] * before + [("t.a", b"y")] * 2 + [("s.a", b"z")])
+        assert ingest.stored == before
+    assert await contents(nats_server.settings) == [b"x"] * 3
+    assert await contents(nats_server.settings, "T") == []
+
+
+async def test_a_first_message_as_large_as_the_server_takes_is_stored(nats_server: EmbeddedServer) -> None:
+    await make_stream(nats_server.settings)
+    largest = bytes(1024 * 1024)
+    async with fast(nats_server.settings) as ingest:
+        await ingest.add("s.a", largest)
+        await ingest.add("s.a", largest)
+    assert await contents(nats_server.settings) == [largest, largest]
+
+
 @pytest.mark.parametrize("at", [1, 5])
 async def test_a_refused_message_ends_the_ingest_before_it(nats_server: EmbeddedServer, at: int) -> None:
     await make_stream(nats_server.settings)

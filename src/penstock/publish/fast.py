@@ -242,7 +242,7 @@ class FastIngest(FastIngestBase):
     async def _open(self) -> None:
         await self._connection.reconnect()
         features.require(self._connection.info, features.FAST_INGEST)
-        self._rows.max_payload = self._connection.info.max_payload
+        self._rows.max_payload = self._core.max_payload = self._connection.info.max_payload
         self._connection.on_denied(lambda denied: self._fail(denied.error()))
         inbox = new_inbox()
         await self._connection.subscribe(f"{inbox}.>", handler=self._receive)

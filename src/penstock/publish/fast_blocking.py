@@ -175,7 +175,7 @@ class BlockingFastIngest(FastIngestBase):
     def _open(self) -> None:
         self._connection.reconnect()
         features.require(self._connection.info, features.FAST_INGEST)
-        self._rows.max_payload = self._connection.info.max_payload
+        self._rows.max_payload = self._core.max_payload = self._connection.info.max_payload
         inbox = new_inbox()
         self._connection.subscribe(f"{inbox}.>")
         self._core.connected(inbox, time.monotonic())

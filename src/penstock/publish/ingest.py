@@ -34,8 +34,8 @@ from penstock.publish.interruptions import (
     WrongStream,
 )
 from penstock.publish.options import FastAck, IngestOptions, Lost
-from penstock.publish.rows import Row, control, frames, has_id, subject_of
-from penstock.wire.frames import Message
+from penstock.publish.rows import Row, bound_to, control, frames, has_id, subject_of
+from penstock.wire.frames import MAX_MESSAGE, Message
 
 UNANSWERED = 4
 """After so many questions without any answer the connection counts as dead."""
@@ -110,6 +110,8 @@ class Ingest:
         """Why the series cannot go on."""
         self.stalled = False
         """The server answers nothing at all: a new connection is needed."""
+        self.max_payload = MAX_MESSAGE
+        """Bytes of headers and data that the server takes."""
         self._inbox = inbox
         self._on_lost = on_lost
         self._rows: list[Row] = []
@@ -199,8 +201,12 @@ class Ingest:
         if count <= 0:
             return b""
         at = segment.sent - segment.acked
-        operation = replies.APPEND if segment.sent else replies.START
-        data = frames(self._rows[at : at + count], segment.prefix, segment.sent + 1, operation)
+        if segment.sent:
+            data = frames(self._rows[at : at + count], segment.prefix, segment.sent + 1)
+        else:
+            # Else another stream that has the subject, and takes fast ingest, would take the batch.
+            bound = bound_to(self.stream, self._rows[0], self.max_payload)
+            data = frames([bound], segment.prefix, 1, replies.START)
         segment.sending(count, len(data))
         self._active = self._heard = now
         return data
@@ -431,8 +437,9 @@ class Ingest:
         without_id = sum(not has_id(row) for row in doubtful)
         self._segment = None
         trouble = segment.trouble
+        self._fruitless = 0 if segment.acked else self._fruitless + 1
         ends_here = trouble is not None and not (isinstance(trouble, IngestGap) and self._may_resend(segment))
-        if ends_here or (self.options.on_doubt == "fail" and without_id):
+        if ends_here or self._fruitless >= FRUITLESS or (self.options.on_doubt == "fail" and without_id):
             self.error = IngestInterrupted(self.stream, self.stored, len(doubtful))
             self.error.__cause__ = trouble
         else:

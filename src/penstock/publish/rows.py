@@ -8,13 +8,13 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.publish import replies
-from penstock.publish.batch import literal_subject
+from penstock.publish.batch import EXPECTED_STREAM, MESSAGE_ID, literal_subject
 from penstock.wire import headers as header_block
 
-MESSAGE_ID = "Nats-Msg-Id"
 MAX_LEADS = 10_000
 _DATA_TYPES: set[type] = {bytes, bytearray}
 _ID_LINE = f"\r\n{MESSAGE_ID}: ".encode()
+_EXPECTED_STREAM_LINE = f"\r\n{EXPECTED_STREAM}: ".encode()
 
 Row = tuple[bytes, bytes, bytes]
 """A message as it waits to be sent: subject and a space, header block, data. The reply subject is another one in every
@@ -112,6 +112,16 @@ def headers_of(headers: header_block.Headers | None, message_id: str | None) -> 
     if message_id is not None:
         lines += header_block.line(MESSAGE_ID, message_id)
     return header_block.block(lines)
+
+
+def bound_to(stream: str, row: Row, max_payload: int) -> Row:
+    """The row with a header that makes every other stream refuse it; as it is when the header does not fit."""
+    lead, block, data = row
+    if _EXPECTED_STREAM_LINE in block:
+        return row
+    line = header_block.line(EXPECTED_STREAM, stream)
+    bound = block[:-2] + line + b"\r\n" if block else header_block.block(line)
+    return (lead, bound, data) if len(bound) + len(data) <= max_payload else row
 
 
 def frames(rows: Sequence[Row], prefix: bytes, first: int, operation: int = replies.APPEND) -> bytes:
