@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "penstock.cli.bench:bench",
     "publish": "penstock.cli.publish:publish",
     "consumer": "penstock.cli.consumer:consumer",
+    "pipeline": "penstock.cli.pipeline:pipeline",
     "server": "penstock.cli.server:server",
     "status": "penstock.cli.status:status",
 }

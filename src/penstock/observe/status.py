@@ -115,6 +115,15 @@ async def collect(js: JetStream) -> Status:
     )
 
 
+async def consumer_status(js: JetStream, stream: str, name: str) -> ConsumerStatus | None:
+    """One consumer, without its dead letters; None when it is not there."""
+    try:
+        info = await js.consumer_info(stream, name)
+    except NotFound:
+        return None
+    return _consumer_status(info, await _oldest_unacknowledged(js, info), {})
+
+
 async def _gathered(calls: Iterable[Awaitable[T]]) -> list[T]:
     gate = asyncio.Semaphore(AT_ONCE)
 

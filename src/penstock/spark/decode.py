@@ -24,6 +24,10 @@ MESSAGE = "jetstream"
 ARRIVED = "__arrived"
 """The stream's timestamp as a column of its own while it carries the watermark."""
 EVENT = "__event"
+REFUSAL = (
+    " cannot be read by the pipeline's schema, and no `bad_records` subject says where to put it; "
+    "add one, and the reason will be in its headers"
+)
 
 
 class Format(Protocol):
@@ -48,17 +52,20 @@ class Decoded:
     """The columns of the source and `reason`; None when nothing can be bad."""
 
 
-def decode(messages: DataFrame, event: PipelineEvent, folder: Path, key: str | None = None) -> Decoded:
+def decode(
+    messages: DataFrame, event: PipelineEvent, folder: Path, key: str | None = None, refuse: bool = False
+) -> Decoded:
     """Split messages (the columns of format `jetstream`) into events and bad records.
 
     `folder` is where schema files lie; `key` is a field without which an event is bad. Without a schema the events are
-    the messages as they are, with `data` as text for format `text`.
+    the messages as they are, with `data` as text for format `text`. With `refuse` nothing is split off: the job fails
+    at the first bad record.
     """
     if event.format == "text":
-        return _text(messages, key)
+        return _text(messages, refuse)
     if event.schema is None or event.format == "binary":
         return Decoded(messages.withColumn(ARRIVED, F.col("timestamp")), None)
-    return _typed(messages, format_of(event, folder), key)
+    return _typed(messages, format_of(event, folder), key, refuse)
 
 
 def format_of(event: PipelineEvent, folder: Path) -> Format:
@@ -80,7 +87,7 @@ def format_of(event: PipelineEvent, folder: Path) -> Format:
     raise ConfigError(f"event format {event.format!r} is not known; write json, avro, protobuf, text or binary")
 
 
-def _typed(messages: DataFrame, form: Format, key: str | None) -> Decoded:
+def _typed(messages: DataFrame, form: Format, key: str | None, refuse: bool) -> Decoded:
     if MESSAGE in form.schema.names:
         raise ConfigError(f"the schema has a field {MESSAGE!r}, which is where the message's own columns go; rename it")
     required = [*required_fields(form.schema), *([key] if key else [])]
@@ -90,8 +97,17 @@ def _typed(messages: DataFrame, form: Format, key: str | None) -> Decoded:
         is_good &= F.col(f"{EVENT}.{path}").isNotNull()
     about = F.struct("stream", "subject", "sequence", "timestamp", "headers").alias(MESSAGE)
     fields = [F.col(f"{EVENT}.`{name}`") for name in form.schema.names]
-    good = read.where(is_good).select(*fields, about, F.col("timestamp").alias(ARRIVED))
-    return Decoded(good, read.where(~is_good).withColumn("reason", _reason(form, required)).drop(EVENT))
+    good, bad = _halves(read, is_good, refuse)
+    good = good.select(*fields, about, F.col("timestamp").alias(ARRIVED))
+    return Decoded(good, bad.withColumn("reason", _reason(form, required)).drop(EVENT) if bad is not None else None)
+
+
+def _halves(read: DataFrame, is_good: Column, refuse: bool) -> tuple[DataFrame, DataFrame | None]:
+    if not refuse:
+        return read.where(is_good), read.where(~is_good)
+    words = F.concat_ws(" ", F.lit("message"), "sequence", F.lit("of stream"), "stream", F.lit("on"), "subject")
+    failure = F.raise_error(F.concat(words, F.lit(REFUSAL))).cast("boolean")
+    return read.where(F.when(is_good, F.lit(True)).otherwise(failure)), None
 
 
 def _reason(form: Format, required: list[str]) -> Column:
@@ -103,13 +119,10 @@ def _reason(form: Format, required: list[str]) -> Column:
     return F.when(F.col(EVENT).isNull(), F.coalesce(explain("data"), missing)).otherwise(missing)
 
 
-def _text(messages: DataFrame, key: str | None) -> Decoded:
-    if key not in (None, *messages.columns):
-        raise ConfigError(f"dedupe key {key!r}: events of format text have the columns {', '.join(messages.columns)}")
-    is_text = F.is_valid_utf8("data")
-    good = messages.where(is_text).withColumn("data", F.col("data").cast("string"))
-    bad = messages.where(~is_text).withColumn("reason", F.lit("the body is not UTF-8"))
-    return Decoded(good.withColumn(ARRIVED, F.col("timestamp")), bad)
+def _text(messages: DataFrame, refuse: bool) -> Decoded:
+    good, bad = _halves(messages, F.is_valid_utf8("data"), refuse)
+    text = good.withColumn("data", F.col("data").cast("string")).withColumn(ARRIVED, F.col("timestamp"))
+    return Decoded(text, bad.withColumn("reason", F.lit("the body is not UTF-8")) if bad is not None else None)
 
 
 def required_fields(schema: StructType, prefix: str = "") -> Iterator[str]:

@@ -32,6 +32,12 @@ def aggregation(frame: DataFrame) -> Aggregation | None:
     return Aggregation(tuple(in_output[identity] for _, identity in grouped))
 
 
+def scans(frame: DataFrame) -> int:
+    """How many times a streaming plan reads a source, all of its sources together."""
+    plan = frame._jdf.queryExecution().analyzed()
+    return sum(node.isStreaming() and node.children().isEmpty() for node in _nodes(plan))
+
+
 def _named(expressions: Iterator[Any]) -> list[tuple[str, int]]:
     """Name and identity of expressions; an attribute keeps its identity wherever it is passed on unchanged."""
     return [(e.name(), e.exprId().id()) for e in expressions]

@@ -34,8 +34,16 @@ LOCAL = {
 }
 
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives a minute: the optimizing compiler would use more time than it saves."""
+
+
 def session(
-    name: str, master: str | None = "local[*]", settings: Mapping[str, str] | None = None, verbose: bool = False
+    name: str,
+    master: str | None = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    verbose: bool = False,
+    short_lived: bool = False,
 ) -> SparkSession:
     """The process's Spark session, started if there is none. `master` None: whatever spark-submit said.
 
@@ -46,7 +54,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     if master:
         builder = builder.master(master)
-    for key, value in {**defaults(master, verbose), **(settings or {})}.items():
+    for key, value in {**defaults(master, verbose, short_lived), **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
         made = builder.getOrCreate()
@@ -61,13 +69,15 @@ def session(
     return made
 
 
-def defaults(master: str | None, verbose: bool = False) -> dict[str, str]:
+def defaults(master: str | None, verbose: bool = False, short_lived: bool = False) -> dict[str, str]:
     """The settings for a master, before the user's own."""
     chosen = dict(ALWAYS)
     if master is None:
         return chosen
+    java = [SHORT_LIVED] if short_lived else []
     if not verbose:
-        chosen["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={_log_config()}"
+        java.append(f"-Dlog4j2.configurationFile={_log_config()}")
+    chosen["spark.driver.extraJavaOptions"] = " ".join(java)
     if is_local(master):
         chosen |= LOCAL
         chosen["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, LOCAL_THREADS))

@@ -289,6 +289,11 @@ class PipelineSpec:
     ignore: Mapping[str, str] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def consumer(self) -> str:
+        """The durable consumer that holds its position, on each stream that it reads."""
+        return self.source.consumer or f"pipeline_{self.name}"
+
     def line_of(self, key: str) -> int:
         """Line of a key of the file, or of the pipeline itself."""
         return self.lines.get(key, self.line)

@@ -21,7 +21,8 @@ from penstock.wire.blocking import Connection, connect, run
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Spark on two threads of this machine."""
-    made = session("penstock-tests", master="local[2]", settings={"spark.sql.shuffle.partitions": "2"})
+    settings = {"spark.sql.shuffle.partitions": "2"}
+    made = session("penstock-tests", master="local[2]", settings=settings, short_lived=True)
     yield made
     made.stop()
 

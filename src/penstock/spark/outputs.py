@@ -1,0 +1,286 @@
+"""What a micro-batch writes, in order, each step such that doing it again changes nothing.
+
+Spark runs a micro-batch again, from the same offsets, when the driver died before its commit log had it. So:
+
+    1. bad records to their subject     the sink's ledger knows the batch: written once
+    2. the sinks, in the order of the file
+         files                          `tables`: a batch is there once, or a key has one row
+         streams                        the sink's ledger, as above
+         console                        printed again; for eyes only
+
+A crash after any of them leaves the ones before it done, and the next run of the batch does the rest.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from penstock.deadletter import headers
+from penstock.errors import ConfigError, PenstockError
+from penstock.spark.decode import MESSAGE
+from penstock.spark.functions import load_function
+from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
+from penstock.spark.tables import FORMATS, Table
+from penstock.subjects import matches
+from penstock.topology.model import PipelineSink
+
+DELTA = "delta"
+DELTA_CLASS = "io.delta.sql.DeltaSparkSessionExtension"
+START_TIMEOUT = 60.0
+"""Seconds between a query's first micro-batch and its id, which Spark says when the query has started."""
+CONSOLE_ROWS = 20
+REASON_LIMIT = 1000
+"""Characters of a reason that fit into a header."""
+MESSAGE_COLUMNS = ("subject", "data", "headers", "message_id")
+
+
+class StopRequested(PenstockError):
+    """A micro-batch was not begun because the pipeline is stopping; the next run begins with it."""
+
+    def __init__(self, name: str, batch: int) -> None:
+        super().__init__(name, batch)
+        self.name = name
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return f"pipeline {self.name!r} stopped before micro-batch {self.batch}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one run has written so far; rows of a micro-batch count once, not once a sink."""
+
+    batches: int = 0
+    rows: int = 0
+    bad_records: int = 0
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Writes the micro-batches of one query: the function that `foreachBatch` takes."""
+
+    flow: Pipeline
+    plan: Plan
+    query: Future[str] = field(default_factory=Future)
+    """The query's id; known once it has started."""
+    stopping: bool = False
+    """Set to let the running micro-batch finish and begin no other."""
+    error: BaseException | None = None
+    """What ended the query, as it was before Spark wrapped it."""
+    counts: Counts = field(default_factory=Counts)
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Write one micro-batch; called by Spark on the driver."""
+        try:
+            if self.stopping:
+                raise StopRequested(self.flow.name, number)
+            self._write(batch, number)
+        except BaseException as exc:
+            self.error = exc
+            raise
+
+    @property
+    def _query_id(self) -> str:
+        return self.query.result(START_TIMEOUT)
+
+    def _write(self, batch: DataFrame, number: int) -> None:
+        batch.persist()
+        try:
+            if batch.count():
+                self._write_result(self._without_bad(batch, number), number)
+        finally:
+            batch.unpersist()
+        self.counts.batches += 1
+
+    def _without_bad(self, batch: DataFrame, number: int) -> DataFrame:
+        """The result of the micro-batch, after its bad records are written."""
+        if not self.plan.has_bad:
+            return batch
+        bad = batch.where(F.col(BAD).isNotNull()).select(f"{BAD}.*")
+        if count := bad.count():
+            subject = self.flow.spec.bad_records
+            assert subject is not None
+            letters = dead_letters(bad, self.flow.name)
+            sink = PipelineSink(stream=stream_taking(self.flow, subject), subject=subject)
+            self._publish(letters, sink, "bad", number)
+            self.counts.bad_records += count
+        return batch.where(F.col(BAD).isNull()).select(f"{ROW}.*")
+
+    def _write_result(self, result: DataFrame, number: int) -> None:
+        rows = result
+        if self.flow.spec.each_batch:
+            rows = load_function(self.flow.spec.each_batch, self.flow.folder)(result).persist()
+        try:
+            if count := rows.count():
+                for index, sink in enumerate(self.flow.spec.sinks):
+                    self._write_to(sink, rows, index, number)
+                self.counts.rows += count
+        finally:
+            if rows is not result:
+                rows.unpersist()
+
+    def _write_to(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
+        if sink.stream:
+            check_feedback(rows, sink, self.flow)
+            self._publish(as_messages(rows, sink), sink, str(index), number)
+        elif sink.format == "console":
+            print(f"-- {self.flow.name}, micro-batch {number}")
+            rows.show(CONSOLE_ROWS, truncate=False)
+        elif sink.format == DELTA:
+            self._write_delta(sink, rows, index, number)
+        else:
+            self._write_files(sink, rows, number)
+
+    def _write_files(self, sink: PipelineSink, rows: DataFrame, number: int) -> None:
+        assert sink.path
+        assert sink.format
+        options = tuple(sink.options.items())
+        table = Table(self.flow.located(sink.path), sink.format, sink.partition_by, options)
+        if key := upsert_key(sink, self.flow, self.plan):
+            if sink.key:
+                _check_unique(rows, key, sink)
+            table.upsert(rows, key, self._query_id, number)
+        else:
+            table.append(rows, self._query_id, number)
+
+    def _write_delta(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
+        """Delta knows a write by `txnAppId` and `txnVersion`, and does it once."""
+        assert sink.path
+        once = {"txnAppId": f"{self._query_id}-{index}", "txnVersion": str(number)}
+        writer = rows.write.format(DELTA).mode("append").options(**once).options(**dict(sink.options))
+        (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(self.flow.located(sink.path))
+
+    def _publish(self, rows: DataFrame, sink: PipelineSink, part: str, number: int) -> None:
+        assert sink.stream
+        once = {"txnAppId": f"{self._query_id}-{part}", "txnVersion": str(number)}
+        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **self.flow.connection()}
+        if sink.subject:
+            given["subject"] = sink.subject
+        rows.write.format("jetstream").mode("append").options(**given).save()
+
+
+def check(flow: Pipeline, plan: Plan) -> None:
+    """What can be wrong with the sinks, found before the query starts."""
+    if flow.spec.bad_records:
+        stream_taking(flow, flow.spec.bad_records)
+    for sink in flow.spec.sinks:
+        if sink.format == DELTA:
+            _check_delta(flow, plan, sink)
+        elif sink.format and sink.format not in ("console", *FORMATS):
+            raise ConfigError(
+                f"pipeline {flow.name!r} cannot write format {sink.format!r}: "
+                f"write {', '.join(FORMATS)}, {DELTA}, console, or a stream"
+            )
+        if sink.format in FORMATS:
+            upsert_key(sink, flow, plan)
+
+
+def _check_delta(flow: Pipeline, plan: Plan, sink: PipelineSink) -> None:
+    if upsert_key(sink, flow, plan):
+        raise ConfigError(
+            f"pipeline {flow.name!r}: rows of an aggregation are not upserted into Delta; "
+            "write `mode: append` to have every change, or use format parquet"
+        )
+    from py4j.protocol import Py4JJavaError
+
+    jvm: Any = plan.frame.sparkSession._jvm
+    try:
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(DELTA_CLASS)
+    except Py4JJavaError as exc:
+        raise ConfigError(
+            f"pipeline {flow.name!r} writes format delta, and Delta Lake's jar is not there: start Spark with "
+            "`--packages io.delta:delta-spark_2.13:<version for your Spark>`, or write format parquet"
+        ) from exc
+
+
+def stream_taking(flow: Pipeline, subject: str) -> str:
+    """The declared stream that stores this subject."""
+    for name, stream in flow.platform.streams.items():
+        if any(matches(filter_, subject) for filter_ in stream.subjects):
+            return name
+    raise ConfigError(f"pipeline {flow.name!r}: no declared stream takes subject {subject!r}; declare one")
+
+
+def check_feedback(rows: DataFrame, sink: PipelineSink, flow: Pipeline) -> None:
+    """A pipeline that reads what it writes never comes to an end."""
+    if sink.stream not in flow.streams:
+        return
+    subjects = [sink.subject] if sink.subject else [row[0] for row in rows.select("subject").distinct().collect()]
+    for subject in subjects:
+        for filter_ in flow.spec.source.subjects or (">",):
+            if subject and matches(filter_, subject):
+                raise ConfigError(
+                    f"pipeline {flow.name!r} writes {subject!r} to stream {sink.stream!r} and reads it back through "
+                    f"{filter_!r}, without end; write another subject, or read narrower `subjects`"
+                )
+
+
+def upsert_key(sink: PipelineSink, flow: Pipeline, plan: Plan) -> tuple[str, ...] | None:
+    """The key by which rows are put in the place of older ones; None when rows are added."""
+    upserts = sink.mode == "upsert" or (sink.mode is None and plan.aggregation is not None and not flow.spec.each_batch)
+    if not upserts:
+        return None
+    key = sink.key or (plan.aggregation.key if plan.aggregation else None)
+    if not key:
+        raise ConfigError(
+            f"pipeline {flow.name!r} upserts into {sink.path}, and what names a row is not clear from its plan: "
+            "select all columns it groups by as they are, or name them with `key: [column, …]`"
+        )
+    return key
+
+
+def _check_unique(rows: DataFrame, key: tuple[str, ...], sink: PipelineSink) -> None:
+    """A declared key may be wrong, and then one of two rows would silently win."""
+    twice = rows.groupBy(*(F.col(f"`{column}`") for column in key)).count().where("count > 1").first()
+    if twice is not None:
+        values = ", ".join(f"{column} {twice[column]!r}" for column in key)
+        raise ConfigError(f"{sink.path}: several rows of one micro-batch have the key {values}; add a column to `key`")
+
+
+# -- rows as messages ----------------------------------------------------------------------------------------------
+
+
+def as_messages(rows: DataFrame, sink: PipelineSink) -> DataFrame:
+    """Rows as the sink takes them, in an order that is the same whenever the batch is written again.
+
+    A row with a column `data` is a message as it is; any other becomes a JSON object of its columns, where `subject`,
+    `headers`, `message_id` and `jetstream` keep their meaning and are left out of the body. The order is that of the
+    stream read, where the rows still know it, else that of subject and body.
+    """
+    order = _order(rows)
+    kept = [name for name in MESSAGE_COLUMNS if name in rows.columns]
+    if "data" not in kept:
+        body = [name for name in rows.columns if name not in (*MESSAGE_COLUMNS, MESSAGE)]
+        rows = rows.withColumn("data", F.to_json(F.struct(*(F.col(f"`{name}`") for name in body))))
+        kept.append("data")
+    if sink.subject is None and "subject" not in kept:
+        raise ConfigError(f"rows for stream {sink.stream!r} have no column `subject`, and the sink has no `subject`")
+    content = [F.col(name) for name in ("subject", "data", "message_id") if name in kept]
+    return rows.repartition(1).sortWithinPartitions(*order, *content).select(*kept)
+
+
+def _order(rows: DataFrame) -> list[Column]:
+    if MESSAGE in rows.columns:
+        return [F.col(f"{MESSAGE}.stream"), F.col(f"{MESSAGE}.sequence")]
+    return [F.col(name) for name in ("stream", "sequence") if name in rows.columns]
+
+
+def dead_letters(bad: DataFrame, pipeline: str) -> DataFrame:
+    """Bad records as messages: the body as it came, and headers that say from where and why."""
+    added = {
+        headers.STREAM: F.col("stream"),
+        headers.SUBJECT: F.col("subject"),
+        headers.SEQUENCE: F.col("sequence").cast("string"),
+        headers.REASON: F.substring(F.regexp_replace("reason", r"[\r\n]+", " "), 1, REASON_LIMIT),
+        headers.PIPELINE: F.lit(pipeline),
+    }
+    pairs = [item for name, value in added.items() for item in (F.lit(name), F.array(value))]
+    own = F.coalesce(F.col("headers"), F.create_map().cast("map<string,array<string>>"))
+    kept = F.map_filter(own, lambda name, _: ~name.isin(*added))
+    ordered = bad.repartition(1).sortWithinPartitions("stream", "sequence")
+    return ordered.select("data", F.map_concat(kept, F.create_map(*pairs)).alias("headers"))

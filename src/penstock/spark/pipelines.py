@@ -1,0 +1,208 @@
+"""A declared pipeline as a streaming query: read, decode, dedupe, compute; what it writes is in `outputs`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock import subjects
+from penstock.errors import ConfigError
+from penstock.settings import Settings
+from penstock.spark import plans
+from penstock.spark.decode import ARRIVED, Decoded, decode
+from penstock.spark.failures import readable
+from penstock.spark.functions import load_function
+from penstock.spark.options import CONNECTION
+from penstock.topology.model import PipelineSpec, Platform
+
+CHECKPOINTS = ".penstock/checkpoints"
+EVENTS_VIEW = "events"
+ROW = "row"
+BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A declared pipeline and where it runs."""
+
+    spec: PipelineSpec
+    platform: Platform
+    settings: Settings
+    base: Path
+    """Relative paths of sinks and the checkpoint start here."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def folder(self) -> Path:
+        """Where the platform file lies, and with it schemas and Python modules."""
+        return self.platform.path.parent
+
+    @property
+    def consumer(self) -> str:
+        return self.spec.consumer
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return self.platform.streams_read_by(self.spec)
+
+    @property
+    def checkpoint(self) -> str:
+        return self.located(self.spec.checkpoint or f"{CHECKPOINTS}/{self.name}")
+
+    def located(self, path: str) -> str:
+        """A path of the file as Spark takes it: a URI stays, anything else is below the base folder."""
+        return path if "://" in path else (self.base.resolve() / path).as_uri()
+
+    def connection(self) -> dict[str, str]:
+        """The options of format `jetstream` that reach the cluster."""
+        values = {option: getattr(self.settings, field) for option, field in CONNECTION.items()}
+        values["servers"] = ",".join(self.settings.servers)
+        return {option: str(value) for option, value in values.items() if value is not None}
+
+
+def pipeline(platform: Platform, name: str, settings: Settings, base: Path | None = None) -> Pipeline:
+    """The pipeline of that name; relative paths start at `base`, or at the platform file when it is left out."""
+    spec = platform.pipelines.get(name)
+    if spec is None:
+        known = ", ".join(platform.pipelines) or "none"
+        raise ConfigError(f"{platform.path} declares no pipeline {name!r}; it declares {known}")
+    return Pipeline(spec, platform, settings, base or platform.path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the streaming query computes."""
+
+    frame: DataFrame
+    """The result; with bad records, a struct `row` or a struct `bad` a row."""
+    aggregation: plans.Aggregation | None
+    has_bad: bool
+    reads: int
+    """How often it reads each message: again for the bad records, and wherever a function uses the events twice."""
+
+    @property
+    def output_mode(self) -> str:
+        """Rows of an aggregation change; all others are final."""
+        return "update" if self.aggregation else "append"
+
+
+def planned(spark: SparkSession, flow: Pipeline) -> Plan:
+    """The plan of a pipeline in a session of its own. Raises `ConfigError` for what Spark refuses."""
+    try:
+        return _planned(spark, flow)
+    except PySparkException as exc:
+        raise ConfigError(f"pipeline {flow.name!r}: {readable(exc)}") from exc
+
+
+def _planned(spark: SparkSession, flow: Pipeline) -> Plan:
+    spec = flow.spec
+    key = spec.dedupe.key if spec.dedupe else None
+    decoded = decode(messages(spark, flow), spec.event, flow.folder, key, refuse=spec.bad_records is None)
+    result = _computed(spark, flow, _deduped(decoded, flow))
+    frame = result if decoded.bad is None else _together(result, decoded.bad)
+    reads = plans.scans(frame) // len(flow.streams)
+    return Plan(frame, plans.aggregation(result), decoded.bad is not None, reads)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def messages(spark: SparkSession, flow: Pipeline) -> DataFrame:
+    """The messages of all its streams, as format `jetstream` gives them."""
+    frames = [_stream(spark, flow, name) for name in flow.streams]
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _stream(spark: SparkSession, flow: Pipeline, stream: str) -> DataFrame:
+    options = {**source_options(flow, stream), **flow.connection()}
+    frame = spark.readStream.format("jetstream").options(**options).load()
+    if flow.spec.dedupe is None:
+        return frame
+    # By the stream's own clock no message is ever late, so that dedupe never drops one for coming late. Each stream
+    # has its own watermark, and Spark goes by the one that is furthest behind.
+    return frame.withWatermark("timestamp", _spark_interval(flow))
+
+
+def source_options(flow: Pipeline, stream: str) -> dict[str, str]:
+    """The source's options for one of the streams, without those of the connection."""
+    source = flow.spec.source
+    given = {
+        "stream": stream,
+        "consumer": flow.consumer,
+        "subjects": ",".join(_filters(flow, stream)),
+        "startingOffsets": source.start,
+        "maxRowsPerTrigger": source.max_rows,
+        "maxBytesPerTrigger": source.max_bytes,
+        "partitions": source.partitions,
+        "failOnDataLoss": str(source.fail_on_data_loss).lower(),
+        "keepBatchesWhole": str(source.keep_batches_whole).lower(),
+    }
+    return {name: str(value) for name, value in given.items() if value}
+
+
+def _filters(flow: Pipeline, stream: str) -> tuple[str, ...]:
+    """Those filters of the pipeline that this stream can have messages for."""
+    wanted = flow.spec.source.subjects
+    spec = flow.platform.streams.get(stream)
+    captured = spec.subjects if spec else ()
+    if not wanted or not captured:
+        return wanted
+    some = tuple(filter_ for filter_ in wanted if subjects.any_overlap([filter_], captured))
+    if not some:
+        raise ConfigError(f"pipeline {flow.name!r}: no message of stream {stream!r} passes {', '.join(wanted)}")
+    return some
+
+
+def _spark_interval(flow: Pipeline) -> str:
+    assert flow.spec.dedupe is not None
+    return f"{round(flow.spec.dedupe.within.total_seconds() * 1000)} milliseconds"
+
+
+# -- computing -----------------------------------------------------------------------------------------------------
+
+
+def _deduped(decoded: Decoded, flow: Pipeline) -> DataFrame:
+    events = decoded.events
+    if flow.spec.dedupe is None:
+        return events.drop(ARRIVED)
+    key = "__key"
+    keyed = events.withColumn(key, F.col(flow.spec.dedupe.key))
+    return keyed.dropDuplicatesWithinWatermark([key]).drop(key, ARRIVED)
+
+
+def _computed(spark: SparkSession, flow: Pipeline, events: DataFrame) -> DataFrame:
+    if flow.spec.function:
+        result = load_function(flow.spec.function, flow.folder)(events)
+        if not isinstance(result, DataFrame) or not result.isStreaming:
+            raise ConfigError(f"{flow.spec.function} must return a DataFrame made from the one it was given")
+        return result
+    if flow.spec.sql is None:
+        return events
+    events.createOrReplaceTempView(EVENTS_VIEW)
+    result = spark.sql(flow.spec.sql)
+    if not result.isStreaming:
+        raise ConfigError(f"pipeline {flow.name!r}: its sql does not read from `{EVENTS_VIEW}`")
+    return result
+
+
+def _together(result: DataFrame, bad: DataFrame) -> DataFrame:
+    """Result and bad records in one plan, for Spark gives a query one output."""
+    row, record = _packed(result), _packed(bad)
+    good_rows = result.select(row.alias(ROW), _nothing_like(bad).alias(BAD))
+    return good_rows.unionByName(bad.select(_nothing_like(result).alias(ROW), record.alias(BAD)))
+
+
+def _packed(frame: DataFrame) -> Column:
+    return F.struct(*(F.col(f"`{name}`") for name in frame.columns))
+
+
+def _nothing_like(frame: DataFrame) -> Column:
+    return F.lit(None).cast(frame.schema)
