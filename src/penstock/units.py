@@ -82,6 +82,27 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
+def approximate_size(size: int) -> str:
+    """The size as a person wants to see it: three digits and a unit."""
+    shown = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if shown < 1000:
+            return f"{shown:.0f} {unit}" if unit == "B" or shown >= 100 else f"{shown:.1f} {unit}"
+        shown /= 1024
+    return f"{shown:.1f} TiB"
+
+
+def approximate_duration(duration: timedelta) -> str:
+    """The duration as a person wants to see it: its two largest units, from seconds up."""
+    parts: list[str] = []
+    left = timedelta(seconds=round(duration.total_seconds()))
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, DURATION_UNITS[unit])
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2]) or "0s"
+
+
 def counted(count: int, noun: str) -> str:
     """`1 stream`, `2 streams`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

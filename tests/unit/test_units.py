@@ -84,3 +84,19 @@ def test_formatting_chooses_the_units_a_person_would() -> None:
 @given(st.timedeltas(min_value=timedelta(), max_value=timedelta(days=4000)))
 def test_nanoseconds_go_there_and_back(duration: timedelta) -> None:
     assert units.from_nanoseconds(units.nanoseconds(duration)) == duration
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 KiB"), (135_673, "132 KiB"), (6_700_000, "6.4 MiB"), (5 << 40, "5.0 TiB")],
+)
+def test_a_size_is_shown_with_three_digits(size: int, shown: str) -> None:
+    assert units.approximate_size(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0s"), (0.4, "0s"), (59, "59s"), (61, "1m1s"), (3600, "1h0m"), (90_061, "1d1h"), (864_000, "10d0h")],
+)
+def test_a_duration_is_shown_by_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert units.approximate_duration(timedelta(seconds=seconds)) == shown

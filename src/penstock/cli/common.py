@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from penstock.errors import UsageError
 from penstock.settings import Settings
@@ -26,7 +28,15 @@ EXIT_USAGE = 64
 
 T = TypeVar("T")
 
-out = Console(highlight=False)
+PIPE_WIDTH = 120
+"""Columns of a table that goes to a file or a pipe, where no terminal says how wide it is."""
+
+
+def _width(stream: TextIO) -> int | None:
+    return None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+
+
+out = Console(highlight=False, width=_width(sys.stdout))
 err = Console(stderr=True, highlight=False)
 
 
@@ -107,11 +117,10 @@ def table(title: str | None, columns: Sequence[Column], rows: Iterable[Sequence[
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         heading, justify = (column, "left") if isinstance(column, str) else column
-        made.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type] # a literal by construction
+        numbers = justify == "right"  # a number cut in two is two wrong numbers
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=numbers)  # type: ignore[arg-type] # a literal
     for row in rows:
-        made.add_row(
-            *("" if cell is None else cell if hasattr(cell, "__rich__") else _escaped(str(cell)) for cell in row)
-        )
+        made.add_row(*("" if cell is None else cell if isinstance(cell, Text) else _escaped(str(cell)) for cell in row))
     return made
 
 

@@ -13,6 +13,7 @@ from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_opti
 from penstock.errors import PenstockError
 
 COMMANDS = {
+    "quickstart": "penstock.cli.quickstart:quickstart",
     "lint": "penstock.cli.lint:lint_command",
     "plan": "penstock.cli.platform:plan",
     "apply": "penstock.cli.platform:apply",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 import click
@@ -15,7 +17,15 @@ from rich.text import Text
 from penstock.broker import connect
 from penstock.cli.common import Column, Context, json_option, out, print_json, sync, table
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
-from penstock.units import format_duration, format_size
+from penstock.units import approximate_duration, approximate_size
+
+STREAM_COLUMNS: list[Column] = [
+    "stream", "retention", ("messages", "right"), ("last seq", "right"), ("size", "right"), ("full", "right"),
+    ("cons.", "right"), ("repl.", "right"),
+]  # fmt: skip
+CONSUMER_COLUMNS: list[Column] = [
+    "consumer", ("lag", "right"), ("oldest", "right"), ("in flight", "right"), ("again", "right"), ("dead", "right"),
+]  # fmt: skip
 
 
 @click.command()
@@ -57,20 +67,10 @@ async def _watch(js: Any, every: float) -> None:
 def render(status: Status) -> RenderableType:
     """The tables a person looks at."""
     parts: list[RenderableType] = [
-        table(
-            f"Streams ({len(status.streams)})",
-            ["stream", "retention", ("messages", "right"), ("size", "right"), ("of limit", "right"),
-             ("last seq", "right"), ("consumers", "right"), ("replicas", "right")],
-            (_stream_row(stream) for stream in status.streams),
-        ),
+        table(f"Streams ({len(status.streams)})", STREAM_COLUMNS, map(_stream_row, status.streams)),
         Text(),
-        table(
-            f"Consumers ({len(status.consumers)})",
-            ["stream", "consumer", ("lag", "right"), ("oldest", "right"), ("in flight", "right"),
-             ("redelivered", "right"), ("dead", "right")],
-            (_consumer_row(consumer) for consumer in status.consumers),
-        ),
-    ]  # fmt: skip
+        table(f"Consumers ({len(status.consumers)})", CONSUMER_COLUMNS, _consumer_rows(status.consumers)),
+    ]
     if sources := [(stream.name, source) for stream in status.streams for source in stream.sources]:
         rows = ((name, s.name, s.lag, _age(s.heard_ago), s.error) for name, s in sources)
         columns: list[Column] = ["stream", "from", ("lag", "right"), ("heard ago", "right"), "error"]
@@ -79,22 +79,29 @@ def render(status: Status) -> RenderableType:
 
 
 def _stream_row(stream: StreamStatus) -> tuple[Any, ...]:
-    full = f"{100 * stream.bytes / stream.max_bytes:.0f} %" if stream.max_bytes else ""
+    full = f"{100 * stream.bytes / stream.max_bytes:.0f}%" if stream.max_bytes else ""
     replicas = f"{stream.healthy_replicas}/{stream.replicas}"
-    return (stream.name, stream.retention, f"{stream.messages:,}", format_size(stream.bytes), full,
-            f"{stream.last_seq:,}", stream.consumers, replicas)  # fmt: skip
+    return (stream.name, stream.retention, f"{stream.messages:,}", f"{stream.last_seq:,}",
+            approximate_size(stream.bytes), full, stream.consumers, replicas)  # fmt: skip
+
+
+def _consumer_rows(consumers: Sequence[ConsumerStatus]) -> Iterator[tuple[Any, ...]]:
+    """Consumers below the name of their stream."""
+    for stream, group in groupby(consumers, key=lambda consumer: consumer.stream):
+        yield (Text(stream, style="bold"),)
+        yield from (_consumer_row(consumer) for consumer in group)
 
 
 def _consumer_row(consumer: ConsumerStatus) -> tuple[Any, ...]:
     limit = f"/{consumer.max_ack_pending:,}" if consumer.max_ack_pending else ""
-    name = f"{consumer.name} (paused)" if consumer.paused_for is not None else consumer.name
-    oldest = _age(consumer.lag) if consumer.lag_messages else ""
-    return (consumer.stream, name, f"{consumer.lag_messages:,}", oldest, f"{consumer.ack_pending:,}{limit}",
-            consumer.redelivered, consumer.dead_letters)  # fmt: skip
+    name = f"  {consumer.name}{' (paused)' if consumer.paused_for is not None else ''}"
+    age = _age(consumer.lag) if consumer.lag_messages else ""
+    return (name, f"{consumer.lag_messages:,}", age, f"{consumer.ack_pending:,}{limit}",
+            f"{consumer.redelivered:,}", f"{consumer.dead_letters:,}")  # fmt: skip
 
 
 def _age(age: timedelta | None) -> str:
-    return "never" if age is None else format_duration(timedelta(seconds=round(age.total_seconds())))
+    return "never" if age is None else approximate_duration(age)
 
 
 def _summary(status: Status) -> str:

@@ -1,0 +1,93 @@
+"""The quickstart's own folder, `./.penstock`, and the broker that lives in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.errors import ServerFailed
+from penstock.settings import Settings
+
+STOP_WITHIN = 10.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBroker:
+    """A broker that an earlier run left running."""
+
+    url: str
+    pid: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether that process still is a nats-server: process ids are used again."""
+        shown = subprocess.run(
+            ["ps", "-ww", "-o", "command=", "-p", str(self.pid)], capture_output=True, text=True, check=False
+        )
+        return "nats-server" in shown.stdout
+
+    def stop(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_WITHIN
+        while self.alive:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the nats-server with process id {self.pid} does not end; end it by hand")
+            time.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Everything the quickstart keeps between runs."""
+
+    path: Path
+
+    @property
+    def data(self) -> Path:
+        return self.path / "nats"
+
+    @property
+    def _note(self) -> Path:
+        return self.path / "broker.json"
+
+    def kept(self) -> KeptBroker | None:
+        """The broker that an earlier run left running, if it still runs."""
+        try:
+            noted = json.loads(self._note.read_text())
+            broker = KeptBroker(noted["url"], noted["pid"])
+        except (OSError, ValueError, KeyError):
+            return None
+        return broker if broker.alive else None
+
+    def clear(self) -> None:
+        """Stop a kept broker and forget everything."""
+        if broker := self.kept():
+            broker.stop()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextmanager
+    def broker(self, keep: bool) -> Iterator[Settings]:
+        """A broker for the length of the block: the kept one, or a new one that is stopped, or kept, at the end."""
+        if kept := self.kept():
+            yield Settings(servers=(kept.url,))
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        server = EmbeddedServer(data=self.data).start()
+        try:
+            yield server.settings
+        except BaseException:
+            server.stop()
+            raise
+        if keep:
+            self._note.write_text(json.dumps({"url": server.url, "pid": server.detach()}))
+        else:
+            server.stop()

@@ -1,0 +1,70 @@
+"""`penstock quickstart` as a person runs it: a subprocess in an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.testing import eventually
+
+PENSTOCK = [sys.executable, "-m", "penstock"]
+
+
+def quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*PENSTOCK, "quickstart", *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200, check=False)
+
+
+def running_servers(where: Path) -> list[str]:
+    """nats-servers that use a configuration below `where`."""
+    shown = subprocess.run(["ps", "-eww", "-o", "pid,command"], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if "nats-server" in line and str(where) in line]
+
+
+def test_quickstart_shows_the_whole_platform_and_stops_what_it_started(tmp_path: Path) -> None:
+    done = quickstart(tmp_path, "--events", "1000")
+    assert done.returncode == 0, done.stderr
+    assert "6 streams and 23 durable consumers" in done.stdout
+    assert "billing_worker_usage_metered" in done.stdout
+    assert running_servers(tmp_path) == []
+
+
+def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(tmp_path: Path) -> None:
+    first = quickstart(tmp_path, "--events", "500")
+    second = quickstart(tmp_path, "--events", "500")
+    assert "from 2026-01-01 00:00" in first.stdout, first.stderr
+    assert "from 2026-01-01 06:00" in second.stdout, second.stderr
+    assert "(0 changes)" in second.stdout
+    fresh = quickstart(tmp_path, "--events", "500", "--fresh")
+    assert "from 2026-01-01 00:00" in fresh.stdout, fresh.stderr
+
+
+def test_keep_leaves_the_broker_running_and_says_how_to_reach_and_stop_it(tmp_path: Path) -> None:
+    kept = quickstart(tmp_path, "--events", "500", "--keep")
+    assert kept.returncode == 0, kept.stderr
+    pid = int(kept.stdout.rsplit("kill ", 1)[1].split()[0])
+    url = kept.stdout.rsplit("--servers ", 1)[1].split()[0]
+    try:
+        status = [*PENSTOCK, "--servers", url, "status", "--json"]
+        shown = subprocess.run(status, capture_output=True, text=True, check=True)
+        assert len(json.loads(shown.stdout)["consumers"]) == 23
+        again = quickstart(tmp_path, "--events", "500")
+        assert again.returncode == 0, again.stderr
+        assert url in again.stdout, "the kept broker is used again"
+        assert running_servers(tmp_path), "a run without --keep leaves the kept broker alone"
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not running_servers(tmp_path), what="the end of the kept broker")
+
+
+@pytest.mark.parametrize("count", ["0", "many"])
+def test_a_wrong_number_of_events_is_wrong_usage(tmp_path: Path, count: str) -> None:
+    done = quickstart(tmp_path, "--events", count)
+    assert done.returncode == 64
+    assert "Traceback" not in done.stderr
