@@ -167,6 +167,15 @@ def test_a_reset_tells_what_it_repeats_and_skips(
     assert names == ["c"], "what counted must not stay"
 
 
+def test_a_reset_beyond_the_end_of_the_stream_is_refused(nats_server: EmbeddedServer, run: Run) -> None:
+    on(nats_server, fill)
+    for beyond in ("17", "99999"):
+        told = run("reset", "S", "c", "--to", beyond, "--yes", code=1).told
+        assert f"cannot continue at sequence {beyond}: the stream ends at 15" in told
+        assert "reset it to 16" in told
+    assert (info(nats_server).ack_floor_stream_seq, info(nats_server).pending) == (6, 4), "it must not have moved"
+
+
 def test_a_reset_goes_to_a_time(nats_server: EmbeddedServer, run: Run) -> None:
     on(nats_server, fill)
     at = on(nats_server, lambda broker: broker.jetstream.get_message("S", 8)).time

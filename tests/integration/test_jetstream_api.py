@@ -51,6 +51,19 @@ async def test_stream_and_consumer_live_from_create_to_delete(broker: Broker, js
         await js.stream_info("S")
 
 
+async def test_a_consumer_is_never_moved_beyond_the_end_of_its_stream(broker: Broker, js: JetStream) -> None:
+    await js.create_stream({"name": "S", "subjects": ["s"]})
+    await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
+    for _ in range(6):
+        await broker.request("s", b"", 2)
+    for beyond in (8, 99_999):
+        with pytest.raises(errors.ConfigError, match=f"at sequence {beyond}: the stream ends at 6.* reset it to 7"):
+            await js.reset_consumer("S", "c", beyond)
+    assert (await js.reset_consumer("S", "c", 7)).reset_seq == 7
+    await broker.request("s", b"", 2)
+    assert (await js.consumer_info("S", "c")).pending == 1, "what comes after the reset must not be skipped"
+
+
 async def test_creating_twice_changes_nothing_and_another_configuration_is_refused(js: JetStream) -> None:
     stream = {"name": "S", "subjects": ["s"], "max_msgs": 5}
     consumer = {"durable_name": "c", "ack_policy": "explicit", "deliver_policy": "new"}

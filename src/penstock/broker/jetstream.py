@@ -249,11 +249,14 @@ class JetStream:
 
         Only consumers that deliver `all`, `by_start_sequence` or `by_start_time` can be moved, and not before their
         start. Moving forward on a WorkQueue or Interest stream leaves the skipped messages in the stream for good.
+        The stream's end is as far as it goes: from beyond it, the server would silently skip messages yet to come.
         """
         if seq is not None and seq < 1:
             raise ConfigError(f"a consumer can be reset to sequence 1 or above, not to {seq}")
         await self.require(features.CONSUMER_RESET)
         await self.consumer_info(stream, name)  # the server does not answer a reset of what does not exist
+        if seq is not None:
+            refuse_beyond_end(await self.stream_info(stream), seq)
         body = None if seq is None else {"seq": seq}
         answer = await self._decide(f"reset consumer {name!r} of {stream!r}", _consumer("RESET", stream, name), body)
         return ConsumerReset(answer["reset_seq"], ConsumerInfo.parse(answer))
@@ -308,6 +311,16 @@ class JetStream:
             if not page or offset + len(page) >= total:
                 return items
             last, offset = _name_of(page[-1]), offset + len(page) - 1
+
+
+def refuse_beyond_end(stream: StreamInfo, seq: int) -> None:
+    """Raise when a consumer that continues at `seq` would skip messages that the stream does not even have yet."""
+    end = stream.state.last_seq
+    if seq > end + 1:
+        raise ConfigError(
+            f"a consumer of stream {stream.name!r} cannot continue at sequence {seq}: the stream ends at {end}, and "
+            f"messages yet to come would be skipped; to skip all there is, reset it to {end + 1}"
+        )
 
 
 def _nothing_was_done(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import click
 from rich.markup import escape
 
 from penstock.broker import ConsumerInfo, JetStream, StreamInfo, connect
+from penstock.broker.jetstream import refuse_beyond_end
 from penstock.broker.resets import Fate, ResetEffect, foresee
 from penstock.cli.common import EXIT_OK, Column, Context, err, json_option, out, print_json, sync, table, usage
 from penstock.errors import MessageNotFound
@@ -198,6 +199,7 @@ async def _target(
     js: JetStream, stream: StreamInfo, info: ConsumerInfo, seq: int | None, to_time: str | None, to_start: bool
 ) -> int:
     if seq is not None:
+        refuse_beyond_end(stream, seq)
         return seq
     if to_start:
         return max(stream.state.first_seq, 1)
