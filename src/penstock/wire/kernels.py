@@ -69,8 +69,9 @@ def starts(buf: Array, at: int, stop: int, text: Array) -> bool:
     """Whether buf[at:stop] begins with `text`."""
     if stop - at < len(text):
         return False
+    piece = buf[at:stop]
     for i in range(len(text)):  # noqa: SIM110 -- numba compiles no generator expressions
-        if buf[at + i] != text[i]:
+        if piece[i] != text[i]:
             return False
     return True
 
@@ -80,8 +81,9 @@ def number(buf: Array, at: int, stop: int, digits: int) -> int:
     if at >= stop or stop - at > digits or (stop - at == 19 and buf[at] == 57):  # 9·10¹⁸ is too much for 64 bits
         return -1
     value = 0
-    for i in range(at, stop):
-        digit = buf[i] - 48
+    piece = buf[at:stop]
+    for i in range(len(piece)):
+        digit = piece[i] - 48
         if digit < 0 or digit > 9:
             return -1
         value = value * 10 + digit
@@ -90,50 +92,65 @@ def number(buf: Array, at: int, stop: int, digits: int) -> int:
 
 def line_end(buf: Array, at: int, end: int) -> int:
     """Where the next CR LF begins, or -1."""
-    for i in range(at, end - 1):
-        if buf[i] == CR and buf[i + 1] == LF:
-            return i
+    piece = buf[at:end]
+    for i in range(len(piece) - 1):
+        if piece[i] == CR and piece[i + 1] == LF:
+            return at + i
     return -1
 
 
 def split_line(buf: Array, at: int, end: int, state: Array) -> int:
     """Note where the line's fields are in the state. Returns where its CR LF is; -1: not here yet, -2: malformed."""
     count = 0
-    start = at
-    for i in range(at, end):
-        byte = buf[i]
+    start = 0
+    line = buf[at:end]
+    for i in range(len(line)):
+        byte = line[i]
         if byte > SPACE:
             continue
         if i == start or count == 5:
             return -2
-        state[FIELDS + 2 * count] = start
-        state[FIELDS + 2 * count + 1] = i
+        state[FIELDS + 2 * count] = at + start
+        state[FIELDS + 2 * count + 1] = at + i
         count += 1
         start = i + 1
         if byte == CR:
             state[FIELD_COUNT] = count
-            if i + 1 == end:
+            if start == len(line):
                 return -1
-            return i if buf[i + 1] == LF else -2
+            return at + i if line[start] == LF else -2
         if byte != SPACE:
             return -2
     return -1
 
 
+def count_dots(buf: Array, at: int, stop: int) -> int:
+    """How many dots there are."""
+    dots = 0
+    piece = buf[at:stop]
+    for i in range(len(piece)):
+        dots += piece[i] == DOT
+    return dots
+
+
 def after_dots(buf: Array, at: int, stop: int, dots: int) -> int:
     """The position behind that many dots; they must be there."""
-    while dots > 0 and at < stop:
-        if buf[at] == DOT:
+    piece = buf[at:stop]
+    for i in range(len(piece)):
+        if piece[i] == DOT:
             dots -= 1
-        at += 1
-    return at
+            if dots == 0:
+                return at + i + 1
+    return stop
 
 
 def token_end(buf: Array, at: int, stop: int) -> int:
     """Where the subject token at `at` ends."""
-    while at < stop and buf[at] != DOT:
-        at += 1
-    return at
+    piece = buf[at:stop]
+    for i in range(len(piece)):
+        if piece[i] == DOT:
+            return at + i
+    return stop
 
 
 def read_ack(buf: Array, at: int, stop: int, table: Array, row: int) -> int:
@@ -142,10 +159,7 @@ def read_ack(buf: Array, at: int, stop: int, table: Array, row: int) -> int:
     Nine tokens: `$JS.ACK.stream.consumer.deliveries.sequence.consumer sequence.nanoseconds.pending`; eleven or more
     when the server puts domain and account before the stream.
     """
-    dots = 0
-    for i in range(at, stop):
-        if buf[i] == DOT:
-            dots += 1
+    dots = count_dots(buf, at, stop)
     if dots != 8 and dots < 10:
         return -1
     a = after_dots(buf, at, stop, 5 if dots == 8 else 7)
@@ -355,12 +369,14 @@ def scan(
 
 def gather(buf: Array, at: Array, size: Array, out: Array) -> None:
     """Copy the pieces of the buffer one behind the other."""
+    # Slices first, here and above: numba knows that their indexes are not negative, and LLVM copies 16 bytes at a time.
     to = 0
     for row in range(len(at)):
-        start = at[row]
-        for i in range(size[row]):
-            out[to + i] = buf[start + i]
-        to += size[row]
+        count = size[row]
+        piece, place = buf[at[row] : at[row] + count], out[to : to + count]
+        for i in range(count):
+            place[i] = piece[i]
+        to += count
 
 
 def header_lines(buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int:

@@ -49,7 +49,8 @@ class PullRead:
         self._stream = stream
         self._last = last
         self._prefix = f"$JS.{domain}.API" if domain else "$JS.API"
-        self._name = f"penstock-read-{secrets.token_hex(8)}"
+        # Short, since every message carries it; its metadata says whose it is.
+        self._name = f"pk-{secrets.token_hex(5)}"
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._position = first - 1
         self._asked = 0
