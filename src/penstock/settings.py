@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import yaml
-
 from penstock.errors import ConfigError
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
@@ -111,6 +109,8 @@ def _from_file(path: str | Path | None) -> dict[str, Any]:
         if path:
             raise ConfigError(f"there is no settings file {str(chosen)!r}")
         return {}
+    import yaml  # Spark tasks and planners seldom have a settings file: they start sooner without
+
     try:
         values = yaml.safe_load(chosen.read_text()) or {}
     except yaml.YAMLError as exc:

@@ -150,6 +150,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
             )
         before = origin.before(options.starting, info, self._held(info))
+        if not needs_direct_get(info):
+            self._move(before, info)  # whoever looks at the durable sees from now on where the query is
         return self._offset(info, before, before, backlog=info.state.last_seq).json()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -234,9 +236,14 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
     def _commit(self, offset: Offset, info: StreamInfo) -> None:
         """Move the durable, unless it is there or belongs to another stream."""
         if self._options.consumer and self._committed != offset.sequence and offset.created == created(info):
+            steps.reached(steps.COMMITTING)
+            self._move(offset.sequence, info)
+
+    def _move(self, sequence: int, info: StreamInfo) -> None:
+        if self._options.consumer:
             assert self._link
-            commit(self._link, info, self._options.consumer, offset.sequence)
-            self._committed = offset.sequence
+            commit(self._link, info, self._options.consumer, sequence)
+        self._committed = sequence
 
     # -- decisions -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock import subjects as subject_rules
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
@@ -119,6 +118,8 @@ class DirectRead:
 
 def matching(column: pa.Array, filters: tuple[str, ...]) -> pa.Array:
     """Which subjects of the column pass one of the filters; each distinct subject is looked at once."""
+    import pyarrow.compute as pc  # slow to import, and few reads have several filters
+
     distinct = pc.unique(column)
     passed = [text for text in distinct.to_pylist() if any(subject_rules.matches(one, text) for one in filters)]
     return pc.is_in(column, value_set=pa.array(passed, pa.string()))

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-import nkeys
-
 from penstock import __version__
 from penstock.errors import AccessDenied, ConfigError, FeatureMissing
 from penstock.settings import Settings
@@ -161,6 +159,8 @@ def signed(path: Path, nonce: str | None) -> dict[str, str]:
         raise ConfigError(f"{path}: there is no USER NKEY SEED in this credentials file")
     if not nonce:
         return {}  # the server asks nobody to sign: it has no such users
+    import nkeys  # and libsodium with it: only where a login needs it
+
     try:
         pair = nkeys.from_seed(seed[1].encode())
     except nkeys.NkeysError as exc:
