@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import nats
 import publish_load as ours
 import rawnats
-from harness import Bench, Figure, Timed, memory_of
+from harness import Bench, Timed
 from publish_load import DATA, STREAM, SUBJECT
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import IngestOptions
-
-KEPT_BYTES = 64 * 1024 * 1024
-"""The stream of the memory runs keeps so much: ten million messages need not lie on the disk."""
-GROWTH_MIB = 8
-"""Growth of a process that counts as flat: the sampled memory of an idle Python process moves by a few MiB."""
 
 
 def run(bench: Bench) -> None:
@@ -55,9 +48,6 @@ def run(bench: Bench) -> None:
         bench.goal(f"atomic, {way}", of="nats-py publish", at_least=20)
         bench.goal(f"fast, {way}", of="raw fast", at_least=0.8)
         bench.goal(f"fast, {way}", of="nats-py publish_async", at_least=4)
-    messages = bench.size(10_000_000, quick=300_000)
-    for mode in ("fast", "atomic"):
-        bench.probe(lambda mode=mode: memory(server, mode, messages))  # type: ignore[misc]
 
 
 async def nats_py_publish(url: str, count: int) -> Timed:
@@ -77,16 +67,3 @@ async def nats_py_publish_async(url: str, count: int) -> Timed:
             await stream.publish_async(SUBJECT, DATA)
         await stream.publish_async_completed()
         return Timed(count, time.perf_counter() - started)
-
-
-def memory(server: EmbeddedServer, mode: str, count: int) -> list[Figure]:
-    """The memory of a process of its own that publishes `count` messages."""
-    config = {"allow_atomic": True, "allow_batched": True, "max_bytes": KEPT_BYTES}
-    rawnats.fresh_stream(server.port, STREAM, ["bench.>"], **config)
-    found = memory_of([sys.executable, str(Path(ours.__file__)), server.url, mode, str(count)])
-    name = f"{mode}, {count:,} messages: memory"
-    mib = 1024 * 1024
-    return [
-        Figure(name=f"{name} growth", value=found.growth() / mib, unit="MiB", at_most=GROWTH_MIB),
-        Figure(name=f"{name} at its peak", value=found.peak / mib, unit="MiB"),
-    ]
