@@ -178,6 +178,51 @@ def test_prune_removes_what_is_no_longer_declared(tmp_path: Path, nats_server: E
     assert here("plan", file, "--prune").returncode == 0
 
 
+def test_a_line_that_says_the_default_can_go_without_a_loss(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    """Against a real server: what it fills in by itself is what the table of fields says."""
+    stream = "retention: limits, storage: file, discard: old, max_msgs: unlimited, compression: none, "
+    consumer = "replay: instant, max_waiting: 512, max_ack_pending: 1000, "
+    full = written(tmp_path, nats_server.url, ("{subjects: [platform", "{" + stream + "subjects: [platform"))
+    full.write_text(full.read_text().replace("{stream: BILLING", "{" + consumer + "stream: BILLING"))
+    assert here("apply", full).returncode == 0
+    file = written(tmp_path, nats_server.url, ("ack_wait: 30s, ", ""))
+    planned = validated("plan", here("plan", file, "--json"))
+    assert {(c["name"], c["risk"]) for c in planned["changes"]} == {("BILLING", "safe"), ("worker", "safe")}, planned
+    assert {f["name"] for c in planned["changes"] for f in c["fields"]} == {"metadata.penstock.declared"}
+    assert here("apply", file).returncode == 0
+    assert here("plan", file).returncode == 0
+
+
+def test_a_file_without_a_name_never_prunes(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    first = written(tmp_path, nats_server.url, ("name: shop\n", ""))
+    assert here("apply", first).returncode == 0
+    other = tmp_path / "other.yaml"
+    other.write_text(f"environments: {{dev: {{servers: ['{nats_server.url}']}}}}\nstreams: {{X: {{max_age: 1d}}}}\n")
+    planned = validated("plan", here("plan", other, "--json"))
+    assert (planned["orphans"], [c["name"] for c in planned["changes"]]) == ([], ["X"])
+    for command in ("plan", "apply"):
+        refused = here(command, other, "--prune")
+        assert (refused.returncode, "add `name: <platform>`" in one_line(refused)) == (1, True)
+
+
+def test_what_another_platform_owns_is_refused_until_it_is_taken_over(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    other = written(tmp_path, nats_server.url, ("name: shop", "name: other"))
+    assert here("plan", other).returncode == 0, "declaring the same is no harm"
+    other = written(tmp_path, nats_server.url, ("name: shop", "name: other"), ("64MiB", "65MiB"))
+    planned = here("plan", other)
+    assert (planned.returncode, "stream BILLING  impossible" in planned.stdout) == (2, True), planned
+    refused = one_line(here("apply", other, "--allow-destroy"))
+    assert "owned by platform 'shop'" in refused
+    (change,) = validated("plan", here("plan", other, "--json"))["changes"]
+    assert (change["risk"], change["owner"]) == ("impossible", "shop")
+    assert "taken over from platform 'shop'" in here("plan", other, "--take-over").stdout
+    assert here("apply", other, "--take-over").returncode == 0
+    assert here("plan", other).returncode == 0
+
+
 def test_a_server_killed_in_the_middle_of_an_apply_leaves_something_that_a_second_apply_completes(
     tmp_path: Path, nats_server: EmbeddedServer
 ) -> None:

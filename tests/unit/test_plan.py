@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.errors import ConfigError
 from penstock.topology import compare, ownership
+from penstock.topology.model import DEFAULT_NAME
 from penstock.topology.plan import Change, Kind, Plan, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
@@ -192,6 +194,41 @@ def test_a_field_taken_out_of_the_file_goes_back_to_the_servers_default() -> Non
     assert "team" not in patched["metadata"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"storage": "file"}, {}),
+        ({"discard": "old"}, {}),
+        ({"retention": "limits"}, {}),
+        ({"compression": "none", "max_msgs": -1, "max_age": 0, "allow_direct": False}, {}),
+        ({"duplicate_window": 2 * MINUTE}, {}),
+        ({"duplicate_window": MINUTE, "max_age": MINUTE}, {"max_age": MINUTE}),
+        ({"subjects": ["S"]}, {}),
+    ],
+)
+def test_a_line_that_says_the_default_can_be_taken_out_of_a_stream_without_a_change(before: Json, after: Json) -> None:
+    have = Actual({"S": stream_info(ownership.marked({"name": "S", **before}, ME), messages=5)})
+    have.streams["S"].config.setdefault("subjects", ["S"])
+    change = only(plan(desired({"name": "S", **after}), have, allow_destroy=True))
+    assert (change.kind, change.risk, change.only_marks) == (Kind.UPDATE, Risk.SAFE, True), change
+
+
+@pytest.mark.parametrize(
+    ("before", "limits"),
+    [
+        ({"ack_wait": 30 * SECOND}, {}),
+        ({"max_deliver": -1, "replay_policy": "instant", "max_waiting": 512, "num_replicas": 0}, {}),
+        ({"max_ack_pending": 1000}, {"max_ack_pending": 5000}),
+        ({"max_ack_pending": 50, "inactive_threshold": HOUR}, {"max_ack_pending": 50, "inactive_threshold": HOUR}),
+    ],
+)
+def test_a_line_that_says_the_default_can_be_taken_out_of_a_consumer_without_a_change(
+    before: Json, limits: Json
+) -> None:
+    change = changed_consumer(before, {}, {"consumer_limits": limits})
+    assert (change.kind, change.risk, change.only_marks) == (Kind.UPDATE, Risk.SAFE, True), change
+
+
 def test_one_filter_becoming_several_replaces_the_field_the_server_refuses_beside_it() -> None:
     patched = compare.patched({"filter_subject": "a"}, {"filter_subjects": ["a", "b"]}, ["filter_subjects"])
     assert patched == {"filter_subjects": ["a", "b"]}
@@ -210,6 +247,70 @@ def test_an_unmarked_resource_that_is_declared_is_adopted_safely() -> None:
 def test_what_another_platform_owns_keeps_its_marks() -> None:
     theirs = stream_info(ownership.marked({"name": "S", "subjects": ["s"]}, "another"))
     assert not plan(desired({"name": "S", "subjects": ["s"]}), Actual({"S": theirs}))
+
+
+def owned_by(platform: str, **fields: Any) -> Actual:
+    """A stream and its consumer, both of one platform."""
+    stream = ownership.marked({"name": "S", "subjects": ["s"], **fields}, platform)
+    consumer = ownership.marked({"durable_name": "c", "name": "c", "ack_wait": MINUTE}, platform)
+    return Actual({"S": stream_info(stream)}, {Resource("S", "c"): consumer_info("S", consumer)})
+
+
+WANTED: Json = {"name": "S", "subjects": ["s"], "max_msgs": 5, "storage": "memory"}
+
+
+def test_what_another_platform_owns_is_not_changed() -> None:
+    made = plan(desired(WANTED, c={"ack_wait": HOUR}), owned_by("another", max_age=HOUR), allow_destroy=True)
+    assert [(c.kind, c.risk, c.owner) for c in made.changes] == [(Kind.UPDATE, Risk.IMPOSSIBLE, "another")] * 2
+    assert all("owned by platform 'another'" in c.reason and "--take-over" in c.reason for c in made.changes)
+
+
+def test_what_another_platform_owns_can_be_taken_over_and_keeps_what_only_that_one_declared() -> None:
+    wanted = {"name": "S", "subjects": ["s"], "max_msgs": 5}
+    made = plan(desired(wanted, c={"ack_wait": MINUTE}), owned_by("another", max_age=HOUR), take_over=True)
+    assert [(c.kind, c.risk, c.owner) for c in made.changes] == [(Kind.UPDATE, Risk.SAFE, "another")] * 2
+    assert {f.name for f in made.changes[0].fields if not ownership.is_mark(f.name)} == {"max_msgs"}
+    assert ownership.owner(made.changes[0].config or {}) == ME
+
+
+def test_what_a_file_without_a_name_made_goes_over_to_the_file_once_it_has_one() -> None:
+    want = desired({"name": "S", "subjects": ["s"]}, c={"ack_wait": MINUTE})
+    made = plan(want, owned_by(DEFAULT_NAME))
+    assert [(c.risk, c.only_marks, c.owner) for c in made.changes] == [(Risk.SAFE, True, None)] * 2
+
+
+def test_a_file_without_a_name_owns_nothing_that_it_could_prune() -> None:
+    unrelated = Desired(DEFAULT_NAME, {Resource("MINE"): {"name": "MINE"}})
+    assert plan(unrelated, owned_by(DEFAULT_NAME)).orphans == ()
+    with pytest.raises(ConfigError, match="add `name: <platform>`"):
+        plan(unrelated, owned_by(DEFAULT_NAME), prune=True)
+
+
+@pytest.mark.parametrize(("readers", "kinds"), [(["S"], [Kind.UPDATE, Kind.DELETE]), ([], [])])
+def test_a_file_without_a_name_removes_a_managed_consumer_only_of_its_own_streams(
+    readers: list[str], kinds: list[Kind]
+) -> None:
+    managed = ownership.marked({"durable_name": "m", "name": "m", "metadata": {"penstock.sourcing": "S"}}, DEFAULT_NAME)
+    have = Actual(
+        {"S": stream_info({"name": "S"}), "O": stream_info(ownership.marked({"name": "O"}, DEFAULT_NAME))},
+        {Resource("O", "m"): consumer_info("O", managed)},
+    )
+    want = Desired(DEFAULT_NAME, {Resource(name): {"name": name} for name in readers})
+    assert [change.kind for change in plan(want, have).changes] == kinds
+
+
+@pytest.mark.parametrize(("messages", "risk"), [(0, Risk.LOSES_POSITION), (3, Risk.LOSES_DATA)])
+def test_pruning_a_stream_names_the_consumers_of_others_that_go_with_it(messages: int, risk: Risk) -> None:
+    have = Actual(
+        {"S": stream_info(ownership.marked({"name": "S"}, ME), messages=messages)},
+        {
+            Resource("S", "mine"): consumer_info("S", ownership.marked({"durable_name": "mine"}, ME)),
+            Resource("S", "foreign"): consumer_info("S", {"durable_name": "foreign"}),
+        },
+    )
+    (change,) = [c for c in plan(Desired(ME, {}), have, prune=True).changes if c.resource == Resource("S")]
+    assert change.risk is risk
+    assert change.reason.endswith("consumers that this platform does not own go with it: foreign")
 
 
 def test_prune_deletes_only_what_the_platform_owns() -> None:

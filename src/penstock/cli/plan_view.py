@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
+from penstock.broker.metadata import PLATFORM
 from penstock.topology import ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, CONSUMER_LIMITS, STREAM_BY_WIRE
@@ -67,10 +68,18 @@ def change_block(change: Change) -> Iterator[Text]:
         yield Text("    " + ", ".join(f"{f.name} {human(f, f.after, change.resource)}" for f in fields), style="dim")
     else:
         yield from (_field_line(field, change.resource) for field in fields)
-    if change.only_marks:
-        yield Text("    metadata: marked as owned by this platform", style="dim")
+    if change.owner and change.risk is not Risk.IMPOSSIBLE:
+        yield Text(f"    taken over from platform {change.owner!r}", style="yellow")
+    elif change.only_marks:
+        yield Text(f"    metadata: {_marks(change)}", style="dim")
     if change.reason:
         yield Text(f"    {change.reason}", style=STYLES[change.risk])
+
+
+def _marks(change: Change) -> str:
+    if any(field.name == f"metadata.{PLATFORM}" for field in change.fields):
+        return "marked as owned by this platform"
+    return "remembers which fields are declared now"
 
 
 def _label(change: Change) -> str:

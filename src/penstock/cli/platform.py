@@ -34,6 +34,7 @@ LOOK_EVERY = 0.1  # seconds
 
 file_argument = click.argument("file", default="penstock.yaml", type=click.Path(dir_okay=False))
 env_option = click.option("--env", metavar="NAME", help="Environment of the file.  [default: the only one, or dev]")
+take_over_option = click.option("--take-over", is_flag=True, help="Also change what another platform owns, and own it.")
 prune_option = click.option("--prune", is_flag=True, help="Also delete what this platform owns and no longer declares.")
 
 
@@ -58,10 +59,10 @@ class Session:
                 self.broker.jetstream, self.desired, lambda done, total: bar.update(task, completed=done, total=total)
             )
 
-    async def plan(self, allow_destroy: bool, prune: bool) -> Plan:
+    async def plan(self, allow_destroy: bool, prune: bool, take_over: bool) -> Plan:
         found = await self.read()
         actual.require_answers(found)
-        return planning.plan(self.desired, found, allow_destroy=allow_destroy, prune=prune)
+        return planning.plan(self.desired, found, allow_destroy=allow_destroy, prune=prune, take_over=take_over)
 
     async def verify(self, wait: float) -> tuple[Actual, list[Finding]]:
         deadline = time.monotonic() + wait
@@ -90,10 +91,13 @@ async def session(context: Context, file: str, env: str | None) -> AsyncIterator
 @env_option
 @click.option("--allow-destroy", is_flag=True, help="Plan to recreate streams that cannot be changed.")
 @prune_option
+@take_over_option
 @json_option
 @click.pass_obj
 @sync
-async def plan(context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, as_json: bool) -> int:
+async def plan(
+    context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, take_over: bool, as_json: bool
+) -> int:
     """Show what `apply` would do, and what each change would cost.
 
     Changes are sorted into: create, safe, loses position, loses data, impossible. Nothing is changed.
@@ -104,7 +108,7 @@ async def plan(context: Context, file: str, env: str | None, allow_destroy: bool
       penstock plan penstock.yaml --json | jq '.changes[] | select(.risk != "safe")'
     """
     async with session(context, file, env) as s:
-        made = await s.plan(allow_destroy, prune)
+        made = await s.plan(allow_destroy, prune, take_over)
         if as_json:
             print_json({**plan_json.plan_json(made), **s.heading})
         else:
@@ -117,10 +121,13 @@ async def plan(context: Context, file: str, env: str | None, allow_destroy: bool
 @env_option
 @click.option("--allow-destroy", is_flag=True, help="Allow changes that lose a position or messages.")
 @prune_option
+@take_over_option
 @json_option
 @click.pass_obj
 @sync
-async def apply(context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, as_json: bool) -> int:
+async def apply(
+    context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, take_over: bool, as_json: bool
+) -> int:
     """Make the server as the file declares it.
 
     Applying twice changes nothing the second time. It stops at the first error, and says what was done. What would
@@ -132,7 +139,7 @@ async def apply(context: Context, file: str, env: str | None, allow_destroy: boo
       penstock apply penstock.yaml --prune --allow-destroy
     """
     async with session(context, file, env) as s:
-        made = await s.plan(allow_destroy, prune)
+        made = await s.plan(allow_destroy, prune, take_over)
         if not as_json:
             _show(plan_view.plan_lines(made))
         carrying_out.check(made, allow_destroy)

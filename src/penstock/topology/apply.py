@@ -30,6 +30,8 @@ class Refused(PenstockError):
         what = "; ".join(f"{c.resource} ({c.risk}: {c.reason})" for c in self.changes[:SHOWN])
         more = len(self.changes) - SHOWN
         rest = f" and {more} more" if more > 0 else ""
+        if all(change.owner and change.risk is Risk.IMPOSSIBLE for change in self.changes):
+            return f"nothing was done: {what}{rest}"
         return f"nothing was done, for something would be lost: {what}{rest}; if that is meant, add --allow-destroy"
 
 

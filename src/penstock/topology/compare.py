@@ -1,15 +1,17 @@
 """Which declared fields differ from what the server shows. Pure.
 
-Only declared fields are compared. Two ways to say the same are the same: a missing field and its zero value, -1 and 0
-for "no limit", subjects in another order, one filter or a list of one, a time in another zone.
+Only declared fields are compared, and those that were declared last time. Two ways to say the same are the same: a
+missing field and its zero value, -1 and 0 for "no limit", subjects in another order, one filter or a list of one, a
+time in another zone.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from penstock.broker import metadata
@@ -36,17 +38,21 @@ class FieldChange:
     """None: the field is taken out, and the server's default comes back."""
 
 
-def differences(desired: Json, actual: Json) -> list[FieldChange]:
-    """What would have to change in `actual` for it to be as `desired`; in the order of the names."""
+def differences(desired: Json, actual: Json, defaults: Mapping[str, Any] = MappingProxyType({})) -> list[FieldChange]:
+    """What would have to change in `actual` for it to be as `desired`; in the order of the names.
+
+    A field that is no longer declared differs only when the server has something else than its default.
+    """
     wanted, found = normal(desired), normal(actual)
-    wanted |= dict.fromkeys(_taken_out(wanted, actual))
-    changes = (FieldChange(name, found.get(name), value) for name, value in wanted.items())
-    return sorted((change for change in changes if not _same(change)), key=lambda change: change.name)
+    fallback = {name: value for name, value in defaults.items() if name in _taken_out(wanted, actual)}
+    after = {**dict.fromkeys(_taken_out(wanted, actual)), **normal(fallback), **wanted}
+    changed = [name for name, value in after.items() if not _same(FieldChange(name, found.get(name), value))]
+    return [FieldChange(name, found.get(name), wanted.get(name)) for name in sorted(changed)]
 
 
 def _taken_out(wanted: Json, actual: Json) -> set[str]:
     """Fields that the file declared last time, and no longer does. Whoever does not own the resource knows of none."""
-    if f"metadata.{metadata.DECLARED}" not in wanted:
+    if not ownership.may_change(actual, wanted.get(f"metadata.{metadata.PLATFORM}")):
         return set()
     before = {FILTER if name == "filter_subject" else name for name in ownership.declared(actual)}
     return before - set(wanted)

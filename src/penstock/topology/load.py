@@ -59,6 +59,8 @@ def load(path: str | Path, env: str | None = None, variables: Mapping[str, str] 
     consumers = {name: _consumer(name, node, place, problems) for name, node, place in parts["consumers"]}
     flows = {name: pipelines.pipeline(name, node, place, problems) for name, node, place in parts["pipelines"]}
     _check_references(parts, streams, problems)
+    if not (streams or consumers or flows or problems.found):
+        problems.add(root, f"this file declares nothing: add {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     problems.raise_any()
     document, title = root.get("asyncapi"), root.get("name")
     contracts = Contracts(path, document, problems)
@@ -85,6 +87,8 @@ def _check_sections(root: Node, problems: Problems) -> None:
     for key, kind in (("asyncapi", Text("a path")), ("name", Name("platform name"))):
         if (node := root.get(key)) is not None:
             kind.read(node, problems)
+    if (title := root.get("name")) is not None and title.text == DEFAULT_NAME:
+        problems.add(title, f"{DEFAULT_NAME!r} is what every platform without a name is called: choose another")
 
 
 # -- environments ----------------------------------------------------------------------------------------------------

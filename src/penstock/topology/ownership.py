@@ -1,6 +1,8 @@
 """Marks in a resource's metadata: who owns it, and what its owner declared last time.
 
-`penstock.platform` names the platform that made or adopted the resource; only that platform may prune it.
+`penstock.platform` names the platform that made or adopted the resource; only that platform may change or prune it. A
+file without a name marks with the name of no platform in particular: such a resource is anybody's to change, and is
+never pruned.
 `penstock.declared` remembers which fields were declared, so that a line taken out of the file brings the server's
 default back, while a field that somebody else set, and no file ever named, is left alone.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, SERVICE
 from penstock.broker.model import Json
-from penstock.topology.model import ConsumerSpec
+from penstock.topology.model import DEFAULT_NAME, ConsumerSpec
 
 NESTED = ("metadata", "consumer_limits")
 """Fields that are owned and compared key by key, as `metadata.KEY`: only the keys that are declared count."""
@@ -28,10 +30,18 @@ def declared(config: Json) -> frozenset[str]:
     return frozenset(written.split()) - IDENTITY
 
 
-def marked(config: Json, platform: str, actual: Json | None = None) -> Json:
-    """The declared configuration with its marks. What another platform owns keeps that platform's marks."""
-    if actual is not None and owner(actual) not in (None, platform):
-        return config
+def other_owner(config: Json, platform: str) -> str | None:
+    """The other platform that owns the resource."""
+    return None if owner(config) in (None, DEFAULT_NAME, platform) else owner(config)
+
+
+def may_change(config: Json, platform: str | None) -> bool:
+    """Whether the platform may change the resource; None is no platform at all."""
+    return platform is not None and other_owner(config, platform) is None
+
+
+def marked(config: Json, platform: str) -> Json:
+    """The declared configuration with its marks."""
     marks = {PLATFORM: platform, DECLARED: " ".join(sorted(_names(config)))}
     return {**config, "metadata": {**(config.get("metadata") or {}), **marks}}
 

@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from penstock.broker import metadata
 from penstock.broker.model import Json, StreamInfo
-from penstock.topology import compare, order, ownership, risk
+from penstock.errors import ConfigError
+from penstock.topology import compare, defaults, order, ownership, risk
 from penstock.topology.compare import FieldChange
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk, Surroundings, Verdict
@@ -36,6 +37,8 @@ class Change:
     reason: str = ""
     config: Json | None = None
     """What is wanted, with the marks of its owner; None for a deletion."""
+    owner: str | None = None
+    """The other platform that owns it: then it can only be taken over."""
 
     @property
     def destroys(self) -> bool:
@@ -70,18 +73,26 @@ class Plan:
         return Counter(change.risk for change in self.changes)
 
 
-def plan(desired: Desired, actual: Actual, *, allow_destroy: bool = False, prune: bool = False) -> Plan:
+def plan(
+    desired: Desired, actual: Actual, *, allow_destroy: bool = False, prune: bool = False, take_over: bool = False
+) -> Plan:
     """What brings the server from `actual` to `desired`.
 
     Without `allow_destroy` a stream that could only be had by deleting it first is `impossible`; with it, the stream
-    is recreated, which loses its data. With `prune`, what this platform owns and no longer declares is deleted.
+    is recreated, which loses its data. With `prune`, what this platform owns and no longer declares is deleted. What
+    another platform owns is not changed without `take_over`, which makes this platform its owner.
     """
-    changes = _stream_changes(desired, actual, allow_destroy)
+    if prune and not desired.is_named:
+        raise ConfigError(
+            "--prune needs to know what belongs to this file and to no other: add `name: <platform>` to the file, "
+            "and apply it once"
+        )
+    changes = _stream_changes(desired, actual, allow_destroy, take_over)
     renewed = {change.resource for change in changes if change.kind is Kind.RECREATE and change.destroys}
-    changes += _consumer_changes(desired, actual, renewed)
+    changes += _consumer_changes(desired, actual, renewed, take_over)
     orphans = _orphans(desired, actual)
     going = [resource for resource in orphans if prune or _went_with_its_source(resource, actual)]
-    changes += [_deletion(resource, actual) for resource in going]
+    changes += [_deletion(resource, actual, desired.platform) for resource in going]
     todo = [change for change in changes if change.kind is not Kind.UNCHANGED]
     return Plan(
         platform=desired.platform,
@@ -94,26 +105,41 @@ def plan(desired: Desired, actual: Actual, *, allow_destroy: bool = False, prune
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def _stream_changes(desired: Desired, actual: Actual, allow_destroy: bool) -> list[Change]:
+def _stream_changes(desired: Desired, actual: Actual, allow_destroy: bool, take_over: bool) -> list[Change]:
     return [
-        _stream_change(resource, config, desired, actual, allow_destroy)
+        _stream_change(resource, config, desired, actual, allow_destroy, take_over)
         for resource, config in desired.configs.items()
         if resource.consumer is None and resource not in actual.unanswered
     ]
 
 
-def _stream_change(resource: Resource, config: Json, desired: Desired, actual: Actual, allow_destroy: bool) -> Change:
+def _stream_change(
+    resource: Resource, config: Json, desired: Desired, actual: Actual, allow_destroy: bool, take_over: bool
+) -> Change:
     stream = actual.streams.get(resource.stream)
     if stream is None:
         return _creation(resource, config, desired.platform)
-    wanted = _fitting(ownership.marked(config, desired.platform, stream.config), stream.config)
-    fields = compare.differences(wanted, stream.config)
-    around = Surroundings(stream, {**stream.config, **wanted}, _other_subjects(resource, desired) if fields else ())
-    verdict = risk.stream_verdict(fields, around)
-    change = _change(resource, wanted, fields, verdict)
-    if change.kind is not Kind.RECREATE or not allow_destroy:
-        return change
-    return replace(change, risk=Risk.LOSES_DATA, reason=f"{change.reason}; {_lost_with(stream)}")
+    wanted = _fitting(_marked(config, desired.platform, stream.config, take_over), stream.config)
+    after = {**stream.config, **wanted}
+    fields = compare.differences(wanted, stream.config, defaults.of_stream(after))
+    around = Surroundings(stream, after, _other_subjects(resource, desired) if fields else ())
+    change = _change(resource, wanted, fields, risk.stream_verdict(fields, around))
+    if change.kind is Kind.RECREATE and allow_destroy:
+        change = replace(change, risk=Risk.LOSES_DATA, reason=f"{change.reason}; {_lost_with(stream)}")
+    return _guarded(change, stream.config, desired.platform, take_over)
+
+
+def _marked(config: Json, platform: str, actual: Json, take_over: bool) -> Json:
+    return ownership.marked(config, platform) if take_over or ownership.may_change(actual, platform) else config
+
+
+def _guarded(change: Change, actual: Json, platform: str, take_over: bool) -> Change:
+    """The change of what another platform owns is impossible, unless it is taken over."""
+    owner = ownership.other_owner(actual, platform)
+    if owner is None or change.kind is Kind.UNCHANGED or take_over:
+        return replace(change, owner=owner)
+    reason = f"owned by platform {owner!r}; change it in that platform's file, or take it over with --take-over"
+    return replace(change, kind=Kind.UPDATE, risk=Risk.IMPOSSIBLE, reason=reason, owner=owner)
 
 
 def _fitting(wanted: Json, actual: Json) -> Json:
@@ -153,25 +179,29 @@ def _change(resource: Resource, wanted: Json, fields: list[FieldChange], verdict
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
-def _consumer_changes(desired: Desired, actual: Actual, renewed: set[Resource]) -> list[Change]:
+def _consumer_changes(desired: Desired, actual: Actual, renewed: set[Resource], take_over: bool) -> list[Change]:
     return [
-        _consumer_change(resource, config, desired.platform, actual, resource.its_stream in renewed)
+        _consumer_change(resource, config, desired.platform, actual, resource.its_stream in renewed, take_over)
         for resource, config in desired.configs.items()
         if resource.consumer is not None and resource not in actual.unanswered
     ]
 
 
-def _consumer_change(resource: Resource, config: Json, platform: str, actual: Actual, renewed: bool) -> Change:
+def _consumer_change(
+    resource: Resource, config: Json, platform: str, actual: Actual, renewed: bool, take_over: bool
+) -> Change:
     found, stream = actual.consumers.get(resource), actual.stream_of(resource)
     if found is None or stream is None:
         return _creation(resource, config, platform)
-    wanted = ownership.marked(config, platform, found.config)
-    fields = compare.differences(wanted, found.config)
-    if renewed:
-        return _renewal(resource, wanted, fields)
+    wanted = _marked(config, platform, found.config, take_over)
+    fields = compare.differences(wanted, found.config, defaults.of_consumer(stream.config))
     around = Surroundings(stream, {**found.config, **wanted})
-    verdict = risk.consumer_verdict(fields, around)
-    return _change(resource, wanted, fields, verdict)
+    change = (
+        _renewal(resource, wanted, fields)
+        if renewed
+        else _change(resource, wanted, fields, risk.consumer_verdict(fields, around))
+    )
+    return _guarded(change, found.config, platform, take_over)
 
 
 def _renewal(resource: Resource, wanted: Json, fields: list[FieldChange]) -> Change:
@@ -189,8 +219,15 @@ def _orphans(desired: Desired, actual: Actual) -> list[Resource]:
         for resource in actual.resources()
         if resource not in desired.configs
         and resource not in kept  # a source's own consumer that Penstock made once, and now somebody else keeps
-        and ownership.owner(actual.config(resource) or {}) == desired.platform
+        and _is_ours(actual.config(resource) or {}, desired)
     ]
+
+
+def _is_ours(config: Json, desired: Desired) -> bool:
+    """Whether this platform and no other owns it; of a file without a name, only what it made for its own streams."""
+    reader = (config.get("metadata") or {}).get(metadata.SOURCING)
+    clear = desired.is_named or (reader is not None and Resource(reader) in desired.configs)
+    return clear and ownership.owner(config) == desired.platform
 
 
 def _went_with_its_source(resource: Resource, actual: Actual) -> bool:
@@ -198,10 +235,18 @@ def _went_with_its_source(resource: Resource, actual: Actual) -> bool:
     return metadata.SOURCING in ((actual.config(resource) or {}).get("metadata") or {})
 
 
-def _deletion(resource: Resource, actual: Actual) -> Change:
-    """A stream that never held a message has nothing to lose, nor have its consumers."""
+def _deletion(resource: Resource, actual: Actual, platform: str) -> Change:
+    """A stream that never held a message has nothing to lose, nor have its consumers; but others' consumers go too.
+
+    Adopted or made does not matter: what the platform has declared once is its own.
+    """
     stream = actual.stream_of(resource)
     assert stream is not None, "whoever read the consumer has read its stream"
+    if foreign := _foreign_consumers(resource, actual, platform):
+        names = f"consumers that this platform does not own go with it: {', '.join(foreign)}"
+        lost = f"{_lost_with(stream)}; " if stream.state.last_seq else ""
+        worst = Risk.LOSES_DATA if stream.state.last_seq else Risk.LOSES_POSITION
+        return Change(Kind.DELETE, worst, resource, reason=f"no longer declared; {lost}{names}")
     if stream.state.last_seq == 0:
         return Change(Kind.DELETE, Risk.SAFE, resource, reason="no longer declared; its stream never held a message")
     if resource.consumer is None:
@@ -209,3 +254,12 @@ def _deletion(resource: Resource, actual: Actual) -> Change:
     loss = risk.consumer_removal(stream)
     why = "its source is gone" if _went_with_its_source(resource, actual) else "no longer declared"
     return Change(Kind.DELETE, loss.risk, resource, reason=f"{why}; {loss.reason}")
+
+
+def _foreign_consumers(resource: Resource, actual: Actual, platform: str) -> list[str]:
+    """The consumers of a stream that somebody else owns, or nobody."""
+    return sorted(
+        other.name
+        for other, info in actual.consumers.items()
+        if resource.consumer is None and other.its_stream == resource and ownership.owner(info.config) != platform
+    )

@@ -67,6 +67,7 @@ def change_json(change: Change) -> Json:
         "risk": str(change.risk),
         **resource_json(change.resource),
         "reason": change.reason,
+        "owner": change.owner,
         "fields": [_field_json(field) for field in change.fields],
     }
 

@@ -34,9 +34,11 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from the tables in src/penstock/topology/fields.py. Edit those. -->
 
-`penstock.yaml` declares streams, durable consumers and pipelines. Its top-level keys, all optional, are `environments`,
+`penstock.yaml` declares streams, durable consumers and pipelines. Its top-level keys are `environments`,
 `streams`, `consumers` and `pipelines`; `asyncapi`, the path of the AsyncAPI document that describes the events; and
-`name`, which marks what this platform owns where several share a server.
+`name`, which marks what this platform owns where several share a server. A platform does not change what another one
+owns (`--take-over` does), and only a platform with a name can `--prune`; what it has declared once, made or found, is
+its own. A line taken out of the file brings the server's default back.
 Unknown keys are errors that name the nearest known key; every error says file, line and column.
 
 - **Durations** are a number and a unit: {durations}; several may follow each other, as in `1h30m`. `0` needs no unit.

@@ -9,7 +9,7 @@ from typing import Self
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.sourcing import modes
 from penstock.topology import ownership
-from penstock.topology.model import Platform, SourceSpec, StreamSpec
+from penstock.topology.model import DEFAULT_NAME, Platform, SourceSpec, StreamSpec
 
 STREAM = "stream"
 CONSUMER = "consumer"
@@ -58,6 +58,11 @@ class Desired:
     """The name that marks what this platform owns."""
     configs: Configs
     """Only what is declared; every other field is left as the server has it."""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the file says whose it is; what a file without a name owns, any other such file owns too."""
+        return self.platform != DEFAULT_NAME
 
     @classmethod
     def of(cls, platform: Platform) -> Self:

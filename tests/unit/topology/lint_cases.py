@@ -384,7 +384,6 @@ CASES = [
     LintCase("N02", f"streams:\n  S: {{{S}}}\n", one("filter: s.a"), 1, LOCK),
     LintCase("N03", one("filter: s.a").replace("stream: S", "stream: DLQ"), one("filter: s.a"), 5, LOCK),
     LintCase("N04", f"streams:\n{DLQ}", one("filter: s.a"), 1, LOCK),
-    LintCase("N05", one(""), "environments: {}\n", 1),
     LintCase(
         "N05", one("filter: s.a"), consumers(S, f"c: {{stream: S, {CALM}, filter: s.a}}").replace(DLQ, ""), 1, LOCK
     ),

@@ -67,6 +67,11 @@ def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert set(lock.consumers) == {"c", "px"}
 
 
+def test_a_missing_lock_file_is_a_note(tmp_path: Path) -> None:
+    (note,) = [f for f in findings(tmp_path, "streams: {S: {max_age: 1d}}") if f.code == "N05"]
+    assert "there is no lock file" in note.message
+
+
 def test_a_renamed_consumer_is_found_with_its_new_name(tmp_path: Path) -> None:
     lock = "version: 1\nstreams: [S, DLQ]\nconsumers: {old: {streams: [S], filters: [s.a]}}\n"
     renamed = [f.message for f in findings(tmp_path, one("filter: s.a"), lock) if f.code == "N01"]

@@ -125,8 +125,8 @@ def test_an_environment_gives_its_replicas_and_lays_its_changes_over_the_rest(re
 
 
 def test_the_only_environment_or_dev_is_the_default(read: Load) -> None:
-    assert read("environments: {stage: {}}").environment.name == "stage"
-    assert read("environments: {stage: {}, dev: {}}").environment.name == "dev"
+    assert read("environments: {stage: {}}\nstreams: {S: {}}").environment.name == "stage"
+    assert read("environments: {stage: {}, dev: {}}\nstreams: {S: {}}").environment.name == "dev"
     assert read("streams: {S: {}}").environment.name == "default"
     assert "--env a or b" in said(read, "environments: {a: {}, b: {}}")[0]
     assert "did you mean 'prod'?" in said(read, "environments: {prod: {}, dev: {}}", "prd")[0]
@@ -159,7 +159,7 @@ def test_anchors_and_merge_keys_work(read: Load) -> None:
 
 
 def test_paths_of_a_login_are_relative_to_the_file(read: Load, tmp_path: Path) -> None:
-    platform = read("environments: {dev: {credentials: keys/dev.creds}}")
+    platform = read("environments: {dev: {credentials: keys/dev.creds}}\nstreams: {S: {}}")
     assert platform.environment.credentials == str(tmp_path / "keys/dev.creds")
 
 
@@ -283,7 +283,11 @@ def test_problems_survive_pickling(read: Load) -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_an_empty_file_is_an_empty_platform(read: Load) -> None:
-    platform = read("")
-    assert not platform.streams
-    assert not platform.consumers
+@pytest.mark.parametrize("text", ["", "name: shop", "environments: {dev: {}}", "streams: {}\nconsumers:\n"])
+def test_a_file_that_declares_nothing_is_an_error(read: Load, text: str) -> None:
+    assert said(read, text) == ["1:1: this file declares nothing: add streams, consumers or pipelines"]
+
+
+def test_no_platform_may_take_the_name_of_those_without_one(read: Load) -> None:
+    (problem,) = said(read, "name: default\nstreams: {S: {}}")
+    assert problem.startswith("1:7: 'default' is what every platform without a name is called")
