@@ -12,6 +12,9 @@ from penstock.spark.origin import needs_direct_get
 MAX_ACK_PENDING = 20_000
 """How many messages may be under way while a range is acknowledged."""
 
+MOVABLE = ("all", "by_start_sequence", "by_start_time")
+"""Deliver policies of consumers that the server can reset."""
+
 
 class UnfitConsumer(ConfigError):
     """The durable of a query cannot hold its position."""
@@ -62,6 +65,9 @@ def check(found: ConsumerInfo, info: StreamInfo, subjects: tuple[str, ...]) -> N
         raise _unfit(found, f"it has ack policy {policy!r}, and {' or '.join(policies)} is needed")
     if found.config.get("deliver_subject"):
         raise _unfit(found, "it is a push consumer, and a pull consumer is needed")
+    start = found.config.get("deliver_policy", "all")
+    if start not in MOVABLE:
+        raise _unfit(found, f"it delivers {start!r}, and the server moves only those that deliver {', '.join(MOVABLE)}")
     theirs, ours = set(filters(found.config)), set(subjects)
     if theirs != ours:
         raise _unfit(found, f"it filters {_shown(theirs)}, and the query reads {_shown(ours)}; they must be the same")

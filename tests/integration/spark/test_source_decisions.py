@@ -364,6 +364,7 @@ def test_the_durable_is_made_with_the_filters_of_the_query(streams: Streams, str
         ("limits", {"ack_policy": "explicit", "filter_subject": "s.b"}, "it filters s.b, and the query reads s.a"),
         ("limits", {"ack_policy": "explicit"}, "it filters every subject"),
         ("interest", {"ack_policy": "none", "filter_subject": "s.a"}, "ack policy 'none'"),
+        ("limits", {"ack_policy": "explicit", "filter_subject": "s.a", "deliver_policy": "new"}, "it delivers 'new'"),
         ("workqueue", {"ack_policy": "explicit", "filter_subject": "s.b"}, "it filters s.b"),
         (
             "limits",
