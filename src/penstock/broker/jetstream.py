@@ -77,6 +77,10 @@ class JetStream:
         other._prefix = api.rstrip(".")
         return other
 
+    def subject(self, verb: str) -> str:
+        """The API subject of a verb, for requests that go out by another way."""
+        return f"{self._prefix}.{verb}"
+
     # -- account ---------------------------------------------------------------------------------------------------
 
     async def account_info(self) -> AccountInfo:

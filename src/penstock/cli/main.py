@@ -20,6 +20,7 @@ COMMANDS = {
     "verify": "penstock.cli.platform:verify",
     "asyncapi": "penstock.cli.lint:asyncapi_command",
     "bench": "penstock.cli.bench:bench",
+    "bridge": "penstock.cli.bridge:bridge",
     "publish": "penstock.cli.publish:publish",
     "consumer": "penstock.cli.consumer:consumer",
     "pipeline": "penstock.cli.pipeline:pipeline",

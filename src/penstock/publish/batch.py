@@ -124,6 +124,20 @@ class Batch:
         if message_id is not None:
             self._lines_of_all()[-1] += self._message_id_line(message_id)
 
+    def extend_encoded(
+        self, subjects: Sequence[bytes], payloads: Sequence[bytes], lines: Sequence[bytes], expected: int | None = None
+    ) -> None:
+        """Add members whose subjects and header lines are bytes of the wire already, as they came from another stream.
+
+        Nothing is checked or added: a last sequence that the lines expect is named in `expected`, for error messages.
+        """
+        self._check_room(len(payloads))
+        self._extend_lines(list(lines), len(payloads))
+        self.subjects.extend(subjects)
+        self.payloads.extend(payloads)
+        if expected is not None:
+            self.expected.append(expected)
+
     def _lines_of_all(self) -> list[bytes]:
         if self.lines is None:
             self.lines = [b""] * len(self)

@@ -9,7 +9,7 @@ that is larger.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,16 @@ class Stop(Enum):
     """Messages were lost on the way: the next one does not follow the last row."""
     DONE = at.DONE
     """The last sequence wanted was read, or is passed."""
+
+
+class Rows(NamedTuple):
+    """Messages as plain lists, one item a message."""
+
+    subjects: list[bytes]
+    header_lines: list[bytes]
+    """Each with its line ends, without the version line and the closing empty line; empty when there are none."""
+    data: list[bytes]
+    sequences: list[int]
 
 
 class Scanner:
@@ -175,6 +185,35 @@ class Scanner:
         ]
         self._state[at.ROWS] = 0
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+    def pieces(self, first: int, stop: int) -> Rows:
+        """Some of the waiting rows as lists of bytes; they go on waiting."""
+        return Rows(
+            self._slices(at.SUBJECT_AT, first, stop),
+            self._slices(at.HEADERS_AT, first, stop),
+            self._slices(at.BODY_AT, first, stop),
+            self._table[at.SEQUENCE, first:stop].tolist(),
+        )
+
+    def _slices(self, column: int, first: int, stop: int) -> list[bytes]:
+        starts, sizes = self._table[column, first:stop], self._table[column + 1, first:stop]
+        if not sizes.any():
+            return [b""] * (stop - first)
+        # One copy of the bytes, then slices of that: cheaper than slices of a buffer that is no bytes object.
+        low = int(starts[0])
+        raw = self._buffer[low : int(starts[-1] + sizes[-1])].tobytes()
+        begins = (starts - low).tolist()
+        return [raw[begin:end] for begin, end in zip(begins, (starts + sizes - low).tolist(), strict=True)]
+
+    def expect(self, delivery: int | None) -> None:
+        """The next row must have this delivery number; None: any, in any order, until somebody looks."""
+        self._state[at.NEXT_DELIVERY] = delivery or 0
+
+    def next_delivery(self) -> int:
+        """The delivery number of the row at which the scan stopped with `GAP`."""
+        row = self.rows
+        start, size = int(self._table[at.REPLY_AT, row]), int(self._table[at.REPLY_LEN, row])
+        return int(self._buffer[start : start + size].tobytes().rsplit(b".", 3)[1])
 
     def forget_order(self) -> None:
         """From here on take rows of any sequence, in any order: to throw them away."""

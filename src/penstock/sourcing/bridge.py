@@ -1,0 +1,345 @@
+"""Durable replication between streams that share no link: a receiver on one side, atomic batches on the other.
+
+What happens, in order, to the messages of one batch:
+1. they are received, and stay unacknowledged at the origin (crash after: they are delivered again);
+2. they are committed to the destination, all or none, each with its origin's sequence, and only if the destination
+   still ends where this bridge left it (crash after: the destination's last message tells that they are there);
+3. they are acknowledged at the origin, which may delete them (crash after: nothing is left to do).
+So the destination holds every message once, in order, whoever is killed and when. No duplicate window is involved.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from penstock import subjects
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.errors import (
+    AlreadyExists,
+    ConfigError,
+    ConsumerNotFound,
+    MessageNotFound,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+)
+from penstock.publish.batch import EXPECTED_LAST, Batch
+from penstock.publish.blocking import BlockingPublisher, Flight
+from penstock.publish.errors import DuplicateId, WrongSequence
+from penstock.retry import Backoff, is_retryable
+from penstock.settings import Settings
+from penstock.sourcing import copies
+from penstock.sourcing.copies import Copier, Mark, Part
+from penstock.sourcing.flow import Flow
+from penstock.sourcing.mapping import Mapping, SubjectMap
+from penstock.sourcing.receiver import Chunk, Receiver, consumer_config
+from penstock.wire import blocking, headers
+
+BATCH = 1000
+BATCH_BYTES = 4 * 1024 * 1024
+IN_FLIGHT = 2
+"""Batches under way: while the destination stores one, the next is made."""
+CONFLICTS = 3
+"""Conflicts in a row, without progress, that the last words of a predecessor can explain."""
+
+
+class Fenced(PenstockError):
+    """Another instance of the bridge, or another writer, has written to the destination; this one wrote nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgeConfig:
+    """What is carried where."""
+
+    name: str
+    """Names the consumer on the origin, and marks the copies."""
+    origin: str
+    """The stream that is read."""
+    destination: str
+    """The stream that is written, by this bridge alone."""
+    subjects: tuple[str, ...] = ()
+    """Filters; none: everything."""
+    mappings: tuple[Mapping, ...] = ()
+    deliver_subject: str = ""
+    """Where the origin delivers; chosen when empty."""
+    rate: float | None = None
+    """Messages a second, at most."""
+
+    def __post_init__(self) -> None:
+        if set(self.name) & set(" .*>/\\\t\r\n") or not self.name:
+            raise ConfigError(f"{self.name!r} cannot be the name of a bridge: letters, digits, _ and - are")
+
+    @property
+    def delivers_to(self) -> str:
+        return self.deliver_subject or f"penstock.bridge.{self.origin}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class BridgeStatistics:
+    """A snapshot of a bridge."""
+
+    position: int = 0
+    """Origin sequence of the last message that is stored."""
+    stored: int = 0
+    """Messages stored by this instance."""
+    bytes: int = 0
+    batches: int = 0
+    lag: int = 0
+    """Messages that the origin has behind the last one received."""
+    gaps: int = 0
+    """Times that messages were lost on the way and asked for again."""
+    resets_by_others: int = 0
+    sessions: int = 0
+    """Times that both sides were connected anew."""
+    last_error: str | None = None
+    started: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where the destination stands."""
+
+    last_sequence: int
+    """Of the destination: what the next batch expects."""
+    mark: Mark | None
+    """What its last message says; None when it holds none."""
+
+    @property
+    def position(self) -> int:
+        return self.mark.sequence if self.mark else 0
+
+
+class Bridge:
+    """One running bridge. `run` blocks; `statistics` may be read from another thread."""
+
+    def __init__(self, config: BridgeConfig, origin: Settings, destination: Settings) -> None:
+        self.config = config
+        self.instance = secrets.token_hex(4)
+        self.origin_settings = origin
+        self.destination_settings = destination
+        self._map = SubjectMap(config.mappings)
+        self._statistics = BridgeStatistics()
+        self._rename_ids_until = 0
+        self._predecessor: str | None = None
+        self._conflicts = 0
+
+    def statistics(self) -> BridgeStatistics:
+        return self._statistics
+
+    def run(self, stop: Callable[[], bool] = lambda: False, *, until_caught_up: bool = False) -> BridgeStatistics:
+        """Carry messages until `stop` says so, or nothing is left. Failures of either side are waited out.
+
+        Raises `Fenced` when another instance has taken over, and at once what no retry can heal.
+        """
+        delays = Backoff(first=0.1).delays()
+        while not stop():
+            before = self._statistics.stored
+            try:
+                self._session(stop, until_caught_up)
+                return self._statistics
+            except PenstockError as exc:
+                self._note(last_error=str(exc))
+                if not self._worth_another_try(exc):
+                    raise
+            if self._statistics.stored > before:
+                delays = Backoff(first=0.1).delays()
+                self._conflicts = 0
+            time.sleep(next(delays))
+        return self._statistics
+
+    def _worth_another_try(self, exc: PenstockError) -> bool:
+        if isinstance(exc, WrongSequence):
+            self._conflicts += 1
+            return self._conflicts <= CONFLICTS
+        return isinstance(exc, OutcomeUnknown | DuplicateId) or is_retryable(exc)
+
+    # -- one session: both sides connected -------------------------------------------------------------------------
+
+    def _session(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
+        with BlockingPublisher.connect(self.destination_settings) as publisher:
+            info = blocking.run(publisher.jetstream.stream_info(self.config.destination))
+            check_destination(info)
+            resume = resume_point(publisher.jetstream, info, self.config)
+            self._check_owner(resume)
+            flow = Flow(resume.position)
+            self._note(sessions=self._statistics.sessions + 1, position=resume.position)
+            ensure_consumer(self.origin_settings, self.config)
+            with Receiver(self.origin_settings, self.config.origin, self.config.name, flow) as receiver:
+                keep_ttl = bool(info.config.get("allow_msg_ttl"))
+                copier = Copier(self.config.name, self.config.origin, self.instance, keep_ttl=keep_ttl)
+                copier.rename_ids_until = self._rename_ids_until
+                _Pump(self, publisher, receiver, copier, resume.last_sequence).run(stop, until_caught_up)
+
+    def _check_owner(self, resume: ResumePoint) -> None:
+        """Whose is the destination's last message? Ours, our predecessor's, or that of somebody who took over."""
+        if resume.mark is None or resume.mark.instance == self.instance:
+            return
+        if self._predecessor is None:
+            self._predecessor = resume.mark.instance
+        elif resume.mark.instance != self._predecessor or self._statistics.stored:
+            raise Fenced(
+                f"another instance of bridge {self.config.name!r} ({resume.mark.instance}) writes to stream "
+                f"{self.config.destination!r}; this one ({self.instance}) stops, and nothing is lost or repeated"
+            )
+
+    def _note(self, **changes: object) -> None:
+        self._statistics = replace(self._statistics, **changes)  # type: ignore[arg-type]  # names of its own fields
+
+    def noted(self, part: Part, receiver: Receiver) -> None:
+        """A part is stored."""
+        now = self._statistics
+        self._note(
+            position=part.last_sequence,
+            stored=now.stored + len(part.data),
+            bytes=now.bytes + sum(map(len, part.data)),
+            batches=now.batches + 1,
+            lag=receiver.lag,
+            gaps=receiver.flow.gaps,
+            resets_by_others=receiver.flow.restarts,
+            last_error=None,
+        )
+
+    def renames_ids(self, part: Part) -> None:
+        """The destination has seen a message id of this part before: store it under another header name."""
+        self._rename_ids_until = part.last_sequence
+
+    def mapped(self, given: list[bytes]) -> list[bytes]:
+        return self._map(given)
+
+
+class _Pump:
+    """Moves messages from a receiver into batches, a few of them under way."""
+
+    def __init__(
+        self, bridge: Bridge, publisher: BlockingPublisher, receiver: Receiver, copier: Copier, last: int
+    ) -> None:
+        self._bridge = bridge
+        self._publisher = publisher
+        self._receiver = receiver
+        self._copier = copier
+        self._last = last
+        """The destination's last sequence, with everything under way."""
+        self._flights: deque[tuple[Flight, Part]] = deque()
+        self._pace = Pace(bridge.config.rate)
+
+    def run(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
+        for chunk in self._receiver.chunks():
+            if chunk is not None:
+                self._carry(chunk)
+            elif until_caught_up and self._receiver.flow.settled and not self._receiver.lag:
+                return
+            if stop():
+                return
+
+    def _carry(self, chunk: Chunk) -> None:
+        rows = chunk.rows()
+        mapped, lines = self._bridge.mapped(rows.subjects), self._copier.lines(rows)
+        for part in copies.parts(mapped, lines, rows, BATCH, BATCH_BYTES):
+            self._pace.wait(len(part.data))
+            self._send(part)
+        while self._flights:
+            self._land()
+
+    def _send(self, part: Part) -> None:
+        if len(self._flights) >= IN_FLIGHT:
+            self._land()
+        batch = Batch(self._bridge.config.destination)
+        part.lines[0] += headers.line(EXPECTED_LAST, str(self._last))
+        batch.extend_encoded(part.subjects, part.data, part.lines, expected=self._last)
+        self._flights.append((self._publisher.begin(batch), part))
+        self._last += len(part.data)
+
+    def _land(self) -> None:
+        """Wait for the oldest batch, and tell the origin that its messages are stored."""
+        flight, part = self._flights.popleft()
+        try:
+            self._publisher.finish(flight)
+        except DuplicateId:
+            self._bridge.renames_ids(part)
+            raise
+        self._bridge.noted(part, self._receiver)
+        self._receiver.stored(part.last_sequence)
+
+
+class Pace:
+    """Keeps below a rate by waiting."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = time.monotonic()
+
+    def wait(self, count: int) -> None:
+        if not self._rate:
+            return
+        now = time.monotonic()
+        if self._free_at > now:
+            time.sleep(self._free_at - now)
+        self._free_at = max(now, self._free_at) + count / self._rate
+
+
+# -- both sides, before anything moves ---------------------------------------------------------------------------------
+
+
+def check_destination(info: StreamInfo) -> None:
+    """Raise `ConfigError` when a bridge cannot write to the stream, or could not tell later what it wrote."""
+    config = info.config
+    if not config.get("allow_atomic"):
+        raise ConfigError(
+            f"stream {info.name!r} takes no atomic batches; set `allow_atomic: true` and run `penstock apply`"
+        )
+    if config.get("retention", "limits") != "limits":
+        raise ConfigError(
+            f"stream {info.name!r} has retention {config['retention']}: its readers would remove the messages that "
+            "tell the bridge where it was; bridge into a limits stream, and source from that"
+        )
+    if config.get("mirror") or config.get("sources"):
+        raise ConfigError(f"stream {info.name!r} copies other streams: a bridge must be its only writer")
+
+
+def resume_point(jetstream: JetStream, info: StreamInfo, config: BridgeConfig) -> ResumePoint:
+    """Where the destination stands; raises `Fenced` when its last message is not from this bridge."""
+    try:
+        last = blocking.run(jetstream.get_message(info.name, last_of=">"))
+    except MessageNotFound:
+        return ResumePoint(info.state.last_seq, None)
+    mark = copies.mark_of(last.headers)
+    if mark is None or (mark.bridge, mark.stream) != (config.name, config.origin):
+        whose = f"bridge {mark.bridge!r} of {mark.stream!r}" if mark else f"another publisher, on {last.subject!r}"
+        raise Fenced(
+            f"the last message of stream {info.name!r} ({last.sequence}) is from {whose}; a bridge must be the only "
+            "writer of its destination: give it a stream of its own"
+        )
+    return ResumePoint(max(last.sequence, info.state.last_seq), mark)
+
+
+def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
+    """The bridge's durable on the origin, made if it is not there. Raises when it reads something else."""
+    with blocking.connect(settings, name="penstock bridge") as connection:
+        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        try:
+            info = blocking.run(jetstream.consumer_info(config.origin, config.name))
+        except ConsumerNotFound:
+            wanted = consumer_config(config.name, config.delivers_to, config.subjects)
+            try:
+                return blocking.run(jetstream.create_consumer(config.origin, wanted))
+            except AlreadyExists as exc:
+                raise Unavailable(f"somebody else is making consumer {config.name!r} of {config.origin!r}") from exc
+    if set(info.filters) != set(config.subjects):
+        raise ConfigError(
+            f"consumer {config.name!r} of {config.origin!r} reads {', '.join(info.filters) or 'everything'}, and the "
+            f"bridge was told {', '.join(config.subjects) or 'everything'}; give the bridge another name, or the same "
+            "filter"
+        )
+    return info
+
+
+def destination_subjects(origin: StreamInfo, config: BridgeConfig) -> list[str]:
+    """What a destination must capture: the destinations of the mappings, and what they leave as it is."""
+    given = config.subjects or tuple(origin.config.get("subjects") or ()) or (">",)
+    unmapped = [one for one in given if not subjects.covered(one, [mapping.source for mapping in config.mappings])]
+    return list(dict.fromkeys([*(mapping.pattern for mapping in config.mappings), *unmapped]))

@@ -1,0 +1,89 @@
+"""What a message looks like in the stream it is bridged to. Pure.
+
+A copy is the message with one header more, `Penstock-Origin: <bridge> <stream> <sequence> <instance>`. The last copy
+in the destination therefore says where its bridge must go on, and which running instance of the bridge wrote it.
+Headers that told the origin's server how to store the message are left out, as nats-server leaves them out when it
+sources: the destination would act on them a second time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.wire import headers
+from penstock.wire.scan import Rows
+
+ORIGIN = "Penstock-Origin"
+MESSAGE_ID = b"Nats-Msg-Id"
+RENAMED_ID = b"Penstock-Origin-Msg-Id"
+_INSTRUCTIONS = rb"(?im)^(?:Penstock-Origin|Nats-Batch-[^:\r]*|Nats-Expected-[^:\r]*|Nats-Rollup|Nats-Schedule[^:\r]*"
+_DROPPED = re.compile(_INSTRUCTIONS + rb"):[^\r\n]*\r\n")
+_DROPPED_WITH_TTL = re.compile(_INSTRUCTIONS + rb"|Nats-TTL):[^\r\n]*\r\n")
+_ID = re.compile(rb"(?im)^Nats-Msg-Id(?=:)")
+
+
+class Mark(NamedTuple):
+    """What the origin header of a copy says."""
+
+    bridge: str
+    stream: str
+    sequence: int
+    instance: str
+
+
+def mark_of(values: dict[str, list[str]]) -> Mark | None:
+    """The mark in the headers of a stored message; None when no bridge wrote it."""
+    parts = values.get(ORIGIN, [""])[0].split(" ")
+    if len(parts) != 4 or not parts[2].isdecimal():
+        return None
+    return Mark(parts[0], parts[1], int(parts[2]), parts[3])
+
+
+class Copier:
+    """Makes the header lines of copies, for one instance of a bridge."""
+
+    def __init__(self, bridge: str, stream: str, instance: str, *, keep_ttl: bool = False) -> None:
+        self._head = headers.line(ORIGIN, f"{bridge} {stream} ")[:-2]
+        self._tail = f" {instance}\r\n".encode()
+        self._dropped = _DROPPED if keep_ttl else _DROPPED_WITH_TTL
+        self.rename_ids_until = 0
+        """Origin sequence up to which message ids are renamed: the destination takes an id only once in its window,
+        the origin may have had it twice further apart."""
+
+    def lines(self, rows: Rows) -> list[bytes]:
+        """The header lines of all copies."""
+        head, tail = self._head, self._tail
+        own = rows.header_lines
+        if any(own):
+            own = [self._kept(one, sequence) if one else b"" for one, sequence in zip(own, rows.sequences, strict=True)]
+        return [b"%b%b%d%b" % (one, head, sequence, tail) for one, sequence in zip(own, rows.sequences, strict=True)]
+
+    def _kept(self, lines: bytes, sequence: int) -> bytes:
+        if not lines.endswith(b"\r\n"):
+            lines += b"\r\n"
+        lines = self._dropped.sub(b"", lines)
+        return _ID.sub(RENAMED_ID, lines) if sequence <= self.rename_ids_until else lines
+
+
+class Part(NamedTuple):
+    """Some messages that fit one atomic batch."""
+
+    subjects: list[bytes]
+    lines: list[bytes]
+    data: list[bytes]
+    last_sequence: int
+
+
+def parts(subjects: list[bytes], lines: list[bytes], rows: Rows, most: int, most_bytes: int) -> Iterable[Part]:
+    """Cut messages into parts of at most so many messages, and about so many bytes."""
+    start = 0
+    while start < len(subjects):
+        stop = min(start + most, len(subjects))
+        size = sum(map(len, rows.data[start:stop])) + sum(map(len, lines[start:stop]))
+        while size > most_bytes and stop - start > 1:
+            stop = start + (stop - start + 1) // 2
+            size = sum(map(len, rows.data[start:stop])) + sum(map(len, lines[start:stop]))
+        yield Part(subjects[start:stop], lines[start:stop], rows.data[start:stop], rows.sequences[stop - 1])
+        start = stop
