@@ -44,6 +44,8 @@ BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 IN_FLIGHT = 2
 """Batches under way: while the destination stores one, the next is made."""
+FIRST_WITHIN = 15.0
+"""Seconds in which both sides must be reached for the first time: whoever mistyped an address should hear of it."""
 CONFLICTS = 3
 """Conflicts in a row, without progress, that the last words of a predecessor can explain."""
 
@@ -137,6 +139,7 @@ class Bridge:
         Raises `Fenced` when another instance has taken over, and at once what no retry can heal.
         """
         delays = Backoff(first=0.1).delays()
+        deadline = time.monotonic() + FIRST_WITHIN
         while not stop():
             before = self._statistics.stored
             try:
@@ -144,7 +147,8 @@ class Bridge:
                 return self._statistics
             except PenstockError as exc:
                 self._note(last_error=str(exc))
-                if not self._worth_another_try(exc):
+                never_worked = not self._statistics.sessions and time.monotonic() > deadline
+                if never_worked or not self._worth_another_try(exc):
                     raise
             if self._statistics.stored > before:
                 delays = Backoff(first=0.1).delays()
@@ -155,7 +159,9 @@ class Bridge:
     def _worth_another_try(self, exc: PenstockError) -> bool:
         if isinstance(exc, WrongSequence):
             self._conflicts += 1
-            return self._conflicts <= CONFLICTS
+            if self._conflicts > CONFLICTS:
+                raise self._fenced(self._predecessor) from exc
+            return True
         return isinstance(exc, OutcomeUnknown | DuplicateId) or is_retryable(exc)
 
     # -- one session: both sides connected -------------------------------------------------------------------------
@@ -167,9 +173,9 @@ class Bridge:
             resume = resume_point(publisher.jetstream, info, self.config)
             self._check_owner(resume)
             flow = Flow(resume.position)
-            self._note(sessions=self._statistics.sessions + 1, position=resume.position)
             ensure_consumer(self.origin_settings, self.config)
             with Receiver(self.origin_settings, self.config.origin, self.config.name, flow) as receiver:
+                self._note(sessions=self._statistics.sessions + 1, position=resume.position)
                 keep_ttl = bool(info.config.get("allow_msg_ttl"))
                 copier = Copier(self.config.name, self.config.origin, self.instance, keep_ttl=keep_ttl)
                 copier.rename_ids_until = self._rename_ids_until
@@ -177,15 +183,20 @@ class Bridge:
 
     def _check_owner(self, resume: ResumePoint) -> None:
         """Whose is the destination's last message? Ours, our predecessor's, or that of somebody who took over."""
-        if resume.mark is None or resume.mark.instance == self.instance:
+        last = resume.mark.instance if resume.mark else None
+        if not self._statistics.sessions:
+            self._predecessor = last
+        if last == self.instance:
             return
-        if self._predecessor is None:
-            self._predecessor = resume.mark.instance
-        elif resume.mark.instance != self._predecessor or self._statistics.stored:
-            raise Fenced(
-                f"another instance of bridge {self.config.name!r} ({resume.mark.instance}) writes to stream "
-                f"{self.config.destination!r}; this one ({self.instance}) stops, and nothing is lost or repeated"
-            )
+        # What a predecessor had sent may arrive after we have looked, but not after we have written.
+        if last != self._predecessor or self._statistics.stored:
+            raise self._fenced(last)
+
+    def _fenced(self, other: str | None) -> Fenced:
+        return Fenced(
+            f"another instance of bridge {self.config.name!r} ({other}) writes to stream "
+            f"{self.config.destination!r}; this one ({self.instance}) stops, and nothing is lost or repeated"
+        )
 
     def _note(self, **changes: object) -> None:
         self._statistics = replace(self._statistics, **changes)  # type: ignore[arg-type]  # names of its own fields

@@ -7,6 +7,7 @@ acknowledges nothing by itself: `stored` says what the sink has, and only that i
 from __future__ import annotations
 
 import secrets
+import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Self
@@ -26,6 +27,8 @@ SILENCE = 5.0
 """Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
 RESETS = 3
 """Resets in a row that may go without an effect."""
+LOST_FOR = 1.0
+"""Seconds that messages may come after a reset without a first one among them."""
 LOOK = 0.25
 """Seconds after which an idle receiver hands control back."""
 
@@ -80,6 +83,7 @@ class Receiver:
         self._nobody = f"_INBOX.{secrets.token_hex(11)}"
         self._resets = 0
         """Resets asked for since the numbering was last clear."""
+        self._reset_at = time.monotonic()
         self._counted = 0
         """Rows waiting in the scanner that the flow knows of."""
         self._asked = True
@@ -206,6 +210,8 @@ class Receiver:
             self.flow.advance(kept.stop - kept.first, self._scanner.sequences()[kept.stop - 1])
             self._scanner.expect(kept.stop - kept.first + 1)
             yield from self._new(kept.first, kept.stop)
+        elif time.monotonic() - self._reset_at > LOST_FOR:
+            self._reset()  # delivery 1 went to another subscriber, or was lost itself
         if kept.gap:
             self._begin_anew()
 
@@ -229,6 +235,7 @@ class Receiver:
     def _reset(self) -> None:
         """Ask the origin to begin anew behind its ack floor. Delivery 1 is the answer; nobody listens for another."""
         self._asked = True
+        self._reset_at = time.monotonic()
         self._resets += 1
         if self._resets > RESETS:
             raise Interrupted(f"consumer {self.consumer!r} of {self.stream!r} was reset {RESETS} times in vain")
