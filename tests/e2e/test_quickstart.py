@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.dataset
 import pytest
 
 from penstock.testing import eventually
@@ -17,8 +18,13 @@ PENSTOCK = [sys.executable, "-m", "penstock"]
 
 
 def quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Without Spark: that takes most of the time, and has a test of its own."""
+    return full_quickstart(where, "--no-spark", *arguments)
+
+
+def full_quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*PENSTOCK, "quickstart", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=280, check=False)
 
 
 def running_servers(where: Path) -> list[str]:
@@ -33,6 +39,32 @@ def test_quickstart_shows_the_whole_platform_and_stops_what_it_started(tmp_path:
     assert "6 streams and 23 durable consumers" in done.stdout
     assert "billing_worker_usage_metered" in done.stdout
     assert running_servers(tmp_path) == []
+
+
+def rows_read(output: str) -> dict[str, int]:
+    """What the table of pipelines says each of them has read."""
+    lines = output.split("Pipelines (4)", 1)[1].splitlines()[2:6]
+    return {name: int(read.replace(",", "")) for name, read, *_ in map(str.split, lines)}
+
+
+def usage_lake(where: Path) -> int:
+    """GPU seconds in the table that `usage_hourly` keeps."""
+    table = pyarrow.dataset.dataset(where / ".penstock/lake/usage_hourly", format="parquet").to_table()
+    return sum(table["gpu_seconds"].to_pylist())
+
+
+def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path) -> None:
+    first = full_quickstart(tmp_path, "--events", "1000")
+    assert first.returncode == 0, first.stderr
+    once, seconds = rows_read(first.stdout), usage_lake(tmp_path)
+    assert once["event_lake"] >= 1000
+    assert once["usage_hourly"] > 0
+    second = full_quickstart(tmp_path, "--events", "1000")
+    assert second.returncode == 0, second.stderr
+    assert usage_lake(tmp_path) > seconds
+    events = pyarrow.dataset.dataset(tmp_path / ".penstock/lake/events", format="parquet", partitioning="hive")
+    keys = events.to_table(columns=["stream", "sequence"]).to_pylist()
+    assert len({(key["stream"], key["sequence"]) for key in keys}) == len(keys), "no event twice in the lake"
 
 
 def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(tmp_path: Path) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 
 from penstock.broker import Broker, JetStream, connect
-from penstock.cli.common import out, progress, sync
+from penstock.cli.common import Column, out, progress, sync, table
 from penstock.cli.home import Home
 from penstock.cli.status import render
 from penstock.errors import NotFound
@@ -28,12 +30,18 @@ from penstock.topology.model import Platform
 from penstock.topology.resource import Desired
 from penstock.units import counted
 
+if TYPE_CHECKING:  # Spark takes a second to import
+    from penstock.observe.pipelines import Progress
+    from penstock.spark.runs import PipelineResult
+
 HOME = Path(".penstock")
 DEFAULT_EVENTS = 10_000
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """When the simulated cloud opened. Every run simulates its next shift, so that a second run goes on in event time."""
 SHIFT = timedelta(hours=6)
 CLOCK_SUBJECT = "platform.billing.usage.metered"
+SAMPLED = ("usage_hourly", "balance_watch")
+"""Pipelines whose first rows are shown."""
 BATCH = 500
 """Events in one atomic batch, as far as whole steps fit."""
 
@@ -43,12 +51,14 @@ BATCH = 500
 @click.option("--fresh", is_flag=True, help="Forget what earlier runs left in ./.penstock.")
 @click.option("--events", type=click.IntRange(min=1), default=DEFAULT_EVENTS, show_default=True, metavar="N",
               help="How many events to simulate.")  # fmt: skip
+@click.option("--no-spark", is_flag=True, help="Leave out the pipelines, for a machine without Java.")
 @sync
-async def quickstart(keep: bool, fresh: bool, events: int) -> None:
+async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool) -> None:
     """Run the whole story on an embedded broker in ./.penstock.
 
-    Starts nats-server, applies the example platform, publishes simulated events in atomic batches, and shows where
-    everything stands. The data stays: a second run goes on where the first stopped.
+    Starts nats-server, applies the example platform, publishes simulated events in atomic batches, runs the Spark
+    pipelines over them, and shows where everything stands. The data stays: a second run goes on where the first
+    stopped.
 
     \b
     Example:
@@ -58,12 +68,12 @@ async def quickstart(keep: bool, fresh: bool, events: int) -> None:
     if fresh:
         home.clear()
     with home.broker(keep) as settings:
-        await _story(settings, events)
+        await _story(settings, events, no_spark)
     if kept := home.kept():
         out.print(f"\nThe broker is running: penstock --servers {kept.url} status\nStop it with: kill {kept.pid}")
 
 
-async def _story(settings: Settings, events: int) -> None:
+async def _story(settings: Settings, events: int, no_spark: bool) -> None:
     folder = example_dir()
     platform = load(folder / "penstock.yaml", "dev")
     simulator = load_module(folder / "simulator.py", "gpuaas_simulator")
@@ -71,8 +81,62 @@ async def _story(settings: Settings, events: int) -> None:
         _say("broker", f"nats-server {broker.server_version} at {settings.servers[0]}, data in {HOME}/nats")
         _say("platform", await _apply(broker, platform))
         _say("events", await _publish(settings, broker.jetstream, simulator, events))
+        if not no_spark:
+            _show_results(await _run_pipelines(platform, settings))
         out.print()
-        out.print(render(await collect(broker.jetstream)))
+        out.print(render((await collect(broker.jetstream)).of_platform(platform.name)))
+
+
+async def _run_pipelines(platform: Platform, settings: Settings) -> list[PipelineResult]:
+    """Run every pipeline over what is there, in one Spark that ends with it."""
+    from penstock.spark.runs import run_all
+
+    base = Path.cwd() / HOME
+    with progress() as bar:
+        task = bar.add_task("starting Spark", total=len(platform.pipelines))
+        done: set[str] = set()
+
+        def show(seen: Progress) -> None:
+            done.add(seen.pipeline)
+            words = f"{seen.pipeline}: {seen.rows_read:,} rows read"
+            bar.update(task, description=words, completed=len(done) - 1)
+
+        results = await asyncio.to_thread(run_all, platform, settings, base, show)
+    for result in results:
+        if result.error:
+            raise result.error
+    return results
+
+
+def _show_results(results: Sequence[PipelineResult]) -> None:
+    """What the pipelines did, and a few rows of what they computed."""
+    _say("pipelines", f"{counted(len(results), 'pipeline')} on Spark, results in {HOME}/lake")
+    out.print()
+    out.print(_pipelines_table(results))
+    for result in results:
+        if result.name in SAMPLED and (rows := result.sample(3)):
+            cells = ([_cell(value) for value in row.values()] for row in rows)
+            out.print()
+            out.print(table(f"{result.name}, first rows", list(rows[0]), cells))
+
+
+def _pipelines_table(results: Sequence[PipelineResult]) -> Table:
+    columns: list[Column] = ["pipeline", ("read", "right"), ("written", "right"), ("bad", "right"), "wrote to"]
+    rows = (
+        (r.name, f"{r.rows_read:,}", f"{r.rows_written:,}", f"{r.progress.bad_records:,}", _places(r)) for r in results
+    )
+    return table(f"Pipelines ({len(results)})", columns, rows)
+
+
+def _places(result: PipelineResult) -> str:
+    here = f"file://{Path.cwd()}/"
+    return ", ".join(place.removeprefix(here) for place in result.outputs)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):  # a window of time
+        return " – ".join(_cell(part) for part in value.values())
+    return f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else str(value)
 
 
 def _say(step: str, text: str) -> None:

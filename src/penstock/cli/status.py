@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import groupby
@@ -33,10 +33,11 @@ CONSUMER_COLUMNS: list[Column] = [
 @click.option(
     "--every", type=float, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws."
 )
+@click.option("--platform", metavar="NAME", help="Show only what this declared platform owns.")
 @json_option
 @click.pass_obj
 @sync
-async def status(context: Context, watch: bool, every: float, as_json: bool) -> None:
+async def status(context: Context, watch: bool, every: float, platform: str | None, as_json: bool) -> None:
     """Show streams and consumers, and how far behind they are.
 
     Lag is counted in messages that are not acknowledged, and in the age of the oldest of them.
@@ -49,19 +50,24 @@ async def status(context: Context, watch: bool, every: float, as_json: bool) -> 
     if watch and as_json:
         raise click.UsageError("--watch draws tables: leave out --json")
     async with connect(context.settings()) as broker:
+
+        async def look() -> Status:
+            found = await collect(broker.jetstream)
+            return found.of_platform(platform) if platform else found
+
         if as_json:
-            print_json(status_json(await collect(broker.jetstream)))
+            print_json(status_json(await look()))
         elif watch:
-            await _watch(broker.jetstream, every)
+            await _watch(look, every)
         else:
-            out.print(render(await collect(broker.jetstream)))
+            out.print(render(await look()))
 
 
-async def _watch(js: Any, every: float) -> None:
-    with Live(render(await collect(js)), console=out, auto_refresh=False) as live:
+async def _watch(look: Callable[[], Awaitable[Status]], every: float) -> None:
+    with Live(render(await look()), console=out, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(every)
-            live.update(render(await collect(js)), refresh=True)
+            live.update(render(await look()), refresh=True)
 
 
 def render(status: Status) -> RenderableType:

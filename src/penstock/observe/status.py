@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
@@ -50,6 +50,8 @@ class StreamStatus:
     replicas: int
     healthy_replicas: int
     sources: tuple[SourceStatus, ...]
+    platform: str | None
+    """The declared platform that owns it."""
 
     @property
     def is_dead_letters(self) -> bool:
@@ -77,6 +79,8 @@ class ConsumerStatus:
     paused_for: timedelta | None
     dlq: str | None
     dead_letters: int
+    platform: str | None
+    """The declared platform that owns it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,12 @@ class Status:
     @property
     def dead_letters(self) -> int:
         return sum(stream.messages for stream in self.streams if stream.is_dead_letters)
+
+    def of_platform(self, name: str) -> Status:
+        """Only what the declared platform of that name owns."""
+        streams = tuple(stream for stream in self.streams if stream.platform == name)
+        consumers = tuple(consumer for consumer in self.consumers if consumer.platform == name)
+        return replace(self, streams=streams, consumers=consumers)
 
 
 async def collect(js: JetStream) -> Status:
@@ -184,6 +194,7 @@ def _stream_status(info: StreamInfo) -> StreamStatus:
         replicas=info.config.get("num_replicas", 1),
         healthy_replicas=followers_ok + (info.leader is not None) if clustered else 1,
         sources=tuple(SourceStatus.of(source) for source in sources),
+        platform=(info.config.get("metadata") or {}).get(metadata.PLATFORM),
     )
 
 
@@ -208,4 +219,5 @@ def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str
         paused_for=info.paused_for,
         dlq=dlq,
         dead_letters=dead.get(dlq, 0) if dlq else 0,
+        platform=described.get(metadata.PLATFORM),
     )
