@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -282,7 +283,7 @@ def test_machine_code_of_another_source_version_is_not_taken() -> None:
     assert isinstance(compiled.current(), compiled.MachineKernels)
 
 
-def test_a_cold_cache_does_not_hold_up_a_reader(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cold_cache_does_not_hold_up_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(compiled.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(compiled, "cache_directories", lambda: [tmp_path])
     monkeypatch.setattr(compiled, "_machine", None)
@@ -294,3 +295,23 @@ def test_a_cold_cache_does_not_hold_up_a_reader(tmp_path: Any, monkeypatch: pyte
     assert compiled._compiling is started
     started.kill()
     started.communicate()
+
+
+def test_code_that_somebody_else_could_have_written_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "cache_directories", lambda: [tmp_path])
+    (tmp_path / compiled.file_name()).write_bytes(compiled.sealed(b"code"))
+    tmp_path.chmod(0o755)
+    assert compiled.machine_code() == b"code"
+    tmp_path.chmod(0o777)
+    assert compiled.machine_code() is None
+
+
+def test_a_damaged_file_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "cache_directories", lambda: [tmp_path])
+    file = tmp_path / compiled.file_name()
+    file.write_bytes(compiled.sealed(b"code")[:-1])
+    assert compiled.machine_code() is None
+    file.write_bytes(b"")
+    assert compiled.machine_code() is None

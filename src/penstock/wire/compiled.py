@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
+import stat
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ from penstock.wire import plain
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 """Names the directory of object files; set it when an image is built, and run `python -m penstock.wire.compiled`."""
 COMPILE_WITHIN = 300.0  # seconds
+DIGEST_BYTES = 32
 EXPORTS = {"penstock_scan": 10, "penstock_gather": 7, "penstock_header_lines": 8, "penstock_group_names": 6}
 """The functions of the object file, and how many arguments each has; all are 64 bits wide."""
 NEVER_CALLED = (
@@ -47,6 +50,8 @@ NEVER_CALLED = (
 """What numba's code for exceptions refers to. The kernels raise none, but the loader wants an address for each."""
 
 Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
 
 
 class CompileFailed(PenstockError):
@@ -115,16 +120,32 @@ def _fill_in_symbols(llvm: Any) -> None:
 PLAIN = cast(Kernels, plain)
 _machine: MachineKernels | None = None
 _compiling: subprocess.Popen[bytes] | None = None
+_unusable = False
 
 
 def current() -> Kernels:
     """The best kernels there are right now. Never waits: without machine code it starts to make some, and is plain."""
-    global _machine
     if _machine is None and (code := machine_code()):
-        _machine = MachineKernels(code)
+        _load(code)
     if _machine is None:
         prepare()
     return _machine or PLAIN
+
+
+def _load(code: bytes) -> None:
+    global _machine, _unusable
+    if _unusable:
+        return
+    try:
+        _machine = MachineKernels(code)
+    except (
+        CompileFailed,
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as exc:  # llvmlite raises RuntimeError for all of its own
+        _unusable = True
+        log.warning("machine code for the reader cannot be used here, reading is slower: %s", exc)
 
 
 def prepare() -> None:
@@ -153,16 +174,35 @@ def machine_code() -> bytes | None:
     """The object file, if somebody has compiled it on this machine."""
     for directory in cache_directories():
         file = directory / file_name()
-        if file.is_file():
-            return file.read_bytes()
+        if is_trusted(directory) and file.is_file() and (code := unsealed(file.read_bytes())):
+            return code
     return None
+
+
+def sealed(code: bytes) -> bytes:
+    """The code as it is kept in a file: with its digest before it."""
+    return hashlib.sha256(code).digest() + code
+
+
+def unsealed(data: bytes) -> bytes | None:
+    """The code of a file, unless it is damaged: LLVM would end the process over it."""
+    digest, code = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def is_trusted(directory: Path) -> bool:
+    """Whether only we, or root, can have put something there: what lies there is executed."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return False
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def offer(name: str, code: bytes) -> None:
     """Take machine code that another process of the same kind of machine has made, if there is none yet."""
-    global _machine
     if _machine is None and name == file_name():
-        _machine = MachineKernels(code)
+        _load(code)
 
 
 @cache
@@ -193,9 +233,9 @@ def _writable_directory() -> Path:
     for directory in cache_directories():
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if os.access(directory, os.W_OK):
+            if is_trusted(directory) and os.access(directory, os.W_OK):
                 return directory
-    raise CompileFailed(f"none of {cache_directories()} can be written; name a directory with {CACHE_VARIABLE}")
+    raise CompileFailed(f"none of {cache_directories()} can be written by us alone; name one with {CACHE_VARIABLE}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock.wire.compiled import sealed, unsealed
+
 PORTABLE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 """Environment under which numba compiles for the oldest processor of the architecture; the loops do not need more."""
 
@@ -95,9 +97,9 @@ def write(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.is_file():
+        if path.is_file() and unsealed(path.read_bytes()):
             return
-        code = compile_kernels()
+        code = sealed(compile_kernels())
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code)
         os.replace(file.name, path)
