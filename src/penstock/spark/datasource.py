@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -35,9 +37,18 @@ def register(spark: SparkSession) -> None:
     Also lets Spark hand the filters of a query to Python sources, and starts to compile the reader's inner loops in the
     background if nobody has on this machine; reading works meanwhile, only slower.
     """
-    spark.dataSource.register(JetStreamDataSource)
+    _register_once(spark)
     spark.conf.set(PUSHDOWN, "true")
     compiled.prepare()
+
+
+def _register_once(spark: SparkSession) -> None:
+    session = spark._jsparkSession
+    if not session.sessionState().dataSourceManager().dataSourceExists(FORMAT):
+        # Spark looks for the name in whichever session is active, and refuses it if that one has it already.
+        jvm: Any = spark._jvm
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
+        spark.dataSource.register(JetStreamDataSource)
 
 
 class JetStreamDataSource(DataSource):

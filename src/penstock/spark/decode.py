@@ -1,8 +1,8 @@
 """Messages into typed events, and what cannot be read into bad records with the reason.
 
-A record is bad when its body does not parse, holds a value of another type than the schema says, or lacks a field that
-the schema calls `NOT NULL` or that the pipeline needs as its dedupe key. A field that the schema does not know is
-passed over, so that producers may add some; a nullable field that is absent is null.
+A record is bad when its body does not parse, holds a value of another type than the schema says, lacks a field that
+the schema calls `NOT NULL` or that the pipeline needs as its dedupe key, or fails the `check` of the file. A field that
+the schema does not know is passed over, so that producers may add some; a nullable field that is absent is null.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MESSAGE = "jetstream"
 ARRIVED = "__arrived"
 """The stream's timestamp as a column of its own while it carries the watermark."""
 EVENT = "__event"
+SOURCE = "__message"
 REFUSAL = (
     " cannot be read by the pipeline's schema, and no `bad_records` subject says where to put it; "
     "add one, and the reason will be in its headers"
@@ -65,7 +66,7 @@ def decode(
         return _text(messages, refuse)
     if event.schema is None or event.format == "binary":
         return Decoded(messages.withColumn(ARRIVED, F.col("timestamp")), None)
-    return _typed(messages, format_of(event, folder), key, refuse)
+    return _typed(messages, format_of(event, folder), event, key, refuse)
 
 
 def format_of(event: PipelineEvent, folder: Path) -> Format:
@@ -87,42 +88,60 @@ def format_of(event: PipelineEvent, folder: Path) -> Format:
     raise ConfigError(f"event format {event.format!r} is not known; write json, avro, protobuf, text or binary")
 
 
-def _typed(messages: DataFrame, form: Format, key: str | None, refuse: bool) -> Decoded:
-    if MESSAGE in form.schema.names:
+def _typed(messages: DataFrame, form: Format, event: PipelineEvent, key: str | None, refuse: bool) -> Decoded:
+    names = form.schema.names
+    if MESSAGE in names:
         raise ConfigError(f"the schema has a field {MESSAGE!r}, which is where the message's own columns go; rename it")
-    required = [*required_fields(form.schema), *([key] if key else [])]
-    read = messages.withColumn(EVENT, form.column(F.col("data")))
+    about = F.struct(*messages.columns).alias(SOURCE)
+    decoded = messages.select(about, F.col("timestamp").alias(ARRIVED), form.column(F.col("data")).alias(EVENT))
+    read = decoded.select("*", f"{EVENT}.*")
+    faults = _faults(form, event, key)
     is_good = F.col(EVENT).isNotNull()
-    for path in required:
-        is_good &= F.col(f"{EVENT}.{path}").isNotNull()
-    about = F.struct("stream", "subject", "sequence", "timestamp", "headers").alias(MESSAGE)
-    fields = [F.col(f"{EVENT}.`{name}`") for name in form.schema.names]
+    for is_wrong, _ in faults:
+        is_good &= ~is_wrong
     good, bad = _halves(read, is_good, refuse)
-    good = good.select(*fields, about, F.col("timestamp").alias(ARRIVED))
-    return Decoded(good, bad.withColumn("reason", _reason(form, required)).drop(EVENT) if bad is not None else None)
+    own = F.struct(*(F.col(f"{SOURCE}.{name}") for name in messages.columns if name != "data")).alias(MESSAGE)
+    events = good.select(*(F.col(f"`{name}`") for name in names), own, ARRIVED)
+    return Decoded(events, bad.select(f"{SOURCE}.*", _reason(form, faults)) if bad is not None else None)
+
+
+Fault = tuple[Column, str]
+"""A condition under which a record that was read is bad all the same, and the reason."""
+
+
+def _faults(form: Format, event: PipelineEvent, key: str | None) -> list[Fault]:
+    required = [*required_fields(form.schema), *([key] if key else [])]
+    faults: list[Fault] = [(F.col(path).isNull(), f"field {path} is missing") for path in required]
+    if event.check:
+        faults.append((~F.coalesce(F.expr(event.check), F.lit(False)), f"it is not true that {event.check}"))
+    return faults
 
 
 def _halves(read: DataFrame, is_good: Column, refuse: bool) -> tuple[DataFrame, DataFrame | None]:
     if not refuse:
         return read.where(is_good), read.where(~is_good)
-    words = F.concat_ws(" ", F.lit("message"), "sequence", F.lit("of stream"), "stream", F.lit("on"), "subject")
+    place = [F.col(f"{SOURCE}.{name}") for name in ("sequence", "stream", "subject")]
+    words = F.concat_ws(" ", F.lit("message"), place[0], F.lit("of stream"), place[1], F.lit("on"), place[2])
     failure = F.raise_error(F.concat(words, F.lit(REFUSAL))).cast("boolean")
     return read.where(F.when(is_good, F.lit(True)).otherwise(failure)), None
 
 
-def _reason(form: Format, required: list[str]) -> Column:
-    """The reason, worked out in Python: only bad records pay for it."""
+def _reason(form: Format, faults: list[Fault]) -> Column:
+    """The reason, worked out in Python where the body could not be read: only bad records pay for it."""
+    reason: Column = F.lit(f"the body does not fit the schema {form.schema.simpleString()[:500]}")
     explain = F.udf(form.explain, StringType(), useArrow=False)
-    missing: Column = F.lit(f"the body does not fit the schema {form.schema.simpleString()[:500]}")
-    for path in reversed(required):
-        missing = F.when(F.col(f"{EVENT}.{path}").isNull(), F.lit(f"field {path} is missing")).otherwise(missing)
-    return F.when(F.col(EVENT).isNull(), F.coalesce(explain("data"), missing)).otherwise(missing)
+    unreadable = F.coalesce(explain(F.col(f"{SOURCE}.data")), reason)
+    for is_wrong, words in reversed(faults):
+        reason = F.when(is_wrong, F.lit(words)).otherwise(reason)
+    return F.when(F.col(EVENT).isNull(), unreadable).otherwise(reason).alias("reason")
 
 
 def _text(messages: DataFrame, refuse: bool) -> Decoded:
-    good, bad = _halves(messages, F.is_valid_utf8("data"), refuse)
-    text = good.withColumn("data", F.col("data").cast("string")).withColumn(ARRIVED, F.col("timestamp"))
-    return Decoded(text, bad.withColumn("reason", F.lit("the body is not UTF-8")) if bad is not None else None)
+    packed = messages.select(F.struct(*messages.columns).alias(SOURCE), F.col("timestamp").alias(ARRIVED))
+    good, bad = _halves(packed, F.is_valid_utf8(F.col(f"{SOURCE}.data")), refuse)
+    text = good.select(f"{SOURCE}.*", ARRIVED).withColumn("data", F.col("data").cast("string"))
+    reason = F.lit("the body is not UTF-8").alias("reason")
+    return Decoded(text, bad.select(f"{SOURCE}.*", reason) if bad is not None else None)
 
 
 def required_fields(schema: StructType, prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ _CONDITION = re.compile(r"\[(?P<condition>[A-Z0-9_.]+)\] ?")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+;?")
 _STACK = re.compile(r";\n|\n\s*(?:at [\w.$/]+\(|Caused by:|Driver stacktrace|JVM stacktrace|={2,3} )")
 """Where the words end and a stack of calls, or the tree of a plan, begins."""
-OWN = "penstock."
+SPEAKS_FOR_ITSELF = ("penstock.", "pyspark.")
 JVM = ("java.", "org.", "py4j.", "scala.")
 
 
@@ -31,7 +31,7 @@ def _python_reason(text: str) -> str | None:
     raised = [
         match for match in _PYTHON_LAST.finditer(text) if not match["path"].startswith(("java.", "org.", "py4j."))
     ]
-    own = [match for match in raised if match["path"].startswith(OWN)]
+    own = [match for match in raised if match["path"].startswith(SPEAKS_FOR_ITSELF)]
     if own:
         return _tidied(own[-1]["text"])
     return f"{raised[-1]['kind']}: {_tidied(raised[-1]['text'])}" if raised else None

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 
 from penstock.deadletter import headers
 from penstock.errors import ConfigError, PenstockError
+from penstock.spark import steps
 from penstock.spark.decode import MESSAGE
 from penstock.spark.functions import load_function
 from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
@@ -108,6 +109,7 @@ class Outputs:
             letters = dead_letters(bad, self.flow.name)
             sink = PipelineSink(stream=stream_taking(self.flow, subject), subject=subject)
             self._publish(letters, sink, "bad", number)
+            steps.reached(steps.LETTERS_WRITTEN)
             self.counts.bad_records += count
         return batch.where(F.col(BAD).isNull()).select(f"{ROW}.*")
 
@@ -120,6 +122,7 @@ class Outputs:
                 for index, sink in enumerate(self.flow.spec.sinks):
                     self._write_to(sink, rows, index, number)
                 self.counts.rows += count
+                steps.reached(steps.BATCH_WRITTEN)
         finally:
             if rows is not result:
                 rows.unpersist()
@@ -147,6 +150,7 @@ class Outputs:
             table.upsert(rows, key, self._query_id, number)
         else:
             table.append(rows, self._query_id, number)
+        steps.reached(steps.FILES_WRITTEN)
 
     def _write_delta(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
         """Delta knows a write by `txnAppId` and `txnVersion`, and does it once."""

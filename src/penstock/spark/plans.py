@@ -23,24 +23,26 @@ def aggregation(frame: DataFrame) -> Aggregation | None:
     node = next((node for node in _nodes(plan) if node.nodeName() == "Aggregate" and node.isStreaming()), None)
     if node is None:
         return None
-    computed = _tree_pattern(frame, "AGGREGATE_EXPRESSION")
-    grouped = _named(e for e in _items(node.aggregateExpressions()) if not e.containsPattern(computed))
-    in_output = {identity: name for name, identity in _named(_items(plan.output()))}
-    complete = len(grouped) == node.groupingExpressions().size()
-    if not complete or not all(identity in in_output for _, identity in grouped):
-        return Aggregation(None)
-    return Aggregation(tuple(in_output[identity] for _, identity in grouped))
+    in_output = {attribute.exprId().id(): attribute.name() for attribute in _items(plan.output())}
+    selected = list(_items(node.aggregateExpressions()))
+    names = [in_output.get(_selected_as(group, selected)) for group in _items(node.groupingExpressions())]
+    return Aggregation(tuple(name for name in names if name) if all(names) else None)
+
+
+def _selected_as(group: Any, selected: list[Any]) -> int | None:
+    """The identity under which a grouping expression is selected as it is; it keeps it wherever it is passed on."""
+    for expression in selected:
+        value = expression.child() if expression.nodeName() == "Alias" else expression
+        if value.semanticEquals(group):
+            identity: int = expression.exprId().id()
+            return identity
+    return None
 
 
 def scans(frame: DataFrame) -> int:
     """How many times a streaming plan reads a source, all of its sources together."""
     plan = frame._jdf.queryExecution().analyzed()
     return sum(node.isStreaming() and node.children().isEmpty() for node in _nodes(plan))
-
-
-def _named(expressions: Iterator[Any]) -> list[tuple[str, int]]:
-    """Name and identity of expressions; an attribute keeps its identity wherever it is passed on unchanged."""
-    return [(e.name(), e.exprId().id()) for e in expressions]
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
@@ -54,8 +56,3 @@ def _items(seq: Any) -> Iterator[Any]:
     """A Scala sequence."""
     for index in range(seq.size()):
         yield seq.apply(index)
-
-
-def _tree_pattern(frame: DataFrame, name: str) -> Any:
-    jvm: Any = frame.sparkSession._jvm
-    return getattr(jvm.org.apache.spark.sql.catalyst.trees.TreePattern, name)()

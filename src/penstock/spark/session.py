@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -64,6 +65,9 @@ def session(
         raise
     if verbose:
         made.sparkContext.setLogLevel("WARN")
+    else:
+        # It logs every error of a micro-batch with its stack, before the pipeline can say it in one line.
+        logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     if not is_local(made.conf.get("spark.master") or "local"):
         ship(made)
     return made

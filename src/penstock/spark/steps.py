@@ -21,6 +21,13 @@ CLOSED = "closed"
 COMMITTING = "committing"
 """Spark's commit log is written; the source's commit is next."""
 
+LETTERS_WRITTEN = "letters-written"
+"""A pipeline has written the bad records of a micro-batch; its first sink is next."""
+FILES_WRITTEN = "files-written"
+"""A pipeline has written a micro-batch to a table; the next sink, or Spark's commit log, is next."""
+BATCH_WRITTEN = "batch-written"
+"""A pipeline has written a micro-batch to all its sinks; Spark's commit log is next."""
+
 
 def reached(step: str) -> None:
     """This step is done; the next begins."""

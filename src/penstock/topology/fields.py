@@ -419,6 +419,7 @@ PIPELINE_EVENT = Record(
             "for Avro an .avsc file, for Protobuf a descriptor set.",
         ),
         Field("message", Text("a message name"), "The message of a Protobuf descriptor set, such as `billing.Usage`."),
+        Field("check", Text("a SQL condition"), "An event for which it is not true is a bad record."),
     ),
     "the-events-of-a-pipeline",
 )

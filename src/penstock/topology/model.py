@@ -233,6 +233,7 @@ class PipelineEvent:
     schema: str | None = None
     """None: the rows are the messages as they are."""
     message: str | None = None
+    check: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

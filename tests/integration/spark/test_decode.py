@@ -119,3 +119,12 @@ def test_a_schema_may_lie_in_a_file(spark: SparkSession, tmp_path: Path) -> None
 def test_a_wrong_schema_is_an_error_that_names_it(spark: SparkSession, tmp_path: Path, schema: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         decode(messages(spark, []), PipelineEvent("json", schema), tmp_path)
+
+
+def test_a_record_that_fails_the_check_is_bad(spark: SparkSession) -> None:
+    event = PipelineEvent("json", "id string, data struct<n:int>, timestamp string", check="data.n > 1")
+    bodies = [b'{"id":"a","data":{"n":2},"timestamp":"own"}', b'{"id":"b","data":{"n":1}}', b'{"id":"c"}']
+    read = decode(messages(spark, bodies), event, Path())
+    assert read.bad is not None
+    assert [(row.id, row.timestamp) for row in read.events.collect()] == [("a", "own")]
+    assert [row.reason for row in read.bad.collect()] == ["it is not true that data.n > 1"] * 2
