@@ -33,15 +33,14 @@ ACK, NAK = b"+ACK", b"-NAK"
 log = logging.getLogger(__name__)
 
 
-def commit(link: Link, info: StreamInfo, durable: str, sequence: int) -> None:
-    """Everything up to `sequence` is done: make the durable say so."""
-    found = link.call(lambda api: api.consumer_info(info.name, durable))
-    if floor(found) == sequence:
+def commit(link: Link, info: StreamInfo, durable: ConsumerInfo, sequence: int) -> None:
+    """Everything up to `sequence` is done: make the durable, as it was just read, say so."""
+    if floor(durable) == sequence:
         return
     if needs_direct_get(info):
-        _acknowledge(link, info, durable, sequence)
+        _acknowledge(link, info, durable.name, sequence)
     else:
-        link.call(lambda api: api.reset_consumer(info.name, durable, sequence + 1))
+        link.call(lambda api: api.reset_consumer(info.name, durable.name, sequence + 1))
 
 
 def _acknowledge(link: Link, info: StreamInfo, durable: str, sequence: int) -> None:

@@ -87,6 +87,8 @@ def is_sparse(config: dict[str, Any]) -> bool:
 def missing(start: Offset, end: Offset, holes: Holes) -> MessagesGone | None:
     """What is gone of the range between two offsets, beyond what was gone when the query began."""
     first, last = span(start, end)
+    if start.open_start:
+        first = max(first, holes.first)
     backlog = holes.gone(first, start.backlog_end) - start.backlog_missing if start.created == end.created else 0
     count = max(backlog, 0) + holes.gone(max(first, start.backlog_end + 1), last)
     why = "expired, purged or discarded" if holes.first > first else "deleted"

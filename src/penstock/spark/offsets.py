@@ -36,9 +36,11 @@ class Offset:
     """The stream's last sequence when the query began."""
     backlog_missing: int = 0
     """Sequences behind `sequence`, up to `backlog_end`, that were already gone when the query began."""
+    open_start: bool = False
+    """The query began here because it was the oldest message there was: if that expires before it is read, so be it."""
 
     def json(self) -> dict[str, Any]:
-        """What Spark logs. Only numbers and strings."""
+        """What Spark logs. Only numbers, strings and booleans."""
         return {
             "version": VERSION,
             "stream": self.stream,
@@ -47,6 +49,7 @@ class Offset:
             "tasks": self.tasks,
             "backlogEnd": self.backlog_end,
             "backlogMissing": self.backlog_missing,
+            "openStart": self.open_start,
         }
 
     @classmethod
@@ -70,6 +73,7 @@ class Offset:
             tasks=int(raw.get("tasks", 1)),
             backlog_end=int(raw.get("backlogEnd", 0)),
             backlog_missing=int(raw.get("backlogMissing", 0)),
+            open_start=bool(raw.get("openStart", False)),
         )
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.broker.model import StreamInfo
+from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import ConfigError, DataLoss, PenstockError
 from penstock.settings import Settings
 from penstock.spark import admission, durable, loss, steps
@@ -134,6 +134,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._target: int | None = None
         """With availableNow: where the query ends."""
         self._committed: int | None = None
+        self._first_end: int | None = None
+        """End of the first micro-batch, when it was planned in this process: not a re-run."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_link": None}
@@ -149,10 +151,12 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 f"startingOffsets {options.starting} would leave messages of {info.name!r} behind that are never "
                 "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
             )
-        before = origin.before(options.starting, info, self._held(info))
+        held = self._durable(info)
+        before = origin.before(options.starting, info, durable.floor(held) if held else 0)
         if not needs_direct_get(info):
             self._move(before, info)  # whoever looks at the durable sees from now on where the query is
-        return self._offset(info, before, before, backlog=info.state.last_seq).json()
+        offset = self._offset(info, before, before, backlog=info.state.last_seq)
+        return replace(offset, open_start=options.starting == EARLIEST).json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         _, info = self._observed()
@@ -177,6 +181,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         end = admission.Admission(origin, self._options).end(begin.sequence, last, rows, info)
         if end <= begin.sequence and begin == logged:
             return start
+        self._first_end = end if logged.open_start else None
         return self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
@@ -227,11 +232,11 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if self._options.consumer:
             durable.ensure(link, info, self._options.consumer, self._options.subjects)
 
-    def _held(self, info: StreamInfo) -> int:
+    def _durable(self, info: StreamInfo) -> ConsumerInfo | None:
+        """The query's durable, made again if it went away together with its stream."""
         assert self._link
-        if not self._options.consumer:
-            return 0
-        return durable.floor(durable.ensure(self._link, info, self._options.consumer, self._options.subjects))
+        name = self._options.consumer
+        return durable.ensure(self._link, info, name, self._options.subjects) if name else None
 
     def _commit(self, offset: Offset, info: StreamInfo) -> None:
         """Move the durable, unless it is there or belongs to another stream."""
@@ -240,9 +245,9 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             self._move(offset.sequence, info)
 
     def _move(self, sequence: int, info: StreamInfo) -> None:
-        if self._options.consumer:
+        if found := self._durable(info):
             assert self._link
-            commit(self._link, info, self._options.consumer, sequence)
+            commit(self._link, info, found, sequence)
         self._committed = sequence
 
     # -- decisions -------------------------------------------------------------------------------------------------
@@ -284,6 +289,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         return logged
 
     def _check_holes(self, begin: Offset, stop: Offset, origin: Origin, info: StreamInfo) -> None:
+        begin = replace(begin, open_start=begin.open_start and self._first_end == stop.sequence)
         gone = loss.missing(begin, stop, origin.holes(info, bool(self._options.subjects)))
         if gone is not None:
             _lost(self._options, gone)

@@ -303,6 +303,18 @@ def test_a_purged_batch_fails_also_when_it_is_run_again(streams: Streams, stream
     assert rows(stream_reader(), stream_reader(failOnDataLoss="false").partitions(start, end)) == []
 
 
+def test_the_oldest_message_may_expire_before_the_first_batch_reads_it(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", max_msgs=10)
+    streams.number("s.a", 1, 30)
+    reader = stream_reader()
+    start, end = started(reader)
+    streams.number("s.a", 31, 35)
+    assert rows(reader, reader.partitions(start, end)) == [26, 27, 28, 29, 30]
+    streams.number("s.a", 36, 50)
+    with pytest.raises(MessagesGone, match="10 messages"):
+        reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))
+
+
 def test_a_recreated_stream_is_noticed(streams: Streams, stream_reader: Any) -> None:
     streams.make("S")
     streams.number("s.a", 1, 10)
@@ -314,9 +326,12 @@ def test_a_recreated_stream_is_noticed(streams: Streams, stream_reader: Any) -> 
         stream_reader().latestOffset(end, ReadAllAvailable())
     with pytest.raises(StreamReplaced):
         stream_reader().partitions(start, end)
-    relaxed = stream_reader(failOnDataLoss="false")
+    relaxed = stream_reader(failOnDataLoss="false", consumer="d")
     after = logged(relaxed.latestOffset(end, ReadAllAvailable()))
     assert rows(relaxed, relaxed.partitions(end, after)) == [1, 2, 3, 4]
+    run(streams.api.delete_consumer("S", "d"))
+    relaxed.commit(after)
+    assert streams.consumer("S", "d").ack_floor_stream_seq == 4
     assert logged(relaxed.latestOffset(after, ReadAllAvailable())) == after
 
 

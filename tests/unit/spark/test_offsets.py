@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -84,6 +85,8 @@ def test_small_ranges_get_one_task_and_large_ones_no_more_than_cores() -> None:
         (offset(4, end=30, gone=2), offset(20), Holes(7, 30), 0),  # 5 and 6 were gone, 1 to 4 expired after the read
         (offset(10, end=15, gone=0), offset(20), Holes(1, 30, [12, 17]), 2),
         (offset(500, created="before"), offset(20), Holes(1, 30), 0),
+        (replace(offset(10), open_start=True), offset(20), Holes(15, 30), 0),  # the oldest there was, and it expired
+        (replace(offset(10), open_start=True), offset(20), Holes(15, 30, [17]), 1),
     ],
 )
 def test_losses_are_counted(start: Offset, end: Offset, holes: Holes, count: int) -> None:
