@@ -25,6 +25,7 @@ COMMANDS = {
     "consumer": "penstock.cli.consumer:consumer",
     "pipeline": "penstock.cli.pipeline:pipeline",
     "server": "penstock.cli.server:server",
+    "sources": "penstock.cli.sources:sources",
     "status": "penstock.cli.status:status",
 }
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""

@@ -37,8 +37,12 @@ def mode_of(source: Json, consumer: Json | None) -> Mode:
     """From what the server shows: the source, and the configuration of its consumer where that is known."""
     if not source.get("consumer"):
         return Mode.EPHEMERAL
-    managed = SOURCING in ((consumer or {}).get("metadata") or {})
-    return Mode.SERVER_MANAGED if managed else Mode.USER_MANAGED
+    return Mode.SERVER_MANAGED if is_managed(consumer or {}) else Mode.USER_MANAGED
+
+
+def is_managed(consumer: Json) -> bool:
+    """Whether Penstock made this consumer for a source."""
+    return SOURCING in (consumer.get("metadata") or {})
 
 
 def default_deliver_subject(stream: str, source: Json, consumer: str) -> str:
@@ -49,7 +53,7 @@ def default_deliver_subject(stream: str, source: Json, consumer: str) -> str:
 
 def managed_consumer(stream: str, source: Json, consumer: str, deliver_subject: str) -> Json:
     """The consumer of a server-managed source: the filter and start of the source, everything else by the rules."""
-    config = {**required(consumer, deliver_subject), **_start(source), **_filter(source)}
+    config = {**required(consumer, deliver_subject), **start(source), **_filter(source)}
     return {**config, "max_ack_pending": MAX_ACK_PENDING, "metadata": {SOURCING: stream}}
 
 
@@ -66,7 +70,8 @@ def required(consumer: str, deliver_subject: str) -> Json:
     }
 
 
-def _start(source: Json) -> Json:
+def start(source: Json) -> Json:
+    """Where a consumer begins, from the start of a source."""
     if seq := source.get("opt_start_seq"):
         return {"deliver_policy": "by_start_sequence", "opt_start_seq": seq}
     if time := source.get("opt_start_time"):

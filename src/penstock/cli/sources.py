@@ -1,0 +1,306 @@
+"""`penstock sources`: how streams read other streams, and the consumers they read through."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from penstock.broker import connect
+from penstock.broker.model import Json
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_OK,
+    Column,
+    Context,
+    err,
+    json_option,
+    out,
+    print_json,
+    sync,
+    table,
+    usage,
+)
+from penstock.cli.platform import env_option, file_argument
+from penstock.errors import AccessDenied, AlreadyExists, StreamNotFound, Unavailable
+from penstock.sourcing import migrate as migrating
+from penstock.sourcing import modes
+from penstock.sourcing.links import Link, State, links
+from penstock.sourcing.migrate import Migration
+from penstock.topology import actual, ownership
+from penstock.topology.load import load
+from penstock.topology.model import Platform, SourceSpec
+from penstock.topology.resource import Actual, Desired, Resource, deliver_subject, managed_consumers, source_consumer
+
+COLUMNS: list[Column] = [
+    "STREAM",
+    "ORIGIN",
+    "MODE",
+    "CONSUMER",
+    ("LAG", "right"),
+    ("SECONDS", "right"),
+    "STATE",
+    ("ACKED", "right"),
+    ("ARRIVED", "right"),
+]
+
+
+@click.group()
+def sources() -> None:
+    """Sources and mirrors: how they stand, and the consumers they read through.
+
+    \b
+    Example:
+      penstock sources ls
+      penstock sources create-consumer penstock.yaml ORDERS_COPY
+    """
+
+
+@sources.command(epilog="Exit code 2: a source is stalled or failing.")
+@click.argument("stream", required=False)
+@json_option
+@click.pass_obj
+@sync
+async def ls(context: Context, stream: str | None, as_json: bool) -> int:
+    """List every source and mirror, or those of STREAM: mode, origin, consumer, lag, state.
+
+    LAG and SECONDS are what waits at the origin; ACKED is how far the origin knows that it is stored, ARRIVED how far
+    it is. An ephemeral consumer is nobody's but the server's, so only the server's own lag is shown for it.
+
+    \b
+    Example:
+      penstock sources ls --json | jq '.[] | select(.state != "active")'
+    """
+    async with connect(context.settings()) as broker:
+        found = await links(broker.jetstream, stream)
+    if as_json:
+        print_json([_facts(link) for link in found])
+    elif found:
+        out.print(table(None, COLUMNS, [_row(link) for link in found]))
+        for link in found:
+            if link.problem:
+                out.print(f"{link.stream} from {link.origin}: {link.problem}", markup=False, soft_wrap=True)
+    else:
+        out.print("no sources and no mirrors")
+    ill = any(link.state in (State.STALLED, State.FAILING) for link in found)
+    return EXIT_ATTENTION if ill else EXIT_OK
+
+
+def _facts(link: Link) -> Json:
+    """A source for machines; these names stay."""
+    return {
+        "stream": link.stream,
+        "origin": link.origin,
+        "api": link.api,
+        "kind": link.kind,
+        "mode": str(link.mode),
+        "consumer": link.consumer,
+        "lag_messages": link.lag,
+        "lag_seconds": None if link.lag_time is None else link.lag_time.total_seconds(),
+        "state": str(link.state),
+        "heard_seconds_ago": None if link.heard_ago is None else link.heard_ago.total_seconds(),
+        "paused_until": _until(link),
+        "ack_floor": link.acknowledged,
+        "arrived": link.arrived,
+        "problem": link.problem,
+    }
+
+
+def _until(link: Link) -> str | None:
+    return (datetime.now(UTC) + link.paused_for).isoformat(timespec="seconds") if link.paused_for else None
+
+
+def _row(link: Link) -> list[Any]:
+    state = f"paused until {_until(link)}" if link.paused_for else str(link.state)
+    where = f"{link.origin} ({link.api})" if link.api else link.origin
+    seconds = None if link.lag_time is None else f"{link.lag_time.total_seconds():.0f}"
+    return [
+        link.stream,
+        f"{where} (mirror)" if link.kind == "mirror" else where,
+        link.mode,
+        link.consumer,
+        link.lag,
+        seconds,
+        state,
+        link.acknowledged,
+        link.arrived,
+    ]
+
+
+@sources.command("create-consumer", epilog="Exit code 2: the origin cannot be reached, and its owner has to do it.")
+@file_argument
+@click.argument("stream")
+@click.argument("origin", required=False)
+@env_option
+@click.option("--filter", "filters", multiple=True, metavar="SUBJECT", help="Only these subjects; repeatable.")
+@click.option("--start-sequence", type=click.IntRange(1), metavar="SEQ", help="Begin at this sequence of the origin.")
+@click.option("--start-time", metavar="TIME", help="Begin at this time (RFC 3339).")
+@click.option("--last-per-subject", is_flag=True, help="Begin with the last message of each subject.")
+@click.option("--replay-original", is_flag=True, help="Deliver at the speed at which messages were stored.")
+@click.option("--max-ack-pending", type=click.IntRange(1), default=modes.MAX_ACK_PENDING, show_default=True)
+@click.option("--print", "only_print", is_flag=True, help="Print the configuration, and ask nobody.")
+@click.pass_obj
+@sync
+async def create_consumer(
+    context: Context,
+    file: str,
+    stream: str,
+    origin: str | None,
+    env: str | None,
+    filters: tuple[str, ...],
+    start_sequence: int | None,
+    start_time: str | None,
+    last_per_subject: bool,
+    replay_original: bool,
+    max_ack_pending: int,
+    only_print: bool,
+) -> int:
+    """Make the consumer that a user-managed source of STREAM reads through, with everything a source needs.
+
+    Where the origin cannot be reached with this login, the exact request is printed instead, to hand over.
+
+    \b
+    Example:
+      penstock sources create-consumer penstock.yaml ORDERS_COPY --last-per-subject --filter 'orders.>'
+    """
+    platform = load(file, env)
+    source = _user_managed(platform, stream, origin)
+    subject = deliver_subject(stream, source)
+    resource = source_consumer(source)
+    starts = {
+        "opt_start_seq": start_sequence,
+        "opt_start_time": start_time,
+    }
+    config = {
+        **modes.required(resource.name, subject),
+        **modes.start({k: v for k, v in starts.items() if v is not None}),
+        "max_ack_pending": max_ack_pending,
+    }
+    if last_per_subject:
+        config["deliver_policy"] = "last_per_subject"
+        filters = filters or (">",)  # the server wants one with this policy
+    if replay_original:
+        config["replay_policy"] = "original"
+    if filters:
+        config |= {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}
+    api = resource.api or "$JS.API"
+    if only_print:
+        _hand_over(api, resource.stream, config)
+        return EXIT_OK
+    settings = context.settings_below_flags(**platform.environment.settings_overrides())
+    async with connect(settings) as broker:
+        there = broker.jetstream.at_prefix(resource.api) if resource.api else broker.jetstream
+        try:
+            await there.create_consumer(resource.stream, config)
+        except AlreadyExists:
+            found = (await there.consumer_info(resource.stream, resource.name)).config
+            wrong = list(modes.misfits(found, subject))
+            err.print(f"{resource} exists already: {'; '.join(wrong) or 'it fits'}", markup=False, soft_wrap=True)
+            return EXIT_ATTENTION if wrong else EXIT_OK
+        except (Unavailable, AccessDenied, StreamNotFound) as exc:
+            err.print(
+                f"the origin cannot be reached ({exc}); hand this over to its owner:", markup=False, soft_wrap=True
+            )
+            _hand_over(api, resource.stream, config)
+            return EXIT_ATTENTION
+    out.print(f"made {resource}, delivering to {subject}", markup=False)
+    return EXIT_OK
+
+
+def _user_managed(platform: Platform, stream: str, origin: str | None) -> SourceSpec:
+    if stream not in platform.streams:
+        usage(f"the file declares no stream {stream!r}")
+    found = [
+        one
+        for one in platform.streams[stream].origins
+        if one.consumer and not one.server_managed and origin in (None, one.name)
+    ]
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found) or "none"
+        usage(f"stream {stream!r} must have one user-managed source of that name; it has: {names}")
+    return found[0]
+
+
+def _hand_over(api: str, stream: str, config: Json) -> None:
+    """The exact request, as anybody with access can send it."""
+    body = {"stream_name": stream, "config": config, "action": "create"}
+    home = "$JS.API"
+    click.echo(f"# send this to the subject {home}.CONSUMER.CREATE.{stream}.{config['name']} where {stream} lives")
+    if api != home:
+        click.echo(f"# (from here it is reached as {api})")
+    click.echo(json.dumps(body, indent=2, sort_keys=True))
+
+
+@sources.command(epilog="Exit code 0: every source reads as declared. 2: something is to be done, and was not.")
+@file_argument
+@env_option
+@click.option("--yes", is_flag=True, help="Do it; without, only the plan is shown.")
+@json_option
+@click.pass_obj
+@sync
+async def migrate(context: Context, file: str, env: str | None, yes: bool, as_json: bool) -> int:
+    """Change how living sources read their origins to what the file declares, without losing or repeating anything.
+
+    From ephemeral to a durable of Penstock's or of your own, or from one durable to another, while messages flow. A
+    migration that was interrupted is finished. What else differs from the file is left to `penstock apply`.
+
+    \b
+    Example:
+      penstock sources migrate penstock.yaml
+      penstock sources migrate penstock.yaml --yes
+    """
+    platform = load(file, env)
+    desired = Desired.of(platform)
+    settings = context.settings_below_flags(**platform.environment.settings_overrides())
+    async with connect(settings) as broker:
+        found = await actual.read(broker.jetstream, desired)
+        wanted = migrations(platform, desired, found)
+        for migration in wanted:
+            if Migration.noted(found.streams[migration.stream]) is None:
+                migrating.check(migration, found.streams[migration.stream])
+        done = [(one, await migrating.run(broker.jetstream, one)) for one in wanted] if yes else []
+    if as_json:
+        print_json([{**_migration_facts(one), "behind": dict(_behind(done)).get(one.stream)} for one in wanted])
+    elif wanted:
+        for one in wanted:
+            click.echo(f"{one.stream} from {one.origin}: {_reads(one.old)} -> {_reads(one.new)}")
+        for stream, behind in _behind(done):
+            click.echo(f"{stream} goes on behind sequence {behind} of its origin")
+    else:
+        click.echo("every source reads as declared")
+    return EXIT_ATTENTION if wanted and not yes else EXIT_OK
+
+
+def _behind(done: list[tuple[Migration, int]]) -> list[tuple[str, int]]:
+    return [(one.stream, behind) for one, behind in done]
+
+
+def _reads(source: Json) -> str:
+    consumer = source.get("consumer")
+    return f"through {consumer['name']}" if consumer else "ephemeral"
+
+
+def _migration_facts(migration: Migration) -> Json:
+    return {"stream": migration.stream, "origin": migration.origin, "from": migration.old, "to": migration.new}
+
+
+def migrations(platform: Platform, desired: Desired, found: Actual) -> list[Migration]:
+    """The sources whose consumer differs from what the file declares, and migrations that were begun. Pure."""
+    consumers = managed_consumers(platform)
+    made = []
+    for name, spec in platform.streams.items():
+        info = found.streams.get(name)
+        if info is None:
+            continue
+        if begun := Migration.noted(info):
+            made.append(begun)
+            continue
+        for source, new in zip(spec.sources, desired.configs[Resource(name)].get("sources") or (), strict=True):
+            old = next((one for one in info.config.get("sources") or () if one["name"] == source.name), None)
+            if old is not None and (old.get("consumer") or None) != (new.get("consumer") or None):
+                config = consumers.get(source_consumer(source)) if source.consumer else None
+                marked = ownership.marked(config, platform.name) if config else {}
+                made.append(Migration(name, old, new, marked))
+    return made
