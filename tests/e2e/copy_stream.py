@@ -25,6 +25,7 @@ def main(config: dict) -> None:
     sink = {"servers": config["servers"], "checkpointLocation": config["checkpoint"], **config["sink"]}
     query = copied.writeStream.format("jetstream").options(**sink).trigger(availableNow=True).start()
     query.awaitTermination()
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -11,13 +11,16 @@ import random
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.broker.embedded import EmbeddedServer
@@ -31,7 +34,8 @@ from penstock.testing.contents import stream_data
 PROGRAM = Path(__file__).with_name("copy_stream.py")
 SEED = 20_240_615
 DURABLE = "copier"
-STARTED_WITHIN = 240.0
+pytestmark = pytest.mark.timeout(1200)
+STARTED_WITHIN = 300.0
 """Seconds for Spark to start and come to the point that is waited for, on a busy machine."""
 
 
@@ -46,21 +50,24 @@ class Copy:
     rows_per_trigger: int = 4000
     master: str = "local[2,8]"
     """Two threads; a task may fail seven times."""
+    environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
     held: list[int] = field(default_factory=list)
     """Processes that tests have left standing."""
 
+    def __post_init__(self) -> None:
+        self.link = Link(self.server.settings)
+
     def prepare(self) -> None:
         """The streams, the durable consumer, and all events."""
         self.holds.mkdir(parents=True)
-        with Link(self.server.settings) as link:
-            source = {"name": "IN", "subjects": ["in.>"], "allow_atomic": True, "allow_direct": True}
-            link.call(lambda api: api.create_stream({**source, "retention": self.retention}))
-            durable = {"durable_name": DURABLE, "ack_policy": "explicit", "ack_wait": 30_000_000_000}
-            link.call(lambda api: api.create_consumer("IN", durable))
-            output = {"name": "OUT", "subjects": ["out.>"], "allow_atomic": True, "duplicate_window": 100_000_000}
-            link.call(lambda api: api.create_stream(output))
+        source = {"name": "IN", "subjects": ["in.>"], "allow_atomic": True, "allow_direct": True}
+        self.link.call(lambda api: api.create_stream({**source, "retention": self.retention}))
+        durable = {"durable_name": DURABLE, "ack_policy": "explicit", "ack_wait": 30_000_000_000}
+        self.link.call(lambda api: api.create_consumer("IN", durable))
+        output = {"name": "OUT", "subjects": ["out.>"], "allow_atomic": True, "duplicate_window": 100_000_000}
+        self.link.call(lambda api: api.create_stream(output))
         with BlockingPublisher.connect(self.server.settings) as publisher:
             for start in range(0, self.count, 1000):
                 ids = range(start, min(start + 1000, self.count))
@@ -81,7 +88,7 @@ class Copy:
             "sink": {"stream": "OUT"},
             "checkpoint": str(self.folder / "checkpoint"),
         }
-        environment = {**os.environ, steps.VARIABLE: str(self.holds)}
+        environment = {**os.environ, steps.VARIABLE: str(self.holds), **self.environment}
         self.starts += 1
         with (self.folder / f"driver-{self.starts}.log").open("wb") as log:
             command = [sys.executable, str(PROGRAM), json.dumps(config)]
@@ -125,6 +132,11 @@ class Copy:
             if _parent(pid) in daemons:
                 _kill(pid)
 
+    def kill_executor(self) -> None:
+        """SIGKILL the JVM of one executor; only where they are processes of their own."""
+        found = [pid for pid, command in self.processes().items() if "CoarseGrainedExecutorBackend" in command]
+        _kill(found[0])
+
     def kill_broker(self) -> None:
         self.server.kill()
         self.server.start()
@@ -148,6 +160,7 @@ class Copy:
 
     def end(self) -> None:
         """Leave nothing behind."""
+        self.link.close()
         if self.process:
             for pid in (*self.held, *self.processes()):
                 _kill(pid)
@@ -156,8 +169,7 @@ class Copy:
     # -- what came of it -------------------------------------------------------------------------------------------
 
     def written(self) -> int:
-        with Link(self.server.settings) as link:
-            return link.last_sequence("OUT")
+        return self.link.last_sequence("OUT")
 
     def wrong(self) -> list[str]:
         """What is wrong with the output; nothing, when every event is there once."""
@@ -169,8 +181,7 @@ class Copy:
         return [f"{len(ids)} {what}: {ids[:10]}" for what, ids in named if ids]
 
     def left_in_input(self) -> int:
-        with Link(self.server.settings) as link:
-            return link.stream_info("IN").state.messages
+        return self.link.stream_info("IN").state.messages
 
 
 def _all_processes() -> dict[int, tuple[int, str]]:
@@ -237,6 +248,45 @@ def test_a_crash_after_each_step_of_a_write_neither_loses_nor_repeats(
     assert copy.wrong() == []
 
 
+def test_executors_need_only_the_dependencies_and_one_may_die(
+    copies: list[Copy], nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Two executors in processes of their own, on a Python that has everything but this package: it is sent to them."""
+    environment = {
+        "PYSPARK_PYTHON": str(python_without_package(tmp_path / "python")),
+        "SPARK_HOME": str(spark_home(tmp_path / "spark")),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    master = "local-cluster[2,1,1024]"
+    copy = begin(copies, nats_server, tmp_path, count=20_000, master=master, environment=environment)
+    copy.start()
+    _until_written(copy, copy.count // 4)
+    copy.kill_executor()
+    copy.finish()
+    assert copy.starts == 1
+    assert copy.wrong() == []
+
+
+def python_without_package(folder: Path) -> Path:
+    """An interpreter with the packages of this one, except those that are installed as a link to their sources."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site_packages,) = folder.glob("lib/*/site-packages")
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    python = folder / "bin" / "python"
+    seen = subprocess.run([python, "-c", "import pyarrow, penstock.spark"], capture_output=True, text=True)
+    assert "No module named 'penstock" in seen.stderr, f"this Python must not have the package: {seen}"
+    return python
+
+
+def spark_home(folder: Path) -> Path:
+    """Spark under another folder, since the executors of a local cluster leave their files in it."""
+    folder.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
 def killed_at_random(copy: Copy, kills: int, seed: int) -> None:
     """Kill something, again and again, each time a random part of the events later."""
     rng = random.Random(seed)
@@ -289,7 +339,6 @@ def test_without_the_ledger_a_crash_repeats_events(
     copy.start()
     copy.hold(steps.STORED)
     copy.kill_driver()
-    with Link(nats_server.settings) as link:
-        link.call(lambda api: api.purge_stream(LEDGER))
+    copy.link.call(lambda api: api.purge_stream(LEDGER))
     copy.finish()
     assert any("twice" in complaint for complaint in copy.wrong())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 
+from pyspark import SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -20,6 +22,9 @@ from penstock.spark.json_events import ALL_OR_NOTHING
 
 LOCAL_THREADS = 4
 """A local pipeline shuffles between no more tasks than this: it keeps its state in as many files a batch."""
+
+STREAMING_FILES = "streaming_job"
+"""Where Spark looks for the Python files of a streaming query, below the folder of all files."""
 
 ALWAYS = {
     "spark.sql.session.timeZone": "UTC",  # a window of an hour is the same hour on every machine
@@ -95,8 +100,13 @@ def is_local(master: str) -> bool:
 
 def ship(spark: SparkSession, extra: Iterable[Path] = ()) -> None:
     """Send this package, and Python files or folders besides, to every executor, now and later ones."""
-    archive = Path(tempfile.mkdtemp(prefix="penstock-")) / "penstock.zip"
-    spark.sparkContext.addPyFile(str(package_archive(archive, extra)))
+    archive = package_archive(Path(tempfile.mkdtemp(prefix="penstock-")) / "penstock.zip", extra)
+    spark.sparkContext.addPyFile(str(archive))
+    # Spark's own Python processes on the driver look for it here when they plan and commit a streaming query, and
+    # nobody puts it there; they need it when their interpreter (PYSPARK_PYTHON) is not the one we run on.
+    place = Path(SparkFiles.getRootDirectory()) / STREAMING_FILES
+    place.mkdir(exist_ok=True)
+    shutil.copy(archive, place)
 
 
 def package_archive(target: Path, extra: Iterable[Path] = ()) -> Path:
