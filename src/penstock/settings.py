@@ -49,7 +49,7 @@ class Settings:
         if not self.servers:
             raise ConfigError("no servers given: name at least one, such as nats://127.0.0.1:4222")
         for server in self.servers:
-            _check_url(server)
+            check_url(server)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key go together: give both, or neither")
         logins = [name for name in ("credentials", "user", "token") if getattr(self, name)]
@@ -150,7 +150,8 @@ def _flag(name: str, value: Any) -> bool:
     return known[text]
 
 
-def _check_url(server: str) -> None:
+def check_url(server: str) -> None:
+    """Raise `ConfigError` when this cannot be the URL of a server."""
     try:
         parts = urlsplit(_url(server))
         named = bool(parts.hostname) and parts.port != 0

@@ -5,10 +5,14 @@ A subject is tokens between dots. In a filter, `*` stands for one token and a fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 ONE = "*"
 REST = ">"
+
+T = TypeVar("T")
 
 
 def problem(subject: str) -> str | None:
@@ -65,3 +69,40 @@ def any_overlap(some: Iterable[str], others: Sequence[str]) -> tuple[str, str] |
 def covered(narrow: str, wides: Iterable[str]) -> bool:
     """Whether one of `wides` covers `narrow`. A filter that only several of them together cover counts as not."""
     return any(covers(wide, narrow) for wide in wides)
+
+
+@dataclass(slots=True)
+class Index(Generic[T]):
+    """Values by subjects or filters, a token a level: finds what overlaps without a look at all the rest."""
+
+    here: list[T] = field(default_factory=list)
+    """Values whose subject ends here."""
+    below: dict[str, Index[T]] = field(default_factory=dict)
+
+    def add(self, subject: str, value: T) -> None:
+        node = self
+        for token in subject.split("."):
+            node = node.below.setdefault(token, Index())
+        node.here.append(value)
+
+    def overlapping(self, subject: str) -> Iterator[T]:
+        """The values of every subject that overlaps this one; a value once for each of its subjects that does."""
+        level = [self]
+        for token in subject.split("."):
+            if token == REST:
+                yield from (value for node in level for value in node._beneath())
+                return
+            yield from (value for node in level if REST in node.below for value in node.below[REST].here)
+            level = [below for node in level for below in node._step(token)]
+        yield from (value for node in level for value in node.here)
+
+    def _step(self, token: str) -> list[Index[T]]:
+        fitting = [t for t in self.below if t != REST] if token == ONE else dict.fromkeys((token, ONE))
+        return [self.below[t] for t in fitting if t in self.below]
+
+    def _beneath(self) -> Iterator[T]:
+        open_ = list(self.below.values())
+        while open_:
+            node = open_.pop()
+            yield from node.here
+            open_.extend(node.below.values())

@@ -7,6 +7,11 @@ from datetime import timedelta
 
 from penstock.errors import ConfigError
 
+INT64 = 2**63 - 1
+"""The most that a number of the server can be."""
+INT32 = 2**31 - 1
+MAX_DIGITS = 40
+"""More than any number that makes sense has."""
 MICROSECOND = timedelta(microseconds=1)
 DURATION_UNITS = {
     "w": timedelta(weeks=1),
@@ -45,10 +50,17 @@ def parse_duration(text: str | int | float) -> timedelta:
     if written in ("0", "0.0"):
         return timedelta()
     if not _DURATION.fullmatch(written):
-        raise ConfigError(f"{written!r} is not a duration: {DURATION_HELP}")
+        raise ConfigError(f"{_short(written)!r} is not a duration: {DURATION_HELP}")
     total = timedelta()
-    for number, unit in _DURATION_PART.findall(written):
-        total += float(number) * DURATION_UNITS[unit.replace("µ", "u")]
+    try:
+        for number, unit in _DURATION_PART.findall(written):
+            total += float(number) * DURATION_UNITS[unit.replace("µ", "u")]
+    except OverflowError:
+        total = timedelta.max
+    if nanoseconds(total) > INT64:
+        raise ConfigError(
+            f"{_short(written)!r} is too long a time: the server counts at most {INT64} ns, about 292 years"
+        )
     return total
 
 
@@ -58,8 +70,15 @@ def parse_size(text: str | int | float) -> int:
     match = _SIZE.fullmatch(written)
     factor = _SIZE_FACTORS.get((match[2] or "B").lower()) if match else None
     if match is None or factor is None or (factor == 1 and "." in match[1]):
-        raise ConfigError(f"{written!r} is not a size: {SIZE_HELP}")
+        raise ConfigError(f"{_short(written)!r} is not a size: {SIZE_HELP}")
+    if len(match[1].split(".")[0]) > MAX_DIGITS:
+        raise ConfigError(f"{_short(written)!r} is too large: the server counts at most {INT64} bytes")
     return round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
+
+
+def _short(written: str) -> str:
+    """Enough of a text to find it again."""
+    return written if len(written) <= 40 else f"{written[:30]}…"
 
 
 def format_duration(duration: timedelta) -> str:

@@ -67,3 +67,11 @@ def test_only_subjects_without_wildcard_tokens_are_literal() -> None:
     assert subjects.is_literal("a.b*")
     assert not subjects.is_literal("a.*")
     assert not subjects.is_literal("a.>")
+
+
+@given(st.lists(filters(), max_size=8), filters())
+def test_an_index_finds_what_overlaps_and_nothing_else(many: list[str], one: str) -> None:
+    index: subjects.Index[int] = subjects.Index()
+    for number, filter_ in enumerate(many):
+        index.add(filter_, number)
+    assert sorted(index.overlapping(one)) == [n for n, filter_ in enumerate(many) if subjects.overlap(filter_, one)]

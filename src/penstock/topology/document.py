@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,8 +20,13 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser whe
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)\}")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+MAX_DEPTH = 100
+"""Lists and mappings inside each other; deeper ones would overrun the stack of whoever walks them."""
+MAX_ALIASED = 500_000
+"""Nodes that aliases may stand for altogether; nested aliases multiply."""
+
+
+class Place(NamedTuple):
     """Where something is written, counted from 1."""
 
     line: int
@@ -90,11 +95,13 @@ class Problems:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         self.found: list[Problem] = []
+        self._seen: set[Problem] = set()
 
     def add(self, where: Node | Place, message: str) -> None:
         place = where.place if isinstance(where, Node) else where
         problem = Problem(place.line, place.column, message)
-        if problem not in self.found:  # an anchor used twice is one mistake
+        if problem not in self._seen:  # an anchor used twice is one mistake
+            self._seen.add(problem)
             self.found.append(problem)
 
     def unknown_key(self, place: Place, what: str, key: str, known: Iterable[str], aliases: Mapping[str, str]) -> None:
@@ -135,6 +142,7 @@ def _text(path: Path) -> str:
 def parse(text: str, problems: Problems) -> Node:
     """YAML text as a tree."""
     try:
+        _check_size(text, problems)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -147,23 +155,47 @@ def parse(text: str, problems: Problems) -> Node:
     return _Reader(problems).node(root) if root is not None else Node({}, Place(1, 1))
 
 
+def _check_size(text: str, problems: Problems) -> None:
+    """Refuse what is nested too deep or grows too much by aliases, before anything is built from it."""
+    sizes: dict[str, int] = {}
+    open_: list[tuple[str | None, int]] = []  # anchor of each open collection, and the nodes before it
+    nodes = aliased = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_.pop()
+            if anchor is not None:
+                sizes[anchor] = nodes - before
+        elif isinstance(event, yaml.NodeEvent):
+            more = sizes.get(event.anchor or "", 1) if isinstance(event, yaml.AliasEvent) else 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_.append((event.anchor, nodes))
+            nodes, aliased = nodes + more, aliased + more - 1
+            if len(open_) > MAX_DEPTH:
+                problems.add(Place.of(event.start_mark), f"nested deeper than {MAX_DEPTH} levels")
+            if aliased > MAX_ALIASED:
+                problems.add(Place.of(event.start_mark), f"the aliases stand for more than {MAX_ALIASED} values")
+            if len(open_) > MAX_DEPTH or aliased > MAX_ALIASED:
+                problems.raise_any()
+
+
 class _Reader:
     """Turns PyYAML's nodes into ours: scalars resolved, `<<` merged, double keys and loops refused."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
-        self.open: list[yaml.Node] = []
+        self.open: set[int] = set()
+        """Identities of the nodes that are being read."""
 
     def node(self, raw: yaml.Node) -> Node:
         place = Place.of(raw.start_mark)
-        if any(raw is outer for outer in self.open):
+        if id(raw) in self.open:
             self.problems.add(place, "this alias contains itself")
             return Node(None, place)
-        self.open.append(raw)
+        self.open.add(id(raw))
         try:
             return self._node(raw, place)
         finally:
-            self.open.pop()
+            self.open.discard(id(raw))
 
     def _node(self, raw: yaml.Node, place: Place) -> Node:
         if isinstance(raw, yaml.SequenceNode):
@@ -213,6 +245,8 @@ _scalars: Any = yaml.SafeLoader("")
 
 def _typed(tag: str, text: str, place: Place, problems: Problems) -> Any:
     """The value that YAML gives to a scalar of this tag."""
+    if tag == "tag:yaml.org,2002:str":
+        return text
     try:
         return _scalars.construct_object(yaml.ScalarNode(tag, text), deep=True)
     except (yaml.YAMLError, ValueError) as exc:

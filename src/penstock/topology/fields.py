@@ -33,14 +33,18 @@ from penstock.topology.kinds import (
     OneOf,
     Percent,
     Record,
+    ServerUrl,
     Size,
     Subject,
     Template,
     Text,
     TextMap,
 )
+from penstock.units import INT32
 
 MAX_REPLICAS = 5
+RESERVED = ("penstock.", "_nats.")
+"""Names in metadata that Penstock and the server write."""
 SECOND = 1_000_000_000
 
 TRANSFORM = Record(
@@ -147,7 +151,7 @@ STREAM_FIELDS: tuple[Field, ...] = (
     Field(
         "max_msgs_per_subject", Count(1, None, -1), "Limit on the messages of one subject.", default=-1, change=CONTENT
     ),
-    Field("max_msg_size", Size(-1), "Larger messages are refused.", default=-1),
+    Field("max_msg_size", Size(-1, INT32), "Larger messages are refused.", default=-1),
     Field("max_consumers", Count(1, None, -1), "Limit on the number of consumers.", default=-1),
     Field(
         "discard",
@@ -242,7 +246,11 @@ STREAM_FIELDS: tuple[Field, ...] = (
         since="2.12",
     ),
     Field("consumer_limits", CONSUMER_LIMITS, "Limits and defaults for this stream's consumers."),
-    Field("metadata", TextMap(), "Names and texts kept with the stream. Names that start with `penstock.` are ours."),
+    Field(
+        "metadata",
+        TextMap(RESERVED),
+        "Names and texts kept with the stream. Names that start with `penstock.` are ours.",
+    ),
     Field("owner", Text("a team"), "Who answers for it.", sent=False),
     Field("purpose", Text(), "What it is for.", sent=False),
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason.", sent=False),
@@ -345,7 +353,11 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     Field("flow_control", Flag(), "Push only: the server waits for the client.", default=False, change=RECREATE),
     Field("idle_heartbeat", Duration(None, "100ms"), "Push only: a sign of life when idle.", change=RECREATE),
     Field("rate_limit", Count(1), "Push only: bits per second.", wire="rate_limit_bps"),
-    Field("metadata", TextMap(), "Names and texts kept with the consumer. Names that start with `penstock.` are ours."),
+    Field(
+        "metadata",
+        TextMap(RESERVED),
+        "Names and texts kept with the consumer. Names that start with `penstock.` are ours.",
+    ),
     Field(
         "asyncapi",
         Text("a channel such as `asyncapi.yaml#/channels/usage`"),
@@ -381,7 +393,7 @@ class Overlay:
 
 
 ENVIRONMENT_FIELDS: tuple[Field, ...] = (
-    Field("servers", ListOf(Text("a server URL"), 1), "Server URLs."),
+    Field("servers", ListOf(ServerUrl(), 1), "Server URLs."),
     Field("replicas", Count(1, MAX_REPLICAS), "Copies of every stream that does not say otherwise.", default=1),
     Field("nodes", Count(1), "Servers in the cluster; as many as `replicas` when left out."),
     *LOGIN_FIELDS,

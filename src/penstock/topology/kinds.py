@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from penstock import subjects, units
 from penstock.errors import ConfigError
+from penstock.settings import check_url
 from penstock.topology.document import Node, Problems, nearest
 
 UNLIMITED = "unlimited"
@@ -106,8 +107,8 @@ class Count:
         if isinstance(value, bool) or not isinstance(value, int):
             _wrong(node, problems, self.describe())
             return None
-        if value < self.least or (self.most is not None and value > self.most):
-            problems.add(node, f"expected {self.describe()}, found {value}")
+        if value < self.least or value > (units.INT64 if self.most is None else self.most):
+            problems.add(node, f"expected {self.describe()}, found {node.text[: units.MAX_DIGITS]}")
             return None
         return value
 
@@ -121,6 +122,7 @@ class Size:
     """Bytes, with a unit."""
 
     unlimited: int | None = None
+    most: int = units.INT64
 
     def read(self, node: Node, problems: Problems) -> int | None:
         if self.unlimited is not None and node.value in (UNLIMITED, self.unlimited):
@@ -129,10 +131,14 @@ class Size:
             _wrong(node, problems, self.describe())
             return None
         try:
-            return units.parse_size(node.text)
+            size = units.parse_size(node.text)
         except ConfigError as exc:
             problems.add(node, str(exc))
             return None
+        if size > self.most:
+            problems.add(node, f"{node.text!r} is too large: the server counts at most {self.most} bytes here")
+            return None
+        return size
 
     def describe(self) -> str:
         return "a size such as 64MiB" + (f", or {UNLIMITED}" if self.unlimited is not None else "")
@@ -265,10 +271,18 @@ class ListOf:
 class TextMap:
     """Names and texts."""
 
+    reserved: tuple[str, ...] = ()
+    """What no name may start with."""
+
     def read(self, node: Node, problems: Problems) -> dict[str, str] | None:
         if not node.is_map:
             _wrong(node, problems, self.describe())
             return None
+        for key in node.value:
+            if key.startswith(self.reserved):
+                problems.add(
+                    node.keys.get(key, node.place), f"{key!r} is not yours: {' and '.join(self.reserved)} are reserved"
+                )
         read = {key: Text().read(child, problems) for key, child in node.value.items()}
         return {key: text for key, text in read.items() if text is not None}
 
@@ -277,12 +291,31 @@ class TextMap:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerUrl:
+    """Where a server listens."""
+
+    def read(self, node: Node, problems: Problems) -> str | None:
+        text = Text("a server URL").read(node, problems)
+        if text is None or "${" in text:  # of an environment that was not chosen
+            return text
+        try:
+            check_url(text)
+        except ConfigError as exc:
+            problems.add(node, str(exc))
+            return None
+        return text
+
+    def describe(self) -> str:
+        return "a server URL"
+
+
+@dataclass(frozen=True, slots=True)
 class Percent:
     """A share of messages to sample."""
 
     def read(self, node: Node, problems: Problems) -> str | None:
         digits = node.text.strip().removesuffix("%")
-        if digits.isdecimal() and 0 <= int(digits) <= 100:
+        if digits.isdecimal() and len(digits) <= 3 and int(digits) <= 100:
             return f"{int(digits)}%"
         _wrong(node, problems, self.describe())
         return None

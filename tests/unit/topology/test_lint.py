@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from tests.unit.topology.lint_cases import CASES, LintCase, one
@@ -81,3 +83,41 @@ def test_a_renamed_consumer_is_found_with_its_new_name(tmp_path: Path) -> None:
 def test_a_damaged_lock_is_an_error_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"penstock\.lock\.yaml:1:10"):
         findings(tmp_path, one(""), "version: 99\nstreams: []\nconsumers: {}\n")
+
+
+def platform_of(size: int) -> str:
+    """`size` streams, one in two a workqueue, with four consumers each."""
+    streams = "".join(
+        f"  S{n}: {{subjects: [d{n % 7}.s{n}.>], max_age: 7d, retention: {('limits', 'workqueue')[n % 2]}}}\n"
+        for n in range(size)
+    )
+    consumers = "".join(
+        f"  c{n}x{m}: {{stream: S{n}, filter: d{n % 7}.s{n}.a{m}, ack_wait: 30s, max_deliver: 5, dlq: dlq.s.a}}\n"
+        for n in range(size)
+        for m in range(4)
+    )
+    return f"streams:\n{streams}  DLQ: {{subjects: [dlq.>], max_age: 30d}}\nconsumers:\n{consumers}"
+
+
+def work(folder: Path, size: int) -> int:
+    """How many function calls it takes to read and look over a platform of this size."""
+    path = folder / "penstock.yaml"
+    path.write_text(platform_of(size))
+    write_lock(lock_path(path), lock_of(load(path)))
+    calls = 0
+
+    def counting(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(counting)
+    try:
+        lint(load(path), read_lock(lock_path(path)))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_grows_with_the_platform_and_not_with_its_square(tmp_path: Path) -> None:
+    small, large = work(tmp_path, 60), work(tmp_path, 240)
+    assert large < 5 * small, f"{small} calls for 60 streams, {large} for 240"

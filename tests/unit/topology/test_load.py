@@ -236,6 +236,19 @@ def test_a_users_own_source_consumer_is_sent_as_it_is(read: Load) -> None:
             "1:14: stream 'S' is a mirror: it takes no subjects and no sources",
         ),
         ("- a", "1:1: expected the sections"),
+        ("streams: {S: {max_age: 999999999999d}}", "1:24: '999999999999d' is too long a time"),
+        ("streams: {S: {max_age: 293w1000000d}}", "1:24: '293w1000000d' is too long a time"),
+        ("streams: {S: {max_bytes: 9223372036854775808}}", "1:26: '9223372036854775808' is too large"),
+        ("streams: {S: {max_bytes: 8388608TiB}}", "1:26: '8388608TiB' is too large"),
+        (f"streams: {{S: {{max_bytes: '{'9' * 5000}'}}}}", f"1:26: '{'9' * 30}…' is too large"),
+        ("streams: {S: {max_msg_size: 2GiB}}", "1:29: '2GiB' is too large"),
+        (
+            "streams: {S: {max_msgs: 9223372036854775808}}",
+            "1:25: expected a whole number from 1, or unlimited, found 9",
+        ),
+        ("environments: {dev: {servers: ['::::']}}", "1:32: servers: '::::' is not a server URL"),
+        ("streams: {S: {metadata: {penstock.platform: x}}}", "1:26: 'penstock.platform' is not yours"),
+        ("streams: {S: {metadata: {_nats.level: x}}}", "1:26: '_nats.level' is not yours"),
     ],
 )
 def test_a_mistake_is_named_with_its_place_and_what_would_be_right(read: Load, text: str, expected: str) -> None:
@@ -270,6 +283,31 @@ def test_text_that_is_not_yaml_is_an_error_with_a_place(read: Load, text: str) -
 
 def test_an_alias_that_contains_itself_is_an_error_and_no_endless_loop(read: Load) -> None:
     assert any("contains itself" in problem for problem in said(read, "streams: &a {S: *a}"))
+
+
+@pytest.mark.parametrize("depth", [101, 2_000, 50_000])
+@pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
+def test_deep_nesting_is_refused_before_anything_is_built(read: Load, opening: str, depth: int) -> None:
+    assert "nested deeper than 100 levels" in said(read, opening * depth)[0]
+
+
+def test_a_hundred_levels_are_still_read(read: Load) -> None:
+    (problem,) = said(read, "[" * 100 + "]" * 100)
+    assert "expected the sections" in problem
+
+
+def test_aliases_that_multiply_are_refused(read: Load) -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    (problem,) = said(read, "\n".join(levels))
+    assert problem.startswith("6:"), "the level at which it is too much"
+    assert "aliases stand for more than 500000 values" in problem
+
+
+def test_an_environment_that_was_not_chosen_may_have_a_server_from_a_variable(read: Load) -> None:
+    text = "environments: {dev: {}, prod: {servers: ['${NATS_URL}']}}\nstreams: {S: {}}"
+    assert read(text).environment.servers == ()
+    assert read(text, "prod", NATS_URL="nats://a:4222").environment.servers == ("nats://a:4222",)
 
 
 def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:

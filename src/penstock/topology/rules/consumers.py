@@ -21,11 +21,7 @@ def each(case: Case) -> Iterator[tuple[ConsumerSpec, StreamSpec]]:
 
 def feeds_a_source(case: Case, consumer: ConsumerSpec) -> bool:
     """Whether a declared source reads through this consumer, which makes it a push consumer by nature."""
-    return any(
-        origin.consumer is not None and origin.consumer.name == consumer.name and origin.name == consumer.stream
-        for stream in case.platform.streams.values()
-        for origin in stream.origins
-    )
+    return (consumer.stream, consumer.name) in case.read_by_sources
 
 
 @rule(

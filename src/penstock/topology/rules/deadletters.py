@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock import subjects
-from penstock.topology.model import DLQ_PREFIX, DLQ_SUBJECTS, Platform, StreamSpec
+from penstock.topology.model import DLQ_PREFIX, DLQ_SUBJECTS, StreamSpec
 from penstock.topology.rules.consumers import each
 from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
 
@@ -15,10 +15,9 @@ def holds_dead_letters(stream: StreamSpec) -> bool:
     return all(subjects.covers(DLQ_SUBJECTS, subject) for subject in stream.subjects)
 
 
-def catcher(platform: Platform, subject: str) -> StreamSpec | None:
-    """The stream that captures this literal subject."""
-    captures = (s for s in platform.streams.values() if subjects.covered(subject, s.config.get("subjects", ())))
-    return next(captures, None)
+def is_captured(case: Case, subject: str) -> bool:
+    """Whether some stream captures this literal subject."""
+    return next(case.captures.overlapping(subject), None) is not None
 
 
 @rule(
@@ -48,7 +47,7 @@ def needs_dlq(case: Case) -> Iterator[Hit]:
 )
 def captured(case: Case) -> Iterator[Hit]:
     for consumer in case.platform.consumers.values():
-        if consumer.dlq and not catcher(case.platform, consumer.dlq):
+        if consumer.dlq and not is_captured(case, consumer.dlq):
             yield at(
                 consumer,
                 "dlq",
@@ -56,7 +55,7 @@ def captured(case: Case) -> Iterator[Hit]:
                 f"declare a stream with `subjects: [{DLQ_SUBJECTS}]`, or correct the subject",
             )
     for flow in case.platform.pipelines.values():
-        if flow.bad_records and not catcher(case.platform, flow.bad_records):
+        if flow.bad_records and not is_captured(case, flow.bad_records):
             yield at(
                 flow,
                 "bad_records",

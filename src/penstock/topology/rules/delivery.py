@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from penstock import subjects
-from penstock.topology.model import ConsumerSpec, Platform
+from penstock.topology.model import ConsumerSpec
 from penstock.topology.rules.consumers import SECOND, each
 from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
 from penstock.units import format_duration, from_nanoseconds
@@ -161,37 +161,57 @@ def workqueue_filters(case: Case) -> Iterator[Hit]:
     for stream in case.platform.streams.values():
         if stream.retention != "workqueue":
             continue
-        for (one, mine, line, path), (other, theirs, *_) in combinations(_readers(case.platform, stream.name), 2):
-            if pair := subjects.any_overlap(mine or (">",), theirs or (">",)):
-                yield Hit(
-                    f"{one} and {other} both read {pair[0]!r} of the workqueue stream {stream.name!r}",
-                    "give them filters that do not overlap, or make the stream `retention: interest`",
-                    line,
-                    path,
-                )
+        for one, other, subject in _competing(_readers(case, stream.name)):
+            yield Hit(
+                f"{one.who} and {other.who} both read {subject!r} of the workqueue stream {stream.name!r}",
+                "give them filters that do not overlap, or make the stream `retention: interest`",
+                one.line,
+                one.path,
+            )
 
 
-Reader = tuple[str, tuple[str, ...], int, str]
-"""Who reads a stream through a durable: a name for people, its filters, its line and path in the file."""
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads a stream through a durable."""
+
+    who: str
+    filters: tuple[str, ...]
+    line: int
+    path: str
 
 
-def _readers(platform: Platform, stream: str) -> list[Reader]:
+def _competing(readers: Sequence[Reader]) -> Iterator[tuple[Reader, Reader, str]]:
+    """Each pair of readers that share a subject, in the order of the readers, with the filter of the first."""
+    index: subjects.Index[int] = subjects.Index()
+    for number, reader in enumerate(readers):
+        for filter_ in reader.filters or (subjects.REST,):
+            index.add(filter_, number)
+    for number, reader in enumerate(readers):
+        seen: set[int] = set()
+        for filter_ in reader.filters or (subjects.REST,):
+            for other in sorted({o for o in index.overlapping(filter_) if o > number} - seen):
+                seen.add(other)
+                yield reader, readers[other], filter_
+
+
+def _readers(case: Case, stream: str) -> list[Reader]:
     """Everyone who reads the stream through a consumer of its own."""
-    readers: list[Reader] = [
-        (f"consumer {spec.name!r}", spec.filters, spec.line, f"consumers.{spec.name}")
-        for spec in platform.consumers_of(stream)
+    platform = case.platform
+    readers = [
+        Reader(f"consumer {spec.name!r}", spec.filters, spec.line, f"consumers.{spec.name}")
+        for spec in case.readers[stream]
     ]
     for flow in platform.pipelines.values():
         if stream in platform.streams_read_by(flow) and flow.source.consumer not in platform.consumers:
             where = f"pipelines.{flow.name}.from"
-            readers.append((f"pipeline {flow.name!r}", flow.source.subjects, flow.source.line, where))
+            readers.append(Reader(f"pipeline {flow.name!r}", flow.source.subjects, flow.source.line, where))
     for other in platform.streams.values():
         for origin in other.origins:
             if origin.name == stream and not origin.is_external and origin.server_managed:
                 only = origin.config.get("filter_subject")
                 filters = (only,) if only else ()
                 where = f"streams.{other.name}.{'mirror' if other.mirror else 'sources'}"
-                readers.append((f"stream {other.name!r} as a source", filters, origin.line, where))
+                readers.append(Reader(f"stream {other.name!r} as a source", filters, origin.line, where))
     return readers
 
 

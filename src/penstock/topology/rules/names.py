@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from penstock.topology.lock import LockedConsumer, lock_of
@@ -15,10 +16,13 @@ def _gone(case: Case) -> Iterator[tuple[str, LockedConsumer, list[str]]]:
     if case.lock is None:
         return
     now = lock_of(case.platform).consumers
-    new = {name: one for name, one in now.items() if name not in case.lock.consumers}
+    new: dict[LockedConsumer, list[str]] = defaultdict(list)
+    for name, one in now.items():
+        if name not in case.lock.consumers:
+            new[one].append(name)
     for name, before in case.lock.consumers.items():
         if name not in now:
-            yield name, before, [other for other, one in new.items() if one == before]
+            yield name, before, new.get(before, [])
 
 
 def _streams(consumer: LockedConsumer) -> str:
@@ -95,7 +99,8 @@ def unlocked(case: Case) -> Iterator[Hit]:
             message = "there is no lock file, so a renamed consumer would go unnoticed"
             yield Hit(message, "run `penstock lint --update-lock`, and commit the file", 1, "")
         return
-    new = [name for name in (*now.streams, *now.consumers) if name not in (*case.lock.streams, *case.lock.consumers)]
+    known = {*case.lock.streams, *case.lock.consumers}
+    new = [name for name in (*now.streams, *now.consumers) if name not in known]
     if new:
         shown = ", ".join(new[:3]) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
         yield Hit(f"not in the lock file yet: {shown}", "run `penstock lint --update-lock`", 1, "")

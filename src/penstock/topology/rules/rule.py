@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
+from penstock.subjects import Index
 from penstock.topology.lock import Lock
 from penstock.topology.model import ConsumerSpec, PipelineSpec, Platform, StreamSpec
 
@@ -23,13 +25,36 @@ class Severity(StrEnum):
     """Worth knowing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: what several rules need is worked out once and kept
 class Case:
     """What the rules look at."""
 
     platform: Platform
     lock: Lock | None = None
     """The names seen before; None when there is no lock file yet."""
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[ConsumerSpec]]:
+        """The consumers of each stream, in the order of the file."""
+        found: dict[str, list[ConsumerSpec]] = {name: [] for name in self.platform.streams}
+        for consumer in self.platform.consumers.values():
+            found[consumer.stream].append(consumer)
+        return found
+
+    @cached_property
+    def captures(self) -> Index[tuple[str, StreamSpec]]:
+        """The streams by the subjects that they declare, each with that subject."""
+        index: Index[tuple[str, StreamSpec]] = Index()
+        for stream in self.platform.streams.values():
+            for subject in stream.config.get("subjects", ()):
+                index.add(subject, (subject, stream))
+        return index
+
+    @cached_property
+    def read_by_sources(self) -> frozenset[tuple[str, str]]:
+        """Stream and name of every consumer through which a declared source reads."""
+        origins = (origin for stream in self.platform.streams.values() for origin in stream.origins)
+        return frozenset((origin.name, origin.consumer.name) for origin in origins if origin.consumer)
 
 
 @dataclass(frozen=True, slots=True)

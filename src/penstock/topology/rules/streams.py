@@ -22,14 +22,26 @@ RESERVED = (("$JS.>", "$JS.EVENT.>"), ("$JSC.>", None), ("$NRG.>", None), ("$SYS
     "The server refuses two streams that capture the same subject.",
 )
 def overlapping_streams(case: Case) -> Iterator[Hit]:
-    for one, other in combinations(case.platform.streams.values(), 2):
-        if pair := subjects.any_overlap(other.config.get("subjects", ()), one.config.get("subjects", ())):
-            yield at(
-                other,
-                "subjects",
-                f"{pair[0]!r} of stream {other.name!r} overlaps {pair[1]!r} of {one.name!r} (line {one.line})",
-                "let one stream capture it; others can have it through `sources:`",
-            )
+    place = {name: number for number, name in enumerate(case.platform.streams)}
+    for stream in case.platform.streams.values():
+        for subject, theirs, other in _overlaps(case, stream):
+            if place[other.name] < place[stream.name]:
+                yield at(
+                    stream,
+                    "subjects",
+                    f"{subject!r} of stream {stream.name!r} overlaps {theirs!r} of {other.name!r} (line {other.line})",
+                    "let one stream capture it; others can have it through `sources:`",
+                )
+
+
+def _overlaps(case: Case, stream: StreamSpec) -> Iterator[tuple[str, str, StreamSpec]]:
+    """Each other stream that captures what this one does, once: with a subject of both."""
+    seen = {stream.name}
+    for subject in stream.config.get("subjects", ()):
+        for theirs, other in case.captures.overlapping(subject):
+            if other.name not in seen:
+                seen.add(other.name)
+                yield subject, theirs, other
 
 
 @rule(
@@ -55,7 +67,7 @@ def own_subjects(case: Case) -> Iterator[Hit]:
 def discards_unread(case: Case) -> Iterator[Hit]:
     for stream in case.platform.streams.values():
         capped = [key for key in ("max_bytes", "max_msgs", "max_msgs_per_subject") if stream.config.get(key, -1) > 0]
-        careful = [c for c in case.platform.consumers_of(stream.name) if must_not_miss(c)]
+        careful = [c for c in case.readers[stream.name] if must_not_miss(c)]
         if capped and careful and stream.config.get("discard", "old") == "old":
             who = f"consumer {careful[0].name!r}" if len(careful) == 1 else f"its {len(careful)} consumers"
             yield at(
