@@ -74,8 +74,8 @@ class Rewound(PenstockError):
     def __str__(self) -> str:
         return (
             f"batch {self.batch} of {self.series} is to be written, but batch {self.closed} is already finished: the "
-            "checkpoint was taken back to an earlier state, or is used twice. To write those batches again on purpose, "
-            "use a new checkpoint"
+            "checkpoint (or txnVersion) was taken back to an earlier state, or is used twice. To write those batches "
+            "again on purpose, use a new checkpoint (or txnAppId)"
         )
 
 
