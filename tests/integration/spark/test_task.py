@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
@@ -17,7 +18,9 @@ from penstock.spark.delivery import AtomicDelivery, Chunk, Confirm, Stored, deli
 from penstock.spark.ledger import Intent, Ledger, Place, Rewound, Superseded
 from penstock.spark.link import Link
 from penstock.spark.task import Tally, write_partition
+from penstock.testing import EmbeddedCluster, LeafPair
 from penstock.testing.contents import stream_data, stream_messages
+from penstock.wire.reader import Range, read_range
 
 PLACE = Place("OUT", "query", 0, 0)
 COUNT = 4500
@@ -196,6 +199,58 @@ def test_a_killed_server_in_the_middle_costs_nothing(link: Link, nats_server: Em
 
     assert write(link, rows()).written == COUNT
     assert ids_stored(link) == once(COUNT)
+
+
+def consume_all(link: Link) -> Counter[int]:
+    """Take everything out of a WorkQueue stream, as its consumers would."""
+    state = link.stream_info("OUT").state
+    wanted = Range(stream="OUT", first=state.first_seq, last=state.last_seq, direct=True)
+    found = Counter(int(data) for part in read_range(link.settings, wanted) for data in part.column("data").to_pylist())
+    link.call(lambda api: api.purge_stream("OUT"))
+    return found
+
+
+@pytest.mark.parametrize("window", [100_000_000, 120_000_000_000], ids=["passed", "open"])
+def test_chunks_that_were_consumed_meanwhile_are_not_written_again(link: Link, window: int) -> None:
+    link.call(lambda api: api.delete_stream("OUT"))
+    config = {"name": "OUT", "subjects": ["o.>"], "allow_atomic": True, "allow_direct": True}
+    link.call(lambda api: api.create_stream({**config, "retention": "workqueue", "duplicate_window": window}))
+    crash(link, batches(list(range(COUNT))), 2, stored=True)
+    consumed = consume_all(link)
+    write(link, batches(list(range(COUNT))))
+    consumed += consume_all(link)
+    # Only for the chunk under way does it take the duplicate window to know.
+    in_doubt = Counter(range(2000, 3000)) if window == 100_000_000 else Counter()
+    assert consumed == once(COUNT) + in_doubt
+
+
+def test_a_change_of_leaders_in_the_middle_costs_nothing(nats_cluster: EmbeddedCluster) -> None:
+    with Link(nats_cluster.settings) as link:
+        config = {"name": "OUT", "subjects": ["o.>"], "allow_atomic": True, "num_replicas": 3}
+        link.call(lambda api: api.create_stream({**config, "duplicate_window": 100_000_000}))
+        Ledger(link).create_bucket(3)
+
+        def rows() -> Iterator[Rows]:
+            for number, part in enumerate(batches(list(range(COUNT)), size=500)):
+                if number == 3:
+                    other.call(lambda api: api.step_down_stream("OUT"))
+                if number == 6:
+                    other.call(lambda api: api.step_down_stream("KV_penstock_ledger"))
+                yield part
+
+        with Link(nats_cluster.settings) as other:
+            assert write(link, rows()).written == COUNT
+        assert ids_stored(link) == once(COUNT)
+
+
+def test_a_stream_of_another_domain_is_written_with_its_own_ledger(nats_leaf: LeafPair) -> None:
+    with Link(nats_leaf.leaf.settings) as leaf, Link(replace(nats_leaf.hub.settings, domain="leaf")) as link:
+        leaf.call(lambda api: api.create_stream({"name": "OUT", "subjects": ["o.>"], "allow_atomic": True}))
+        Ledger(link).create_bucket(1)
+        crash(link, batches(list(range(COUNT))), 2, stored=True)
+        assert write(link, batches(list(range(COUNT)))).skipped == 3000
+        assert ids_stored(leaf) == once(COUNT)
+        assert leaf.has_stream("KV_penstock_ledger")
 
 
 def test_rows_with_known_message_ids_are_left_out_and_the_others_written(link: Link) -> None:
