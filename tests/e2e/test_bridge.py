@@ -56,9 +56,9 @@ class Site:
 
 
 @contextmanager
-def sites(tmp_path: Path, retention: str = "limits", **destination: object) -> Iterator[tuple[Site, Site]]:
+def sites(tmp_path: Path, origin_retention: str = "limits", **destination: object) -> Iterator[tuple[Site, Site]]:
     with EmbeddedServer(tmp_path / "a") as a, EmbeddedServer(tmp_path / "b") as b:
-        here, there = Site(a, "O", retention=retention), Site(b, "D", **destination)
+        here, there = Site(a, "O", retention=origin_retention), Site(b, "D", **destination)
         try:
             yield here, there
         finally:
