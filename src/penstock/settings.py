@@ -7,7 +7,9 @@ The file is YAML with the field names of `Settings`: `PENSTOCK_SETTINGS` names i
 from __future__ import annotations
 
 import difflib
+import math
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from penstock.errors import ConfigError
+from penstock.errors import BadSetting, ConfigError
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 5.0  # seconds
@@ -47,16 +49,18 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not self.servers:
-            raise ConfigError("no servers given: name at least one, such as nats://127.0.0.1:4222")
+            raise BadSetting("no servers given: name at least one, such as nats://127.0.0.1:4222", "servers")
         for server in self.servers:
             check_url(server)
         if bool(self.tls_cert) != bool(self.tls_key):
-            raise ConfigError("tls_cert and tls_key go together: give both, or neither")
+            raise BadSetting("tls_cert and tls_key go together: give both, or neither", "tls_cert", "tls_key")
         logins = [name for name in ("credentials", "user", "token") if getattr(self, name)]
         if len(logins) > 1:
-            raise ConfigError(f"{' and '.join(logins)} are different ways to log in: give only one")
-        if self.timeout <= 0:
-            raise ConfigError(f"timeout must be above 0 seconds, got {self.timeout:g}")
+            raise BadSetting(f"{' and '.join(logins)} are different ways to log in: give only one", *logins)
+        if not (self.timeout > 0 and math.isfinite(self.timeout)):
+            raise BadSetting(f"timeout must be above 0 seconds, got {self.timeout:g}", "timeout")
+        if self.domain and re.search(r"[\s.*>]", self.domain):
+            raise BadSetting(f"domain: {self.domain!r} cannot be a JetStream domain: no spaces, no . * >", "domain")
         for name in ("credentials", "tls_ca", "tls_cert", "tls_key"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
@@ -81,9 +85,18 @@ class Settings:
         """The TLS context for these settings, or None for a plain connection."""
         if not self.uses_tls:
             return None
-        context = ssl.create_default_context(cafile=self.tls_ca)
-        if self.tls_cert:
-            context.load_cert_chain(self.tls_cert, self.tls_key)
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca)
+        except OSError as exc:
+            raise ConfigError(f"tls_ca: {self.tls_ca!r} holds no certificate in PEM form ({_reason(exc)})") from exc
+        try:
+            if self.tls_cert:
+                context.load_cert_chain(self.tls_cert, self.tls_key, password="")  # never ask for one on the terminal
+        except OSError as exc:
+            raise ConfigError(
+                f"tls_cert and tls_key: {self.tls_cert!r} and {self.tls_key!r} are not a certificate and its key, "
+                f"in PEM form and without a password ({_reason(exc)})"
+            ) from exc
         return context
 
     def with_servers(self, *servers: str) -> Self:
@@ -95,9 +108,8 @@ class Settings:
         """Settings from file, environment and arguments; an override of None counts as not given."""
         env = os.environ if env is None else env
         values = _from_file(file or env.get("PENSTOCK_SETTINGS"))
-        values |= _from_env(env)
-        values |= {name: value for name, value in overrides.items() if value is not None}
-        return cls(**{name: _converted(name, value) for name, value in values.items()})
+        later = {**_from_env(env), **{name: value for name, value in overrides.items() if value is not None}}
+        return cls(**values | {name: _converted(name, value) for name, value in later.items()})
 
 
 FIELDS = tuple(f.name for f in fields(Settings))
@@ -109,12 +121,7 @@ def _from_file(path: str | Path | None) -> dict[str, Any]:
         if path:
             raise ConfigError(f"there is no settings file {str(chosen)!r}")
         return {}
-    import yaml  # Spark tasks and planners seldom have a settings file: they start sooner without
-
-    try:
-        values = yaml.safe_load(chosen.read_text()) or {}
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{chosen}: {exc}") from exc
+    values = _yaml(chosen)
     if not isinstance(values, dict):
         raise ConfigError(f"{chosen}: expected `name: value` lines, such as `servers: [{DEFAULT_SERVER}]`")
     for name in values:
@@ -122,31 +129,76 @@ def _from_file(path: str | Path | None) -> dict[str, Any]:
             near = difflib.get_close_matches(str(name), FIELDS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(FIELDS)}"
             raise ConfigError(f"{chosen}: unknown setting {name!r}; {hint}")
-    return values
+    try:
+        return {name: _converted(name, value) for name, value in values.items() if value is not None}
+    except BadSetting as exc:
+        raise ConfigError(f"{chosen}: {exc}") from exc
+
+
+def _yaml(path: Path) -> Any:
+    """The document in a file, or an error of one line that says where it is wrong."""
+    import yaml  # Spark tasks and planners seldom have a settings file: they start sooner without
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{place}: {exc.problem or exc.context} (this is not YAML)") from exc
+    except (UnicodeDecodeError, yaml.reader.ReaderError) as exc:
+        position = exc.start if isinstance(exc, UnicodeDecodeError) else exc.position
+        raise ConfigError(f"{path}: this is not a text file ({exc.reason} at position {position})") from exc
+    except (ValueError, RecursionError) as exc:  # a date that is none, a document that is nothing but brackets
+        raise ConfigError(f"{path}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path}: {_reason(exc)}") from exc
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: env[key] for name in FIELDS if env.get(key := f"PENSTOCK_{name.upper()}")}
 
 
+def _reason(error: OSError) -> str:
+    """What went wrong, in the words of OpenSSL or of the system."""
+    if reason := getattr(error, "reason", None):
+        return str(reason).replace("_", " ").lower()
+    return error.strerror or str(error)
+
+
 def _converted(name: str, value: Any) -> Any:
     if name == "servers":
-        parts = value.split(",") if isinstance(value, str) else value
-        return tuple(_url(str(part).strip()) for part in parts if str(part).strip())
+        return _servers(value)
     if name == "tls_first":
         return _flag(name, value)
     if name == "timeout":
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"timeout must be a number of seconds, got {value!r}") from None
+        return _seconds(name, value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if not isinstance(value, str):
+        raise BadSetting(f"{name} must be text, got {value!r}; put it in quotes", name)
     return value
+
+
+def _servers(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise BadSetting(f"servers must be a list of URLs such as [{DEFAULT_SERVER}], got {value!r}", "servers")
+    return tuple(_url(str(part).strip()) for part in parts if str(part).strip())
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise BadSetting(f"{name} must be a number of seconds, got {value!r}", name) from None
 
 
 def _flag(name: str, value: Any) -> bool:
     known = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if (text := str(value).lower()) not in known:
-        raise ConfigError(f"{name} is true or false, not {value!r}")
+        raise BadSetting(f"{name} is true or false, not {value!r}", name)
     return known[text]
 
 
@@ -158,7 +210,7 @@ def check_url(server: str) -> None:
     except ValueError:  # a port that is no number, or out of range
         named = False
     if not named:
-        raise ConfigError(f"servers: {server!r} is not a server URL such as {DEFAULT_SERVER}")
+        raise BadSetting(f"servers: {server!r} is not a server URL such as {DEFAULT_SERVER}", "servers")
 
 
 def _url(server: str) -> str:

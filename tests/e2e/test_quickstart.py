@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 
+from penstock.cli.home import Home
 from penstock.testing import eventually
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -93,6 +94,43 @@ def test_keep_leaves_the_broker_running_and_says_how_to_reach_and_stop_it(tmp_pa
     finally:
         os.kill(pid, signal.SIGTERM)
     eventually(lambda: not running_servers(tmp_path), what="the end of the kept broker")
+
+
+def test_one_quickstart_at_a_time_and_ctrl_c_leaves_no_server_behind(tmp_path: Path) -> None:
+    command = [*PENSTOCK, "quickstart", "--events", "1000000"]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout
+        assert "broker" in first.stdout.readline()
+        for arguments in (["--events", "500"], ["--events", "500", "--fresh"]):
+            second = quickstart(tmp_path, *arguments)
+            assert second.returncode == 1
+            assert second.stderr.startswith("error: another quickstart is running in")
+        assert running_servers(tmp_path), "the first one's broker is left alone"
+        first.send_signal(signal.SIGINT)
+        _, complaints = first.communicate(timeout=60)
+        assert (first.returncode, complaints) == (1, "error: interrupted\n")
+    finally:
+        first.kill()
+        first.communicate()
+    assert running_servers(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_line_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / ".penstock").write_text("a file")
+    done = quickstart(tmp_path, "--events", "500")
+    assert (done.returncode, done.stderr) == (1, "error: .penstock: File exists\n")
+
+
+def test_fresh_forgets_earlier_runs_and_nothing_else(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (home.data / "jetstream").mkdir(parents=True)
+    (tmp_path / "broker.json").write_text("{}")
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "messages").write_text("of `penstock server`")
+    with home.claimed():
+        home.clear()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "messages", "server"]
 
 
 @pytest.mark.parametrize("count", ["0", "many"])

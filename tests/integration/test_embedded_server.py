@@ -18,6 +18,8 @@ import pytest
 from penstock.broker import connect, embedded
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer, PortTaken, find_binary
+from penstock.broker.ports import free_ports
+from penstock.broker.server_config import ClusterMember
 from penstock.errors import ConfigError, ServerFailed
 from penstock.testing import Certificates, LeafPair, eventually, leaf_pair
 
@@ -39,6 +41,31 @@ async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int
 
 async def test_jetstream_answers_as_soon_as_start_returns(nats_server: EmbeddedServer) -> None:
     await store_and_read(nats_server)
+
+
+def test_a_server_that_listens_but_whose_jetstream_does_not_answer_is_not_ready(tmp_path: Path) -> None:
+    port, *routes = free_ports(4, "127.0.0.1")
+    alone = ClusterMember(name="c", port=routes[0], route_ports=tuple(routes))  # two of three nodes never come
+    server = EmbeddedServer(data=tmp_path, port=port, cluster=alone).spawn()
+    try:
+        eventually(server._find_monitoring_port, what="all listeners", state=server.last_words)
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        with pytest.raises(ServerFailed, match="not ready within"):
+            server.wait_until_ready(within=1)
+        assert not server.alive, "what was never ready is not left running"
+    finally:
+        server.kill()
+
+
+def test_a_second_server_leaves_the_configuration_of_the_first_alone(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "LOCK_WITHIN", 0.1)
+    before = {path: path.read_text() for path in nats_server.data.rglob("*") if path.suffix in (".conf", ".ports")}
+    with pytest.raises(ServerFailed):
+        EmbeddedServer(data=nats_server.data).start()
+    assert len(before) == 2
+    assert {path: path.read_text() for path in before} == before
 
 
 async def test_a_restart_keeps_the_ports_and_the_data(tmp_path: Path) -> None:

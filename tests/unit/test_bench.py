@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from penstock.cli import main
 from penstock.cli.bench import suite
 from penstock.errors import ConfigError, UsageError
 
@@ -95,6 +97,13 @@ def test_memory_of_a_child_that_keeps_growing_is_seen_as_growth() -> None:
     assert harness.memory_of([sys.executable, "-c", growing], every=0.01).growth() > 16 << 20
     flat = harness.memory_of([sys.executable, "-c", steady], every=0.01)
     assert flat.growth() < 4 << 20 < flat.peak
+
+
+def test_the_list_is_json_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, read in ((["--list"], str.split), (["--list", "--json"], json.loads)):
+        with pytest.raises(SystemExit) as ended:
+            main.run(["bench", *arguments])
+        assert (ended.value.code, read(capsys.readouterr().out)) == (0, suite().names)
 
 
 def test_unknown_benchmarks_are_wrong_usage() -> None:

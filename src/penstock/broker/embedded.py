@@ -6,6 +6,7 @@ import fcntl
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
@@ -31,6 +32,9 @@ LOCK_WITHIN = 2.5  # seconds; the guard of a killed parent may still be ending i
 STOP_WITHIN = 10.0  # seconds until SIGTERM becomes SIGKILL
 PORT_TRIES = 5
 LOOK_EVERY = 0.005  # seconds
+
+
+_TAKEN = re.compile(r":(\d+): bind: address already in use")
 
 
 class PortTaken(ServerFailed):
@@ -146,13 +150,11 @@ class EmbeddedServer:
         if self.alive:
             raise ServerFailed(f"the server is running already (pid {self.pid})")
         binary = find_binary(self.binary)
-        self.data.mkdir(parents=True, exist_ok=True)
         self._choose_ports()
-        config = self._write_config()
-        with self._locked_log() as log:
+        with self._prepared() as log:
             self._log_start = os.fstat(log.fileno()).st_size
             self._ending = False
-            self.process = GuardedProcess([binary, "-c", str(config)], log)
+            self.process = GuardedProcess([binary, "-c", str(self._config_path)], log)
         if self._on_exit:
             threading.Thread(target=self._supervise, args=(self.process,), name="nats-server", daemon=True).start()
         return self
@@ -177,13 +179,26 @@ class EmbeddedServer:
             leaf_port=leaf_port if config.leaf_port == FREE else config.leaf_port,
         )
 
-    def _write_config(self) -> Path:
+    def _prepared(self) -> IO[bytes]:
+        """The log, locked, and the configuration beside it: written under the lock, for it may be another's."""
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            log = self._locked_log()
+            with ExitStack() as unless_done:
+                unless_done.callback(log.close)
+                self._write_config()
+                unless_done.pop_all()
+            return log
+        except OSError as exc:
+            raise ServerFailed(
+                f"the data directory {str(self.data)!r} cannot be used: {exc.strerror or exc} ({exc.filename})"
+            ) from exc
+
+    def _write_config(self) -> None:
         shutil.rmtree(self._ports_dir, ignore_errors=True)
         self._ports_dir.mkdir()
-        path = self.data / "nats-server.conf"
-        path.touch(mode=0o600)  # it holds secrets
-        path.write_text(config_file(self.config, self.data, self._ports_dir))
-        return path
+        self._config_path.touch(mode=0o600)  # it holds secrets
+        self._config_path.write_text(config_file(self.config, self.data, self._ports_dir))
 
     def _locked_log(self) -> IO[bytes]:
         """The log, locked for as long as the server has it open: nats-server itself would share a data directory."""
@@ -202,6 +217,10 @@ class EmbeddedServer:
             time.sleep(0.05)
 
     # -- look ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _config_path(self) -> Path:
+        return self.data / "nats-server.conf"
 
     @property
     def _ports_dir(self) -> Path:
@@ -267,8 +286,13 @@ class EmbeddedServer:
     def failure(self) -> ServerFailed:
         """Why the server is no longer running."""
         code, words = self._running().poll(), self.last_words()
-        kind = PortTaken if "address already in use" in words else ServerFailed
-        return kind(f"nats-server {_ended(code)}; its last words: {words} (log: {self.log})")
+        if taken := _TAKEN.search(words):
+            return PortTaken(self._advice(int(taken[1])) + f"; nats-server said: {words}")
+        return ServerFailed(f"nats-server {_ended(code)}; its last words: {words} (log: {self.log})")
+
+    def _advice(self, port: int) -> str:
+        flag = "--leaf-port" if port == self.config.leaf_port else "--port"
+        return f"port {port} is taken by another program; stop it, or choose another port with {flag} (0: any free one)"
 
     # -- end -------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import ConfigError
 
@@ -21,21 +21,31 @@ def leaf_url(url: str, timeout: float = 2.0) -> str:
     That is `url` itself when leaf nodes are welcome there, or when nobody answers: the hub may come later. For a
     client port it is the leaf-node port of the same server, when that is where it usually is.
     """
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    if not parts.hostname:
-        raise ConfigError(f"leaf_of: {url!r} is not a URL such as nats://hub.example:{LEAF_PORT}")
-    port = parts.port or LEAF_PORT
-    info = _info(parts.hostname, port, timeout)
-    netloc = parts.netloc if parts.port else f"{parts.netloc}:{port}"
+    parts, host, given = address(url)
+    port = given or LEAF_PORT
+    info = _info(host, port, timeout)
+    netloc = parts.netloc if given else f"{parts.netloc}:{port}"
     if info is None or "leafnode_urls" in info:
         return f"{parts.scheme}://{netloc}" if "://" in url else f"nats://{netloc}"
-    there = _info(parts.hostname, port + LEAF_OFFSET, timeout)
+    there = _info(host, port + LEAF_OFFSET, timeout)
     if there and there.get("server_id") == info.get("server_id"):
         return f"{parts.scheme}://{netloc.removesuffix(f':{port}')}:{port + LEAF_OFFSET}"
     raise ConfigError(
         f"{url} is where that server takes clients; a leaf joins at its leaf-node port, which is not "
         f"{port + LEAF_OFFSET}: name it (`penstock server` prints it, nats-server has it in `leafnodes`)"
     )
+
+
+def address(url: str) -> tuple[SplitResult, str, int | None]:
+    """A hub's URL in parts, its host, and its port if it names one."""
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError:  # brackets that do not close, a port that is no number or out of range
+        host = None
+    if not host:
+        raise ConfigError(f"leaf_of: {url!r} is not a URL such as nats://hub.example:{LEAF_PORT}")
+    return parts, host, port
 
 
 def _info(host: str, port: int, timeout: float) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ class ServerConfig:
             raise ConfigError("user and password go together: give both, or neither")
         if self.user and self.token:
             raise ConfigError("user and token are different ways to log in: give only one")
-        if self.leaf_of and not urlsplit(self.leaf_of).hostname:
+        if self.leaf_of and not _names_a_host(self.leaf_of):
             raise ConfigError(f"leaf_of: {self.leaf_of!r} is not a URL such as nats://hub.example:7422")
 
     @property
@@ -124,6 +124,14 @@ def quoted(text: str) -> str:
     if any(ord(character) < 32 for character in text):
         raise ConfigError(f"control characters are not allowed in the server's configuration: {text!r}")
     return json.dumps(text, ensure_ascii=False)
+
+
+def _names_a_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number or out of range
+        return False
 
 
 def _limits(config: ServerConfig) -> Iterator[str]:

@@ -73,7 +73,7 @@ def bench(names: tuple[str, ...], rounds: int | None, quick: bool, write: bool, 
     benchmarks = suite()
     chosen = benchmarks.chosen(names)
     if only_list:
-        click.echo("\n".join(chosen))
+        print_json(chosen) if as_json else click.echo("\n".join(chosen))
         return EXIT_OK
     machine = benchmarks.report.machine_facts(benchmarks.checkout)
     documents = [_run(benchmarks, name, rounds, quick, write, machine, as_json) for name in chosen]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
 import click
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from penstock.errors import UsageError
+from penstock.errors import BadSetting, ConfigError, UsageError
 from penstock.settings import Settings
 
 EXIT_OK = 0
@@ -32,11 +36,23 @@ PIPE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe, where no terminal says how wide it is."""
 
 
-def _width(stream: TextIO) -> int | None:
-    return None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+FOLDED_WIDTH = 16
+"""Columns that text keeps, at least, in a table that is too wide for the terminal."""
 
 
-out = Console(highlight=False, width=_width(sys.stdout))
+def _width(stream: TextIO | None) -> int | None:
+    terminal = stream is not None and stream.isatty()
+    return None if terminal or "COLUMNS" in os.environ else PIPE_WIDTH
+
+
+class Output(Console):
+    """Cuts nothing off: a line that is wider than the terminal goes on in the next one."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"crop": False, **options})
+
+
+out = Output(highlight=False, width=_width(sys.stdout))
 err = Console(stderr=True, highlight=False)
 
 
@@ -49,12 +65,45 @@ class Context:
     def settings(self, **overrides: Any) -> Settings:
         """Settings from flags, environment and file; flags of a command win over global ones."""
         given = {k: v for k, v in overrides.items() if v is not None}
-        return Settings.load(**{**self.connection, **given})
+        return self._loaded({**self.connection, **given})
 
     def settings_below_flags(self, **values: Any) -> Settings:
         """Settings with values that win over the settings file, and give way to flags and `PENSTOCK_*` variables."""
         given = {k: v for k, v in self.connection.items() if v is not None}
-        return Settings.load(**{**values, **given})
+        return self._loaded({**values, **given})
+
+    def _loaded(self, values: dict[str, Any]) -> Settings:
+        """A flag, or the variable that is its twin, with a wrong value is wrong usage; a settings file is not."""
+        try:
+            return Settings.load(**values)
+        except BadSetting as exc:
+            if any(self.connection.get(name) is not None for name in exc.names):
+                raise UsageError(str(exc)) from exc
+            raise
+
+
+class Seconds(click.ParamType[float]):
+    """A number of seconds that one can wait."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = click.FLOAT.convert(value, param, ctx)
+        if not (seconds > 0 and math.isfinite(seconds)):
+            self.fail(f"{value} is not a number of seconds above 0", param, ctx)
+        return seconds
+
+
+SECONDS = Seconds()
+
+
+@contextmanager
+def flag_values() -> Iterator[None]:
+    """What is refused in this block came from the command line: wrong usage."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 CONNECTION_OPTIONS = [
@@ -67,7 +116,7 @@ CONNECTION_OPTIONS = [
     click.option("--tls-cert", metavar="FILE", help="Client certificate.  [env: PENSTOCK_TLS_CERT]"),
     click.option("--tls-key", metavar="FILE", help="Key of the client certificate.  [env: PENSTOCK_TLS_KEY]"),
     click.option("--domain", metavar="NAME", help="JetStream domain.  [env: PENSTOCK_DOMAIN]"),
-    click.option("--timeout", type=float, metavar="SECONDS", help="Deadline of a request.  [env: PENSTOCK_TIMEOUT]"),
+    click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Deadline of a request.  [env: PENSTOCK_TIMEOUT]"),
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,7 +144,7 @@ def sync(command: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
 
 def fail(message: str) -> None:
     """One line on stderr that a person can act on."""
-    err.print(f"[bold red]error:[/] {_escaped(message)}", soft_wrap=True)
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
 
 
 def usage(message: str) -> NoReturn:
@@ -104,24 +153,47 @@ def usage(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Stable, machine-readable output: sorted keys, one document."""
-    json.dump(value, sys.stdout, indent=2, sort_keys=True, default=str)
-    sys.stdout.write("\n")
+    click.echo(json.dumps(value, indent=2, sort_keys=True, default=str))
 
 
 Column = str | tuple[str, str]
-"""A heading, or a heading and `left` or `right`."""
+"""A heading, or a heading and `left`, `right` or `name`. Names, numbers (`right`) and the first column stay whole."""
+
+
+class WholeTable(Table):
+    """A table that folds its texts to fit the terminal, but no name and no number: before that it gets wider."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        return super().__rich_console__(console, options.update(width=max(options.max_width, self._needed())))
+
+    def _needed(self) -> int:
+        return sum(column.min_width or 0 for column in self.columns) + len(self.columns) - 1
 
 
 def table(title: str | None, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table that fits a terminal."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        heading, justify = (column, "left") if isinstance(column, str) else column
-        numbers = justify == "right"  # a number cut in two is two wrong numbers
-        made.add_column(heading, justify=justify, overflow="fold", no_wrap=numbers)  # type: ignore[arg-type] # a literal
-    for row in rows:
-        made.add_row(*("" if cell is None else cell if isinstance(cell, Text) else _escaped(str(cell)) for cell in row))
+    """A table for a terminal, or for `grep`."""
+    made = WholeTable(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    cells = [[_cell(value) for value in row] for row in rows]
+    for index, column in enumerate(columns):
+        heading, kind = (column, "left") if isinstance(column, str) else column
+        whole = index == 0 or kind in ("right", "name")  # half a name finds nothing; a number cut in two is two others
+        width = max(Text(heading).cell_len, *(_cell_width(row[index]) for row in cells if index < len(row)), 0)
+        least = width if whole else min(width, FOLDED_WIDTH)
+        justify: Literal["left", "right"] = "right" if kind == "right" else "left"
+        made.add_column(heading, justify=justify, overflow="fold", no_wrap=whole, min_width=least)
+    for row in cells:
+        made.add_row(*row)
     return made
+
+
+def _cell(value: Any) -> Text:
+    return value if isinstance(value, Text) else Text("" if value is None else str(value))
+
+
+def _cell_width(cell: Text) -> int:
+    return max((cell_len(line) for line in cell.plain.splitlines()), default=0)
 
 
 def progress() -> Progress:
@@ -136,7 +208,3 @@ def progress() -> Progress:
         transient=True,
         disable=not err.is_terminal,
     )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

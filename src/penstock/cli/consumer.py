@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Any
 
 import click
 from rich.markup import escape
+from rich.text import Text
 
 from penstock.broker import ConsumerInfo, JetStream, StreamInfo, connect
 from penstock.broker.jetstream import refuse_beyond_end
 from penstock.broker.resets import Fate, ResetEffect, foresee
-from penstock.cli.common import EXIT_OK, Column, Context, err, json_option, out, print_json, sync, table, usage
+from penstock.cli.common import (
+    EXIT_OK,
+    Column,
+    Context,
+    err,
+    flag_values,
+    json_option,
+    out,
+    print_json,
+    sync,
+    table,
+    usage,
+)
 from penstock.errors import MessageNotFound
 from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
 
 COLUMNS: list[Column] = [
-    "STREAM",
-    "CONSUMER",
-    "FILTERS",
+    "CONSUMER, FILTERS",
     ("PENDING", "right"),
     ("UNACKED", "right"),
     ("REDELIVERED", "right"),
@@ -63,7 +76,7 @@ async def ls(context: Context, stream: str | None, as_json: bool) -> int:
     if as_json:
         print_json([_facts(one) for one in found])
     elif found:
-        out.print(table(None, COLUMNS, [_row(one) for one in found]))
+        out.print(table(None, COLUMNS, _rows(found)))
     else:
         out.print("no consumers")
     return EXIT_OK
@@ -108,7 +121,7 @@ async def pause(context: Context, stream: str, name: str, length: str | None, un
     """
     if (length is None) == (until is None):
         usage("say how long: --for DURATION or --until TIME")
-    when = datetime.now(UTC) + parse_duration(length) if length is not None else _time(str(until))
+    when = _after(length) if length is not None else _time(str(until))
     if when <= datetime.now(UTC):
         usage(f"a pause ends in the future, not at {when.isoformat()}")
     async with connect(context.settings()) as broker:
@@ -251,6 +264,14 @@ def _time(text: str) -> datetime:
     return when.astimezone(UTC)
 
 
+def _after(length: str) -> datetime:
+    with flag_values():
+        try:
+            return datetime.now(UTC) + parse_duration(length)
+        except OverflowError:
+            usage(f"--for {length} is longer than there will be time")
+
+
 def _filters(config: dict[str, Any]) -> list[str]:
     return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
 
@@ -274,11 +295,16 @@ def _facts(info: ConsumerInfo) -> dict[str, Any]:
     }
 
 
+def _rows(found: Iterable[ConsumerInfo]) -> Iterator[list[Any]]:
+    """Consumers below the name of their stream, filters below the name of their consumer."""
+    for stream, group in groupby(found, key=lambda one: one.stream):
+        yield [Text(stream, style="bold")]
+        yield from (_row(one) for one in group)
+
+
 def _row(info: ConsumerInfo) -> list[Any]:
     return [
-        info.stream,
-        info.name,
-        "\n".join(_filters(info.config)),
+        Text(f"  {info.name}").append("".join(f"\n    {one}" for one in _filters(info.config)), style="dim"),
         info.pending,
         info.ack_pending,
         info.redelivered,

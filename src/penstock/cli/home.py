@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,8 @@ from penstock.errors import ServerFailed
 from penstock.settings import Settings
 
 STOP_WITHIN = 10.0  # seconds
+OTHERS = frozenset({"lock", "server"})
+"""What lies in the folder and is no run's own: the lock, and the data of `penstock server`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ class Home:
     def _note(self) -> Path:
         return self.path / "broker.json"
 
+    @property
+    def _lock(self) -> Path:
+        return self.path / "lock"
+
     def kept(self) -> KeptBroker | None:
         """The broker that an earlier run left running, if it still runs."""
         try:
@@ -68,11 +75,31 @@ class Home:
             return None
         return broker if broker.alive else None
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The folder for one run alone: a second one would work on the first one's broker, or clear it away."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ServerFailed(
+                    f"another quickstart is running in {str(self.path.absolute())!r}; "
+                    "wait for its end, or start this one in another directory"
+                ) from None
+            yield
+
     def clear(self) -> None:
-        """Stop a kept broker and forget everything."""
+        """Stop a kept broker and forget everything that earlier runs left."""
         if broker := self.kept():
             broker.stop()
-        shutil.rmtree(self.path, ignore_errors=True)
+        for path in self.path.iterdir():
+            if path.name in OTHERS:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     @contextmanager
     def broker(self, keep: bool) -> Iterator[Settings]:
@@ -80,7 +107,6 @@ class Home:
         if kept := self.kept():
             yield Settings(servers=(kept.url,))
             return
-        self.path.mkdir(parents=True, exist_ok=True)
         server = EmbeddedServer(data=self.data).start()
         try:
             yield server.settings

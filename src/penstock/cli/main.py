@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -31,6 +33,9 @@ COMMANDS = {
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""
 
 
+ENV_PREFIX = "PENSTOCK"
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on first use."""
 
@@ -42,7 +47,19 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = COMMANDS[name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        name_twins(command, f"{ENV_PREFIX}_{name.upper()}")
         return command
+
+
+def name_twins(command: click.Command, prefix: str) -> None:
+    """Call the variable of every option after its flag: click would call it after the parameter of the function."""
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.envvar:
+            flag = max(option.opts, key=len).lstrip("-")
+            option.envvar = f"{prefix}_{flag}".replace("-", "_").upper()
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            name_twins(inner, f"{prefix}_{name.upper()}")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -63,7 +80,8 @@ def penstock(ctx: click.Context, /, **connection: Any) -> None:
 def run(arguments: list[str] | None = None) -> None:
     """The entry point: exit 0 fine, 1 error, 2 something needs attention, 64 wrong usage."""
     try:
-        code = penstock.main(arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
+        code = penstock.main(arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix=ENV_PREFIX)
+        flush()
     except click.UsageError as exc:
         exc.show()
         sys.exit(EXIT_USAGE)
@@ -77,6 +95,22 @@ def run(arguments: list[str] | None = None) -> None:
         fail(str(exc))
         sys.exit(exc.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away, as `| head` does
+        drop_output()  # its reader went away, as `| head` does
+        sys.exit(EXIT_ERROR)
+    except OSError as exc:  # a disk that is full, a directory that may not be written: the machine's "no", not a bug
+        drop_output()
+        fail(f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror or str(exc))
         sys.exit(EXIT_ERROR)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def flush() -> None:
+    """Write what is buffered while somebody can still say that it failed."""
+    if sys.stdout:
+        sys.stdout.flush()
+
+
+def drop_output() -> None:
+    """Send what is still buffered nowhere: Python would try to write it once more at its end, and complain."""
+    with suppress(OSError, AttributeError):  # stdout is no file, or closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

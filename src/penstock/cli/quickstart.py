@@ -65,10 +65,11 @@ async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool) -> No
       penstock quickstart --fresh --events 50000
     """
     home = Home(HOME)
-    if fresh:
-        home.clear()
-    with home.broker(keep) as settings:
-        await _story(settings, events, no_spark)
+    with home.claimed():
+        if fresh:
+            home.clear()
+        with home.broker(keep) as settings:
+            await _story(settings, events, no_spark)
     if kept := home.kept():
         out.print(f"\nThe broker is running: penstock --servers {kept.url} status\nStop it with: kill {kept.pid}")
 

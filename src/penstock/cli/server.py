@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,12 +14,12 @@ import click
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.hub import CLIENT_PORT, LEAF_OFFSET, leaf_url
+from penstock.broker.hub import CLIENT_PORT, LEAF_OFFSET, address, leaf_url
 from penstock.broker.ports import FREE
-from penstock.broker.server_config import LOOPBACK, ServerTls
-from penstock.cli.common import err, json_option, out, usage
-from penstock.errors import ServerFailed
-from penstock.units import parse_size
+from penstock.broker.server_config import LOOPBACK, ServerConfig, ServerTls
+from penstock.cli.common import err, flag_values, json_option, out, usage
+from penstock.errors import ConfigError, ServerFailed
+from penstock.units import parse_duration, parse_size
 
 DEFAULT_DATA = ".penstock/server"
 HIGHEST_PORT = 65_535
@@ -88,11 +87,39 @@ def _server_options(options: dict[str, Any]) -> dict[str, Any]:
         usage("--tls-cert and --tls-key go together: give both, or neither")
     if (tls["ca"] or tls["verify"]) and not tls["cert"]:
         usage("--tls-ca and --tls-verify need a certificate of the server: --tls-cert and --tls-key")
-    if options["max_payload"]:
-        options["max_payload"] = parse_size(options["max_payload"])
+    with flag_values():
+        options = {**options, **_checked(options)}
     if options["leaf_of"]:
         options["leaf_of"] = leaf_url(options["leaf_of"])
     return {**options, "tls": ServerTls(**tls) if tls["cert"] else None}
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Options that are written differently in the server's configuration; raises when one of them is impossible."""
+    if options["leaf_of"]:
+        address(options["leaf_of"])
+    ServerConfig(**{name: options[name] for name in ("user", "password", "token")})
+    return {
+        "max_payload": _size(options["max_payload"]),
+        "sync_interval": _interval(options["sync_interval"]),
+    }
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (size := parse_size(text)):
+        raise ConfigError("--max-payload must be above 0")
+    return size
+
+
+def _interval(text: str | None) -> str | None:
+    """As the server reads it: it knows no days and weeks."""
+    if text is None or text == "always":
+        return text
+    if not (interval := parse_duration(text)):
+        raise ConfigError("--sync-interval must be above 0, or `always`")
+    return f"{interval.total_seconds():.6f}s"
 
 
 def _made(
@@ -151,8 +178,7 @@ def _announce(made: EmbeddedServer | EmbeddedCluster, as_json: bool) -> None:
             "data": str(data),
             "domain": config.jetstream_domain,
         }
-        sys.stdout.write(json.dumps(said, sort_keys=True) + "\n")
-        sys.stdout.flush()
+        click.echo(json.dumps(said, sort_keys=True))
         return
     out.print(made.url, soft_wrap=True)
     leaf = ", ".join(_without_login(one.leaf_url) for one in servers)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.text import Text
 
 from penstock.broker import connect
-from penstock.cli.common import Column, Context, json_option, out, print_json, sync, table
+from penstock.cli.common import SECONDS, Column, Context, json_option, out, print_json, sync, table
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.units import approximate_duration, approximate_size
 
@@ -31,7 +31,7 @@ CONSUMER_COLUMNS: list[Column] = [
 @click.command()
 @click.option("--watch", is_flag=True, help="Redraw until interrupted.")
 @click.option(
-    "--every", type=float, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws."
+    "--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws."
 )
 @click.option("--platform", metavar="NAME", help="Show only what this declared platform owns.")
 @json_option
@@ -64,10 +64,15 @@ async def status(context: Context, watch: bool, every: float, platform: str | No
 
 
 async def _watch(look: Callable[[], Awaitable[Status]], every: float) -> None:
-    with Live(render(await look()), console=out, auto_refresh=False) as live:
+    """Print everything again and again, each time on an empty screen; what is longer can be scrolled back to."""
+    with suppress(asyncio.CancelledError):  # Ctrl-C
         while True:
+            found = await look()
+            with out:  # one write, no flicker
+                out.clear()
+                out.print(render(found))
+                out.print(f"{datetime.now():%H:%M:%S}, every {every:g} s until Ctrl-C", style="dim")
             await asyncio.sleep(every)
-            live.update(render(await look()), refresh=True)
 
 
 def render(status: Status) -> RenderableType:
@@ -79,7 +84,7 @@ def render(status: Status) -> RenderableType:
     ]
     if sources := [(stream.name, source) for stream in status.streams for source in stream.sources]:
         rows = ((name, s.name, s.lag, _age(s.heard_ago), s.error) for name, s in sources)
-        columns: list[Column] = ["stream", "from", ("lag", "right"), ("heard ago", "right"), "error"]
+        columns: list[Column] = ["stream", ("from", "name"), ("lag", "right"), ("heard ago", "right"), "error"]
         parts += [Text(), table(f"Sources ({len(sources)})", columns, rows)]
     return Group(*parts, Text(), Text(_summary(status)))
 

@@ -153,7 +153,11 @@ def _identity(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> dict[
 
 def signed(path: Path, nonce: str | None) -> dict[str, str]:
     """Prove possession of the seed by signing the server's nonce; with a JWT when the file has one."""
-    text = path.read_text()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = getattr(exc, "strerror", None) or "it is not text"
+        raise ConfigError(f"{path} cannot be read as a credentials file: {reason}") from exc
     seed = _SEED.search(text)
     if not seed:
         raise ConfigError(f"{path}: there is no USER NKEY SEED in this credentials file")

@@ -1,0 +1,96 @@
+"""Settings: which source wins, and what is said about a wrong value, in one line."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import BadSetting, ConfigError
+from penstock.settings import Settings
+from penstock.wire import login
+
+
+def loaded(tmp_path: Path, content: str | bytes) -> Settings:
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Settings.load(env={}, file=path)
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("servers: [file:1]\nuser: file\npassword: file\ntimeout: 2\ndomain:\n")
+    env = {"PENSTOCK_SETTINGS": str(path), "PENSTOCK_USER": "env", "PENSTOCK_PASSWORD": "env"}
+    made = Settings.load(env=env, password="argument", domain=None)
+    assert made == Settings(servers=("nats://file:1",), user="env", password="argument", timeout=2.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("servers: 5", "servers must be a list of URLs"),
+        ("servers: {a: b}", "servers must be a list of URLs"),
+        ("password: 1234", "password must be text, got 1234; put it in quotes"),
+        ("timeout: soon", "timeout must be a number of seconds"),
+        ("timeout: true", "timeout must be a number of seconds"),
+        ("tls_first: maybe", "tls_first is true or false"),
+        ("server: x", "did you mean 'servers'"),
+        ("just text", "expected `name: value` lines"),
+        ("servers: [a\nuser: {{", "line 2, column 5: "),
+        ("a: b: c", "line 1, column 5: "),
+        ("user: 2026-99-99", "month must be in 1..12"),
+        ("user: \x01", "not a text file"),
+        (b"\xff\xfe\x00bad", "not a text file"),
+        ("[" * 5000, "recursion"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line_with_its_name(tmp_path: Path, content: str | bytes, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loaded(tmp_path, content)
+    told = str(refused.value)
+    assert said in told
+    assert told.startswith(str(tmp_path / "settings.yaml"))
+    assert "\n" not in told
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no settings file"):
+        Settings.load(env={}, file=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"timeout": "nan"}, ("timeout",)),
+        ({"timeout": "inf"}, ("timeout",)),
+        ({"timeout": 0}, ("timeout",)),
+        ({"servers": "::::"}, ("servers",)),
+        ({"servers": ","}, ("servers",)),
+        ({"domain": "a b"}, ("domain",)),
+        ({"tls_cert": "x"}, ("tls_cert", "tls_key")),
+        ({"user": "u", "token": "t"}, ("user", "token")),
+    ],
+)
+def test_a_wrong_value_says_which_settings_it_is_about(values: dict[str, str], names: tuple[str, ...]) -> None:
+    with pytest.raises(BadSetting) as refused:
+        Settings.load(env={}, **values)
+    assert refused.value.names == names
+    back = pickle.loads(pickle.dumps(refused.value))
+    assert (str(back), back.names) == (str(refused.value), names)
+
+
+def test_certificates_that_are_none_are_named(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_bytes(bytes(range(256)))
+    with pytest.raises(ConfigError, match=r"tls_ca: '.*junk\.pem' holds no certificate in PEM form"):
+        Settings(tls_ca=str(junk)).ssl_context()
+    with pytest.raises(ConfigError, match=r"tls_cert and tls_key: '.*junk\.pem' and '.*' are not a certificate"):
+        Settings(tls_cert=str(junk), tls_key=str(junk)).ssl_context()
+
+
+def test_credentials_that_are_none_are_named(tmp_path: Path) -> None:
+    junk = tmp_path / "junk.creds"
+    junk.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"junk\.creds cannot be read as a credentials file: it is not text"):
+        login.signed(junk, "nonce")
