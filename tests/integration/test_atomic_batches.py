@@ -464,6 +464,7 @@ async def test_a_lost_connection_is_replaced_for_the_next_batch(nats_server: Emb
         opened = publisher.connection.opened
         nats_server.kill()
         nats_server.start()
+        await eventually_async(lambda: not publisher.connection.connected, what="the loss to be noticed")
         assert (await publisher.publish_batch("S", "s.a", [b"2"])).sequence == 2
         assert publisher.connection.opened == opened + 1
     assert isinstance(publisher.connection, aio.Connection)
@@ -476,3 +477,14 @@ def test_a_lost_connection_is_replaced_for_the_next_blocking_batch(
     nats_server.kill()
     nats_server.start()
     assert blocking_publisher.publish_batch("S", "s.a", [b"2"]).sequence == 2
+
+
+async def test_a_cancelled_publish_ends_wherever_it_is(publisher: Publisher) -> None:
+    """Else Ctrl-C, or a timeout around it, would be lost in it."""
+    for steps in range(12):
+        task = asyncio.create_task(publisher.publish_batch("S", "s.a", [b"x"] * 3))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if task.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await task

@@ -164,7 +164,8 @@ class Publisher:
         """One of the places for batches under way on this stream; the caller releases it."""
         slots = self._slots.setdefault(batch.stream, asyncio.Semaphore(self._in_flight))
         try:
-            await asyncio.wait_for(slots.acquire(), self.patience)
+            async with asyncio.timeout(self.patience):  # Python 3.11's `wait_for` swallows cancellations
+                await slots.acquire()
         except TimeoutError:
             words = f"{self._in_flight} batches of this publisher are under way"
             raise TooManyInFlight(batch.stream, batch.batch_id, 429, 0, words) from None

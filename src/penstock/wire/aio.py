@@ -396,7 +396,8 @@ class _Link(asyncio.Protocol):
         if self._transport:
             self._transport.close()
             try:
-                await asyncio.wait_for(self._gone.wait(), timeout)
+                async with asyncio.timeout(timeout):  # Python 3.11's `wait_for` swallows cancellations
+                    await self._gone.wait()
             except TimeoutError:
                 self.abort()
 
