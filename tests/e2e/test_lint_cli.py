@@ -103,6 +103,17 @@ def test_json_says_the_same_as_the_table(file: Path) -> None:
     assert report["catalog"]["services"] == [{"consumers": 1, "service": "w"}]
 
 
+def test_json_of_a_file_that_does_not_load_names_every_problem(file: Path) -> None:
+    file.write_text(CLEAN.replace("7d", "7x"))
+    result = penstock("lint", file, "--json")
+    report = json.loads(result.stdout)
+    assert result.returncode == 1
+    (problem,) = report["problems"]
+    assert (problem["file"], problem["line"], problem["column"]) == (str(file), 2, 33)
+    assert problem["message"] in report["error"]
+    assert f"error: {report['error']}" == result.stderr.strip()
+
+
 def test_a_rename_is_noticed_once_the_names_are_locked(file: Path) -> None:
     locked = penstock("lint", file, "--update-lock")
     assert locked.returncode == 0

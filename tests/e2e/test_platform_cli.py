@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
 from penstock.cli.main import run
-from penstock.testing import eventually
+from penstock.testing import EmbeddedCluster, eventually
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "plan.schema.json").read_text())
@@ -114,7 +115,8 @@ def test_the_example_applied_twice_changes_nothing_the_second_time(nats_server: 
     assert (planned.returncode, "29 changes: 29 to create; 0 unchanged." in planned.stdout) == (2, True), planned
     assert penstock(*server, "apply", EXAMPLE).returncode == 0
     again = penstock(*server, "apply", EXAMPLE)
-    assert (again.returncode, again.stdout) == (0, "Nothing to do: 29 resources as declared.\n")
+    assert again.returncode == 0
+    assert again.stdout == "Nothing to do: 29 resources as declared.\n6 lint warnings; see `penstock lint`\n"
     assert penstock(*server, "plan", EXAMPLE).returncode == 0
     verified = here(*server, "verify", EXAMPLE)
     assert verified.returncode == 0
@@ -223,12 +225,109 @@ def test_what_another_platform_owns_is_refused_until_it_is_taken_over(
     assert here("plan", other).returncode == 0
 
 
+def many_streams(folder: Path, servers: str) -> Path:
+    """A platform of 400 streams, which takes a while to apply."""
+    streams = "".join(f"  S{n}: {{subjects: [s{n}]}}\n" for n in range(400))
+    file = folder / "penstock.yaml"
+    file.write_text(f"environments:\n  dev: {{servers: ['{servers}']}}\nstreams:\n{streams}")
+    return file
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_apply_says_what_was_done_and_what_was_not(
+    tmp_path: Path, nats_server: EmbeddedServer, number: int
+) -> None:
+    command = [PENSTOCK, "apply", str(many_streams(tmp_path, nats_server.url)), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        eventually(lambda: nats_server.monitor("/jsz")["streams"] >= 5, within=20, what="some streams")
+        running.send_signal(number)
+        stdout, stderr = running.communicate(timeout=60)
+    assert running.returncode == 1, stderr
+    assert "error: stopped at stream S" in stderr
+    assert "interrupted" in stderr
+    assert "Traceback" not in stderr
+    answer = validated("apply", subprocess.CompletedProcess(command, 1, stdout, stderr))
+    assert len(answer["done"]) >= 5
+    assert len(answer["done"]) + 1 + len(answer["not_done"]) == 400
+    assert "interrupted" in answer["error"]
+
+
+def test_a_refused_apply_is_a_document_too(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    refused = here("apply", written(tmp_path, nats_server.url, ("64MiB", "64MiB, storage: memory")), "--json")
+    answer = validated("apply", refused)
+    assert (refused.returncode, answer["done"], answer["failed"]) == (1, [], None)
+    assert [c["name"] for c in answer["not_done"]] == ["BILLING"]
+    assert "--allow-destroy" in answer["error"]
+    assert one_line(refused) == f"error: {answer['error']}"
+
+
+@pytest.mark.parametrize("command", ["plan", "apply", "verify"])
+def test_an_error_before_any_answer_is_a_document_too(tmp_path: Path, command: str) -> None:
+    unreachable = here("--timeout", "1", command, written(tmp_path, "nats://127.0.0.1:9"), "--json")
+    assert unreachable.returncode == 1
+    assert "nats://127.0.0.1:9" in validated("error", unreachable)["error"]
+    wrong = here(command, written(tmp_path, "nats://127.0.0.1:9", ("7d", "7x")), "--json")
+    assert [p["line"] for p in validated("error", wrong)["problems"]] == [6]
+
+
+@pytest.mark.parametrize("command", ["plan", "apply"])
+def test_what_lint_calls_an_error_is_refused_before_a_server_is_asked(tmp_path: Path, command: str) -> None:
+    file = written(tmp_path, "nats://127.0.0.1:9", (", dlq: dlq.billing.usage", ""))
+    refused = here("--timeout", "1", command, file)
+    assert refused.returncode == 1
+    assert "D01" in refused.stdout
+    assert "gives up after 10 deliveries and has no dlq (D01)" in one_line(refused)
+    findings = validated("error", here(command, file, "--json"))["findings"]
+    assert [f["code"] for f in findings] == ["D01"]
+
+
+def test_a_renamed_consumer_is_a_warning_and_its_new_name_is_locked_once_applied(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    lock = tmp_path / "penstock.lock.yaml"
+    assert "worker:" in lock.read_text()
+    file = written(tmp_path, nats_server.url, ("  worker:", "  labourer:"))
+    planned = here("plan", file)
+    assert planned.returncode == 2
+    assert "warning N01: consumer 'worker' of stream 'BILLING' looks renamed to 'labourer'" in planned.stdout
+    assert [f["code"] for f in validated("plan", here("plan", file, "--json"))["renames"]] == ["N01"]
+    assert "worker:" in lock.read_text(), "a plan changes nothing"
+    assert [f["code"] for f in validated("apply", here("apply", file, "--json"))["renames"]] == ["N01"]
+    assert "labourer:" in lock.read_text()
+    assert "N01" not in here("plan", file).stdout
+
+
+def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    with_server(nats_server, lambda js: js.create_stream({"name": "OLD", "subjects": ["platform.billing.usage"]}))
+    failed = here("apply", written(tmp_path, nats_server.url))
+    assert failed.returncode == 1
+    assert "'platform.billing.>' overlaps 'platform.billing.usage' of stream 'OLD'" in one_line(failed)
+
+
+def test_a_cluster_without_a_quorum_is_ill_and_no_error(tmp_path: Path, nats_cluster: EmbeddedCluster) -> None:
+    first, *others = nats_cluster.nodes
+    file = written(tmp_path, first.url)
+    assert here("apply", file).returncode == 0
+    for node in others:
+        node.kill()
+
+    def ill() -> bool:
+        return here("--timeout", "3", "verify", file).returncode == 2
+
+    eventually(ill, within=60, what="a verification that finds no quorum")
+    verified = here("--timeout", "3", "verify", file)
+    assert "JetStream is not well" in verified.stdout
+    answer = validated("verify", here("--timeout", "3", "verify", file, "--json"))
+    assert (answer["healthy"], set(answer["checks"].values())) == (False, {False})
+    assert answer["error"]
+
+
 def test_a_server_killed_in_the_middle_of_an_apply_leaves_something_that_a_second_apply_completes(
     tmp_path: Path, nats_server: EmbeddedServer
 ) -> None:
-    streams = "".join(f"  S{n}: {{subjects: [s{n}]}}\n" for n in range(400))
-    file = tmp_path / "penstock.yaml"
-    file.write_text(f"environments:\n  dev: {{servers: ['{nats_server.url}']}}\nstreams:\n{streams}")
+    file = many_streams(tmp_path, nats_server.url)
     command = [PENSTOCK, "--timeout", "2", "apply", str(file), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         eventually(lambda: nats_server.monitor("/jsz")["streams"] >= 20, within=20, what="some streams")

@@ -10,6 +10,8 @@ DISABLED = frozenset({10035, 10039, 10076})
 """No such account, JetStream not enabled for the account, JetStream not enabled at all."""
 DELETE_FAILED = 10057
 """Deleting a message failed, for whatever reason; that it is not there is one."""
+SUBJECTS_OVERLAP = 10065
+"""A stream captures what another one captures already; the server does not say which."""
 
 BUSY = {
     10004,  # incomplete results: some servers of the cluster did not answer

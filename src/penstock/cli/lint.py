@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
+from rich.table import Table
 from rich.text import Text
 
+from penstock.cli import errors_json
 from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, json_option, out, print_json, table
 from penstock.topology import asyncapi as asyncapi_document
 from penstock.topology.catalog import Catalog, ConsumerRow, catalog
@@ -47,10 +50,11 @@ def lint_command(
       penstock lint examples/gpuaas/penstock.yaml
       penstock lint examples/gpuaas/penstock.yaml --env prod --catalog
     """
-    platform = load(file, env)
-    if update_lock:
-        write_lock(lock_path(file), lock_of(platform))
-    lock = read_lock(lock_path(file))
+    with errors_json.told(as_json):
+        platform = load(file, env)
+        if update_lock:
+            write_lock(lock_path(file), lock_of(platform))
+        lock = read_lock(lock_path(file))
     findings = lint(platform, lock)
     if as_json:
         print_json(_report(platform, findings, show_catalog))
@@ -74,14 +78,18 @@ def _print(platform: Platform, findings: list[Finding], written: Lock | None, wi
     if with_catalog:
         _print_catalog(catalog(platform))
     if findings:
-        rows = [(f.code, Text(f.severity, COLOURS[f.severity]), f.line, f.message, f.fix) for f in findings]
-        out.print(table(None, ["Code", "Severity", ("Line", "right"), "What", "Fix"], rows))
+        out.print(findings_table(findings))
     if written:
         names = f"{counted(len(written.streams), 'stream')}, {counted(len(written.consumers), 'consumer')}"
         out.print(f"wrote {lock_path(platform.path)}: {names}", soft_wrap=True)
     tally = ", ".join(counted(number, word) for word, number in _tally(findings))
     where = f"{platform.path} ({platform.environment.name})"
     out.print(f"{where}: {tally}" if tally else f"{where}: clean", soft_wrap=True)
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    rows = [(f.code, Text(f.severity, COLOURS[f.severity]), f.line, f.message, f.fix) for f in findings]
+    return table(None, ["Code", "Severity", ("Line", "right"), "What", "Fix"], rows)
 
 
 def _tally(findings: list[Finding]) -> list[tuple[str, int]]:

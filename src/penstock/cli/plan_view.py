@@ -13,6 +13,7 @@ from penstock.topology import ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, CONSUMER_LIMITS, STREAM_BY_WIRE
 from penstock.topology.kinds import Duration, Kind, ListOf, Size
+from penstock.topology.lint import Concerns
 from penstock.topology.plan import Change, Plan
 from penstock.topology.plan import Kind as ChangeKind
 from penstock.topology.resource import Resource
@@ -54,6 +55,14 @@ def plan_lines(plan: Plan) -> Iterator[Text]:
         names = ", ".join(str(orphan) for orphan in plan.orphans)
         yield Text(f"  no longer declared, left alone without --prune: {names}", style="dim")
     yield summary(plan)
+
+
+def concern_lines(concerns: Concerns) -> Iterator[Text]:
+    """What a plan has to say about the file itself."""
+    for one in concerns.renames:
+        yield Text(f"warning {one.code}: {one.message}; {one.fix}", style="yellow")
+    if concerns.warnings:
+        yield Text(f"{counted(concerns.warnings, 'lint warning')}; see `penstock lint`", style="dim")
 
 
 def change_block(change: Change) -> Iterator[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -14,15 +15,31 @@ from rich.text import Text
 from penstock.broker import connect
 from penstock.broker.connection import Broker
 from penstock.broker.model import Json
-from penstock.cli import plan_view
-from penstock.cli.common import EXIT_ATTENTION, EXIT_ERROR, EXIT_OK, Context, fail, json_option, out, print_json, sync
+from penstock.cli import errors_json, plan_view
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_ERROR,
+    EXIT_OK,
+    Context,
+    err,
+    fail,
+    json_option,
+    out,
+    print_json,
+    sync,
+)
 from penstock.cli.common import progress as progress_bar
+from penstock.cli.lint import findings_table
+from penstock.errors import ConfigError, DeadlineExceeded, PenstockError, ServerBusy
+from penstock.settings import Settings
 from penstock.topology import actual, needs, plan_json
 from penstock.topology import apply as carrying_out
 from penstock.topology import plan as planning
 from penstock.topology import verify as verification
-from penstock.topology.apply import ApplyError
+from penstock.topology.apply import ApplyError, Refused
+from penstock.topology.lint import Concerns, LintErrors, require_sound
 from penstock.topology.load import load
+from penstock.topology.lock import lock_of, lock_path, read_lock, write_lock
 from penstock.topology.model import Platform
 from penstock.topology.plan import Change, Plan
 from penstock.topology.resource import Actual, Desired
@@ -49,8 +66,7 @@ class Session:
     @property
     def heading(self) -> Json:
         """What every JSON answer says about itself."""
-        servers = list(self.broker.settings.servers)
-        return {"environment": self.platform.environment.name, "servers": servers}
+        return _heading(self.platform, self.broker.settings)
 
     async def read(self) -> Actual:
         with progress_bar() as bar:
@@ -74,19 +90,36 @@ class Session:
             await asyncio.sleep(LOOK_EVERY)
 
 
+def _heading(platform: Platform, settings: Settings) -> Json:
+    return {"environment": platform.environment.name, "servers": list(settings.servers)}
+
+
 @asynccontextmanager
-async def session(context: Context, file: str, env: str | None) -> AsyncIterator[Session]:
-    """The file, checked, and a connection to its environment's servers; flags and variables win over the file."""
-    platform = load(file, env)
-    settings = context.settings_below_flags(**platform.environment.settings_overrides())
-    async with connect(settings) as broker:
+async def session(context: Context, platform: Platform) -> AsyncIterator[Session]:
+    """The platform and a connection to its environment's servers; flags and variables win over the file."""
+    async with connect(_settings(context, platform)) as broker:
         desired = Desired.of(platform)
         await broker.jetstream.account_info()  # says so when there is no JetStream
         needs.require(desired, broker)
         yield Session(platform, desired, broker)
 
 
-@click.command(epilog="Exit code 0: nothing would change. 2: something would.")
+def _settings(context: Context, platform: Platform) -> Settings:
+    return context.settings_below_flags(**platform.environment.settings_overrides())
+
+
+def _sound(file: str, env: str | None, as_json: bool) -> tuple[Platform, Concerns]:
+    """The platform that a file declares, once lint has no error; else all of them are shown."""
+    platform = load(file, env)
+    try:
+        return platform, require_sound(platform, read_lock(lock_path(platform.path)))
+    except LintErrors as exc:
+        if not as_json:
+            out.print(findings_table(exc.findings))
+        raise
+
+
+@click.command(epilog="Exit code 0: nothing would change. 2: something would. 1: the file is wrong, or no answer.")
 @file_argument
 @env_option
 @click.option("--allow-destroy", is_flag=True, help="Plan to recreate streams that cannot be changed.")
@@ -107,12 +140,14 @@ async def plan(
       penstock plan penstock.yaml --env prod
       penstock plan penstock.yaml --json | jq '.changes[] | select(.risk != "safe")'
     """
-    async with session(context, file, env) as s:
-        made = await s.plan(allow_destroy, prune, take_over)
-        if as_json:
-            print_json({**plan_json.plan_json(made), **s.heading})
-        else:
-            _show(plan_view.plan_lines(made))
+    with errors_json.told(as_json):
+        platform, concerns = _sound(file, env, as_json)
+        async with session(context, platform) as s:
+            made = await s.plan(allow_destroy, prune, take_over)
+    if as_json:
+        print_json({**plan_json.plan_json(made, concerns), **s.heading})
+    else:
+        _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
     return EXIT_ATTENTION if made else EXIT_OK
 
 
@@ -131,30 +166,67 @@ async def apply(
     """Make the server as the file declares it.
 
     Applying twice changes nothing the second time. It stops at the first error, and says what was done. What would
-    lose a position or messages is refused, before anything is done, unless --allow-destroy is given.
+    lose a position or messages is refused, before anything is done, unless --allow-destroy is given. What `penstock
+    lint` calls an error is refused too. Afterwards the lock file next to FILE holds the names of today.
 
     \b
     Example:
       penstock apply penstock.yaml --env dev
       penstock apply penstock.yaml --prune --allow-destroy
     """
-    async with session(context, file, env) as s:
-        made = await s.plan(allow_destroy, prune, take_over)
-        if not as_json:
-            _show(plan_view.plan_lines(made))
-        carrying_out.check(made, allow_destroy)
-        try:
-            done = await _carry_out(s, made, allow_destroy)
-        except ApplyError as exc:
-            if as_json:
-                print_json({**plan_json.result_json(made, exc.done, exc.failed, str(exc.cause)), **s.heading})
-            fail(str(exc))
-            return EXIT_ERROR
-        if as_json:
-            print_json({**plan_json.result_json(made, done), **s.heading})
-        elif done:
-            out.print(f"[bold green]Applied[/] {counted(len(done), 'change')}.")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)  # as Ctrl-C
+    with errors_json.told(as_json):
+        platform, concerns = _sound(file, env, as_json)
+        async with session(context, platform) as s:
+            made = await s.plan(allow_destroy, prune, take_over)
+            if not as_json:
+                _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+            outcome = await _outcome(s, made, allow_destroy)
+    if as_json:
+        told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)
+        print_json({**told, **s.heading})
+    elif outcome.done and not outcome.error:
+        out.print(f"[bold green]Applied[/] {counted(len(outcome.done), 'change')}.")
+    if outcome.error:
+        fail(str(outcome.error))
+        return EXIT_ERROR
+    _lock(platform)
     return EXIT_OK
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far an apply came."""
+
+    done: tuple[Change, ...] = ()
+    failed: Change | None = None
+    error: Refused | ApplyError | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended early, without what was done and what was not."""
+        if self.error is None:
+            return None
+        return str(self.error.cause if isinstance(self.error, ApplyError) else self.error)
+
+
+async def _outcome(s: Session, made: Plan, allow_destroy: bool) -> Outcome:
+    try:
+        return Outcome(await _carry_out(s, made, allow_destroy))
+    except Refused as exc:
+        return Outcome(error=exc)
+    except ApplyError as exc:
+        return Outcome(exc.done, exc.failed, exc)
+
+
+def _lock(platform: Platform) -> None:
+    """Remember the names that hold a position now. All is done by then: a folder that is read-only is no failure."""
+    path, names = lock_path(platform.path), lock_of(platform)
+    try:
+        if read_lock(path) != names:
+            write_lock(path, names)
+    except ConfigError as exc:
+        err.print(Text(f"warning: {exc}", style="yellow"), soft_wrap=True)
 
 
 async def _carry_out(s: Session, made: Plan, allow_destroy: bool) -> tuple[Change, ...]:
@@ -192,13 +264,27 @@ async def verify(context: Context, file: str, env: str | None, wait: float, as_j
     Example:
       penstock verify penstock.yaml --env prod && start-the-service
     """
-    async with session(context, file, env) as s:
-        found, findings = await s.verify(wait)
-        if as_json:
-            print_json({**plan_json.findings_json(s.desired.platform, findings), **s.heading})
-        else:
-            _show_findings(s, found, findings)
+    with errors_json.told(as_json):
+        platform = load(file, env)
+        try:
+            async with session(context, platform) as s:
+                found, findings = await s.verify(wait)
+        except (ServerBusy, DeadlineExceeded) as exc:  # it can be reached, and is ill
+            _show_illness(exc, platform, _settings(context, platform), as_json)
+            return EXIT_ATTENTION
+    if as_json:
+        print_json({**plan_json.findings_json(s.desired.platform, findings), **s.heading})
+    else:
+        _show_findings(s, found, findings)
     return EXIT_ATTENTION if findings else EXIT_OK
+
+
+def _show_illness(exc: PenstockError, platform: Platform, settings: Settings, as_json: bool) -> None:
+    if as_json:
+        print_json({**plan_json.findings_json(platform.name, (), str(exc)), **_heading(platform, settings)})
+        return
+    where = ", ".join(settings.servers)
+    out.print(Text.assemble(("✗", "bold red"), f" JetStream is not well at {where}: {exc}"), soft_wrap=True)
 
 
 def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from penstock import subjects
+from penstock.broker import codes
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import ApiError, NotFound, PenstockError
 from penstock.topology import compare
 from penstock.topology.plan import Change, Kind, Plan
 from penstock.topology.risk import Risk
@@ -33,6 +36,13 @@ class Refused(PenstockError):
         if all(change.owner and change.risk is Risk.IMPOSSIBLE for change in self.changes):
             return f"nothing was done: {what}{rest}"
         return f"nothing was done, for something would be lost: {what}{rest}; if that is meant, add --allow-destroy"
+
+
+class Interrupted(PenstockError):
+    """Somebody wanted it to end."""
+
+    def __str__(self) -> str:
+        return "interrupted; whether this change was made is not known"
 
 
 class ApplyError(PenstockError):
@@ -77,8 +87,9 @@ async def apply(
 ) -> tuple[Change, ...]:
     """Carry out the plan in its order; returns what was done.
 
-    Raises `Refused` before anything is done, or `ApplyError` at the first change that fails. Each change is made by
-    steps that may be repeated, so after a crash of either side a new plan holds exactly what is left to do.
+    Raises `Refused` before anything is done, or `ApplyError` at the first change that fails; also when it is cancelled,
+    which ends with that error. Each change is made by steps that may be repeated, so after a crash of either side a new
+    plan holds exactly what is left to do.
     """
     check(plan, allow_destroy)
     done: list[Change] = []
@@ -86,11 +97,27 @@ async def apply(
         try:
             await _carry_out(js.at_prefix(change.resource.api) if change.resource.api else js, change)
         except PenstockError as exc:
-            raise ApplyError(done, change, plan.changes[len(done) + 1 :], exc) from exc
+            raise ApplyError(done, change, plan.changes[len(done) + 1 :], await _explained(js, change, exc)) from exc
+        except asyncio.CancelledError as exc:
+            raise ApplyError(done, change, plan.changes[len(done) + 1 :], Interrupted()) from exc
         done.append(change)
         if progress:
             progress(change, len(done), len(plan.changes))
     return tuple(done)
+
+
+async def _explained(js: JetStream, change: Change, error: PenstockError) -> PenstockError:
+    """The server's refusal, with the name of the stream that is in the way where it does not say that."""
+    if not isinstance(error, ApiError) or error.err_code != codes.SUBJECTS_OVERLAP:
+        return error
+    mine = (change.config or {}).get("subjects") or [change.resource.stream]
+    with suppress(PenstockError):  # then at least what the server said
+        for other in await js.streams():
+            pair = subjects.any_overlap(mine, other.config.get("subjects") or ())
+            if pair and other.name != change.resource.stream:
+                words = f"{error.description}: {pair[0]!r} overlaps {pair[1]!r} of stream {other.name!r}"
+                return type(error)(error.what, error.code, error.err_code, words)
+    return error
 
 
 async def _carry_out(js: JetStream, change: Change) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from penstock.errors import ConfigError
 from penstock.topology.document import Node, Place, Problems, nearest, read
@@ -54,33 +55,83 @@ class Description:
         major = version.text.split(".")[0] if version else ""
         if major not in ("2", "3"):
             self.problems.add(version or self.root, "not an AsyncAPI 2.x or 3.x document: `asyncapi: 3.0.0` is missing")
+        self._check_references()
         self.problems.raise_any()
         self.channels = {one.name: one for one in (self._channels3() if major == "3" else self._channels2())}
         self.operations = {one.name: one for one in (self._operations3() if major == "3" else self._operations2())}
+        self.problems.raise_any()
+
+    def _check_references(self) -> None:
+        """Every reference into this document, wherever it stands, has to lead somewhere."""
+        ahead = [self.root]
+        while ahead:
+            node = ahead.pop()
+            children = node.value.values() if node.is_map else node.value if isinstance(node.value, list) else ()
+            ahead.extend(children)
+            reference = node.get("$ref")
+            if reference is not None and reference.text.startswith("#"):
+                self._resolved(node)
+
+    def _resolved(self, node: Node) -> Node | None:
+        """The node itself, or what its `$ref` leads to; None, after saying so, when that is nothing we can read."""
+        seen: set[str] = set()
+        while (reference := node.get("$ref")) is not None:
+            pointer, target = reference.text, None
+            if pointer in seen:
+                self.problems.add(reference, f"{pointer!r} leads back to itself")
+                return None
+            seen.add(pointer)
+            if pointer.startswith("#"):
+                target = _at(self.root, pointer)
+            if target is None:
+                why = "leads nowhere" if pointer.startswith("#") else "leads out of this document: write `#/...`"
+                self.problems.add(reference, f"{pointer!r} {why}")
+                return None
+            node = target
+        return node
+
+    def _children(self, section: str) -> Iterator[tuple[str, Node]]:
+        """The channels or operations by name, references followed; whatever is not a mapping is a problem."""
+        node = self.root.get(section)
+        if node is None or node.value is None:
+            return
+        if not node.is_map:
+            self.problems.add(node, f"expected {section} by name, found {node.describe()}")
+            return
+        for name, child in node.value.items():
+            found = self._resolved(child)
+            if found is not None and found.is_map:
+                yield name, found
+            elif found is not None:
+                self.problems.add(found, f"expected {section[:-1]} {name!r} as a mapping, found {found.describe()}")
 
     def _channels3(self) -> Iterator[Described]:
-        for name, node in _children(self.root, "channels"):
+        for name, node in self._children("channels"):
             address = node.get("address")
             yield Described(name, address.text if address and address.value else name, _says(node))
 
     def _operations3(self) -> Iterator[Described]:
-        for name, node in _children(self.root, "operations"):
+        for name, node in self._children("operations"):
             reference = node.get("channel")
             pointer = reference.get("$ref") if reference else None
-            channel = self.channels.get(_last(pointer.text)) if pointer else None
+            channel = self._channel(pointer.text) if pointer else None
             if channel is None:
                 self.problems.add(pointer or node, f"operation {name!r} has no channel of this document")
                 continue
             yield Described(name, channel.address, (*channel.says, *_says(node)))
 
+    def _channel(self, pointer: str) -> Described | None:
+        """The channel of this document at the pointer."""
+        return self.channels.get(_last(pointer)) if pointer.startswith("#/channels/") else None
+
     def _channels2(self) -> Iterator[Described]:
-        for name, node in _children(self.root, "channels"):
+        for name, node in self._children("channels"):
             inner = [says for verb in ("publish", "subscribe") if (op := node.get(verb)) for says in _says(op)]
             # two operations that both speak are told apart by their operationId only
             yield Described(name, name, (*_says(node), *(inner if len(inner) == 1 else ())))
 
     def _operations2(self) -> Iterator[Described]:
-        for name, node in _children(self.root, "channels"):
+        for name, node in self._children("channels"):
             for verb in ("publish", "subscribe"):
                 operation = node.get(verb)
                 identity = operation.get("operationId") if operation else None
@@ -115,9 +166,17 @@ class Description:
         return Contract(where=f"{self.path.name}:{line}", **values)
 
 
-def _children(root: Node, section: str) -> list[tuple[str, Node]]:
-    node = root.get(section)
-    return [(name, child) for name, child in node.value.items() if child.is_map] if node and node.is_map else []
+def _at(root: Node, pointer: str) -> Node | None:
+    """What a pointer such as `#/components/channels/a` leads to."""
+    node: Node | None = root
+    for part in pointer.removeprefix("#").split("/")[1:]:
+        token = unquote(part).replace("~1", "/").replace("~0", "~")
+        if node is not None and isinstance(node.value, list):
+            place = int(token) if token.isdecimal() and len(token) < 10 else len(node.value)
+            node = node.value[place] if place < len(node.value) else None
+        else:
+            node = node.get(token) if node is not None else None
+    return node
 
 
 def _says(node: Node) -> tuple[Node, ...]:
@@ -126,7 +185,7 @@ def _says(node: Node) -> tuple[Node, ...]:
 
 
 def _last(pointer: str) -> str:
-    return pointer.rsplit("/", 1)[-1].replace("~1", "/").replace("~0", "~")
+    return unquote(pointer.rsplit("/", 1)[-1]).replace("~1", "/").replace("~0", "~")
 
 
 def _read(node: Node, problems: Problems) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
 from penstock.topology.lock import Lock
 from penstock.topology.model import Platform
 from penstock.topology.rules import RULES, Case, Finding, Severity
@@ -14,6 +18,46 @@ def lint(platform: Platform, lock: Lock | None = None) -> list[Finding]:
     case = Case(platform, lock)
     found = [finding for rule in RULES.values() for finding in rule.findings(case)]
     return sorted(found, key=lambda f: (f.line, SEVERITIES.index(f.severity), f.code, f.path))
+
+
+class LintErrors(ConfigError):
+    """The platform has mistakes that a server would refuse, or that would lose or repeat messages."""
+
+    def __init__(self, path: str, findings: Sequence[Finding]) -> None:
+        super().__init__(path, tuple(findings))
+        self.path = path
+        self.findings = tuple(findings)
+
+    def __str__(self) -> str:
+        first = self.findings[0]
+        more = f", and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
+        return (
+            f"{self.path}:{first.line}: {first.message} ({first.code}{more}); mend it, or say why it does not apply "
+            "with `ignore:`; `penstock lint` shows the fixes"
+        )
+
+
+RENAMES = frozenset({"N01", "N02", "N03", "N04"})
+"""Rules that compare with the lock file: somebody who plans the change may well mean it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concerns:
+    """What a plan has to say about the file itself."""
+
+    renames: tuple[Finding, ...] = ()
+    """Names that hold a position or messages, and are gone."""
+    warnings: int = 0
+
+
+def require_sound(platform: Platform, lock: Lock | None = None) -> Concerns:
+    """Raise `LintErrors` for what must not reach a server; returns what may, but should be known."""
+    findings = lint(platform, lock)
+    renames = [f for f in findings if f.code in RENAMES]
+    errors = [f for f in findings if f.severity is Severity.ERROR and f.code not in RENAMES]
+    if errors:
+        raise LintErrors(str(platform.path), errors)
+    return Concerns(tuple(renames), count(findings)[Severity.WARNING])
 
 
 def count(findings: list[Finding]) -> dict[str, int]:

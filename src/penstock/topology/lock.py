@@ -1,7 +1,7 @@
 """The lock file next to the platform file: the names seen before, so that a rename is noticed.
 
-A consumer's name is its position. The file is meant to be committed; it is written by `penstock lint --update-lock`
-and by nobody else's hand.
+A consumer's name is its position. The file is meant to be committed; it is written by `penstock apply`
+and `penstock lint --update-lock`, and by nobody else's hand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.topology.model import Platform
 SUFFIX = ".lock.yaml"
 VERSION = 1
 HEADER = """\
-# Names that hold a position on a server: written by `penstock lint --update-lock`, to be committed.
+# Names that hold a position on a server: written by `penstock apply`, to be committed.
 # A stream or consumer that is here and no longer in the platform file was renamed or removed.
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.broker.model import Json
 from penstock.topology.compare import FieldChange
+from penstock.topology.lint import Concerns
 from penstock.topology.plan import Change, Plan
 from penstock.topology.resource import Resource
 from penstock.topology.risk import Risk
@@ -15,7 +16,7 @@ VERSION = 1
 """Raised when a field changes its meaning or goes. New fields may come without that."""
 
 
-def plan_json(plan: Plan) -> Json:
+def plan_json(plan: Plan, concerns: Concerns) -> Json:
     counts = plan.counts()
     return {
         "version": VERSION,
@@ -23,10 +24,13 @@ def plan_json(plan: Plan) -> Json:
         "changes": [change_json(change) for change in plan.changes],
         "orphans": [resource_json(resource) for resource in plan.orphans],
         "summary": {str(risk): counts[risk] for risk in Risk} | {"unchanged": len(plan.unchanged)},
+        **_concerns_json(concerns),
     }
 
 
-def result_json(plan: Plan, done: Sequence[Change], failed: Change | None = None, error: str | None = None) -> Json:
+def result_json(
+    plan: Plan, concerns: Concerns, done: Sequence[Change], failed: Change | None = None, error: str | None = None
+) -> Json:
     """What an apply did: `done`, `failed` and `not_done` together are the plan's changes."""
     not_tried = plan.changes[len(done) + (failed is not None) :]
     return {
@@ -37,16 +41,25 @@ def result_json(plan: Plan, done: Sequence[Change], failed: Change | None = None
         "not_done": [change_json(change) for change in not_tried],
         "error": error,
         "unchanged": len(plan.unchanged),
+        **_concerns_json(concerns),
     }
 
 
-def findings_json(platform: str, findings: Iterable[Finding]) -> Json:
+def _concerns_json(concerns: Concerns) -> Json:
+    return {"renames": [one.to_json() for one in concerns.renames], "lint_warnings": concerns.warnings}
+
+
+def findings_json(platform: str, findings: Iterable[Finding], error: str | None = None) -> Json:
+    """What a verification found; `error` says why nothing could be looked at."""
     found = list(findings)
     return {
         "version": VERSION,
         "platform": platform,
-        "healthy": not found,
-        "checks": {str(check): not any(finding.check is check for finding in found) for check in Check},
+        "healthy": not found and error is None,
+        "error": error,
+        "checks": {
+            str(check): error is None and not any(finding.check is check for finding in found) for check in Check
+        },
         "findings": [
             {
                 "check": str(finding.check),

@@ -161,6 +161,23 @@ def test_a_consumer_can_name_its_channel(tmp_path: Path, pointer: str) -> None:
         ("", VERSION_3.replace("45s", "45"), r"api.yaml:5:.*'45' is not a duration"),
         ("", VERSION_3.replace("ack_wait", "ack_wiat"), r"unknown key 'ack_wiat' .* did you mean 'ack_wait'\?"),
         ("", "asyncapi: [", r"api.yaml:\d+:\d+: not valid YAML"),
+        ("", "asyncapi: 3.0.0\nchannels: [a]", r"api.yaml:2:11: expected channels by name, found a list"),
+        ("", "asyncapi: 3.0.0\nchannels: {a: 7}", r"api.yaml:2:15: expected channel 'a' as a mapping, found '7'"),
+        ("", "asyncapi: 2.6.0\nchannels: s.a", r"api.yaml:2:11: expected channels by name, found 's.a'"),
+        ("", "asyncapi: 3.0.0\noperations: {o: [a]}", r"api.yaml:2:17: expected operation 'o' as a mapping"),
+        ("", "asyncapi: 3.0.0\nchannels: {a: {$ref: '#/channels/b'}}", r"api.yaml:2:22: '#/channels/b' leads nowhere"),
+        ("", "asyncapi: 3.0.0\nchannels: {a: {$ref: '#/channels/a'}}", r"api.yaml:2:22: .* leads back to itself"),
+        (
+            "",
+            "asyncapi: 3.0.0\nchannels: {a: {$ref: 'http://x/y#/a'}}",
+            r"api.yaml:2:22: .* leads out of this document",
+        ),
+        ("", VERSION_3 + "components: {messages: {m: {$ref: '#/gone/0'}}}", r"api.yaml:6:35: '#/gone/0' leads nowhere"),
+        (
+            "",
+            VERSION_3 + "operations: {o: {action: receive, channel: {$ref: '#/somewhere/a'}}}\nsomewhere: {a: {}}",
+            r"operation 'o' has no channel of this document",
+        ),
     ],
 )
 def test_a_broken_reference_or_document_is_an_error_with_its_place(
@@ -168,6 +185,14 @@ def test_a_broken_reference_or_document_is_an_error_with_its_place(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         platform(tmp_path, keys, document)
+
+
+def test_a_channel_may_stand_among_the_components(tmp_path: Path) -> None:
+    document = (
+        VERSION_3.replace("channels:", "components: {channels: {c: &c").replace("\n  a: {", " {").rstrip() + "}}\n"
+    )
+    document += "channels: {a: {$ref: '#/components/channels/c'}}\n"
+    assert platform(tmp_path, document=document).consumers["worker"].max_deliver == 20
 
 
 RICH = """
