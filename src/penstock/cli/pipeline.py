@@ -29,6 +29,7 @@ from penstock.cli.common import (
 from penstock.cli.pipeline_view import LiveView, listing, status_table, to_json
 from penstock.cli.platform import env_option
 from penstock.observe.pipelines import Declared, PipelineStatus, collect_pipelines
+from penstock.settings import Settings
 from penstock.topology.load import load
 from penstock.topology.model import Platform
 
@@ -126,17 +127,44 @@ def run(context: Context, names: tuple[str, ...], run_all: bool, file: str, env:
         usage(f"name a pipeline, or give --all; {file} declares {', '.join(platform.pipelines) or 'none'}")
     from penstock.spark.pipelines import pipeline as found
     from penstock.spark.runs import run as run_pipelines
-    from penstock.spark.session import session
+    from penstock.spark.session import running
 
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
     flows = [found(platform, name, settings, base) for name in dict.fromkeys(chosen)]
-    spark = session("penstock", master, dict(_setting(one) for one in conf), verbose)
-    try:
-        with _stop_on_signal() as stop, LiveView(settings, quiet=as_json) as view:
-            results = run_pipelines(spark, flows, once, stop, view.show)
-    finally:
-        spark.stop()
+    conf_given = dict(_setting(one) for one in conf)
+    with (
+        running("penstock", master, conf_given, verbose) as spark,
+        _stop_on_signal() as stop,
+        LiveView(settings, quiet=as_json) as view,
+    ):
+        results = run_pipelines(spark, flows, once, stop, view.show)
     return _report(results, as_json)
+
+
+@pipeline.command()
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), default="penstock.zip",
+              show_default=True, help="The archive to write.")  # fmt: skip
+@click.option("--file", type=click.Path(dir_okay=False), default=DEFAULT_FILE, show_default=True, help="Platform file.")
+@env_option
+def package(output: Path, file: str, env: str | None) -> None:
+    """Write what executors must import as one archive, for spark-submit.
+
+    The archive has this package and the Python modules that the file's pipelines name. What those need in turn must be
+    installed where executors run; docs/pipelines.md says how.
+
+    \b
+    Example:
+      penstock pipeline package -o penstock.zip
+    """
+    from penstock.spark import submit
+    from penstock.spark.pipelines import pipeline as found
+    from penstock.spark.session import package_archive
+
+    platform = load(file, env)
+    modules = {path for name in platform.pipelines for path in found(platform, name, Settings()).modules()}
+    package_archive(output, sorted(modules))
+    out.print(f"wrote {output}; use it with:", soft_wrap=True)
+    out.print(f"  spark-submit --py-files {output} {submit.__file__} {file} NAME…", soft_wrap=True)
 
 
 def _report(results: Sequence[PipelineResult], as_json: bool) -> int:

@@ -16,7 +16,7 @@ from penstock.settings import Settings
 from penstock.spark import plans
 from penstock.spark.decode import ARRIVED, Decoded, decode
 from penstock.spark.failures import readable
-from penstock.spark.functions import load_function
+from penstock.spark.functions import load_function, module_files
 from penstock.spark.options import CONNECTION
 from penstock.topology.model import PipelineSpec, Platform
 
@@ -60,6 +60,11 @@ class Pipeline:
     def located(self, path: str) -> str:
         """A path of the file as Spark takes it: a URI stays, anything else is below the base folder."""
         return path if "://" in path else (self.base.resolve() / path).as_uri()
+
+    def modules(self) -> list[Path]:
+        """The Python files and folders beside the platform file that its functions live in."""
+        references = [reference for reference in (self.spec.function, self.spec.each_batch) if reference]
+        return [path for reference in references if (path := module_files(reference, self.folder))]
 
     def connection(self) -> dict[str, str]:
         """The options of format `jetstream` that reach the cluster."""

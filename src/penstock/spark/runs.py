@@ -22,13 +22,12 @@ from penstock.observe.pipelines import FAILED, FINISHED, RUNNING, STOPPED, Progr
 from penstock.settings import Settings
 from penstock.spark import register
 from penstock.spark.failures import readable
-from penstock.spark.functions import module_files
 from penstock.spark.json_events import ALL_OR_NOTHING
 from penstock.spark.link import Link
 from penstock.spark.outputs import Outputs, StopRequested, check
 from penstock.spark.pipelines import Pipeline, pipeline, planned
 from penstock.spark.progress import Board, new_batches
-from penstock.spark.session import session
+from penstock.spark.session import running
 from penstock.topology.model import Platform
 
 TICK = 0.2  # seconds between looks at the queries
@@ -242,8 +241,7 @@ def _tell_news(runs: Sequence[Run], seen: dict[str, int], on_progress: OnProgres
 
 def _send_modules(spark: SparkSession, flows: Sequence[Pipeline]) -> None:
     """Send the modules of Python functions to the workers, which do not see the driver's search path."""
-    references = [ref for flow in flows for ref in (flow.spec.function, flow.spec.each_batch) if ref]
-    found = {path for flow in flows for ref in references if (path := module_files(ref, flow.folder))}
+    found = {path for flow in flows for path in flow.modules()}
     for path in sorted(found):
         spark.sparkContext.addPyFile(str(path))
 
@@ -311,8 +309,5 @@ def run_all(
     flows = [pipeline(platform, name, settings, base_dir) for name in platform.pipelines]
     if not flows:
         return []
-    spark = session("penstock", master, short_lived=True)
-    try:
+    with running("penstock", master, short_lived=True) as spark:
         return run(spark, flows, once=True, on_progress=on_progress)
-    finally:
-        spark.stop()

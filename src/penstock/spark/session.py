@@ -8,16 +8,18 @@ import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import penstock
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.spark.json_events import ALL_OR_NOTHING
 
 LOCAL_THREADS = 4
@@ -73,9 +75,35 @@ def session(
     else:
         # It logs every error of a micro-batch with its stack, before the pipeline can say it in one line.
         logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
-    if not is_local(made.conf.get("spark.master") or "local"):
+    if master and not is_local(master):  # spark-submit has its own way: --py-files
         ship(made)
     return made
+
+
+class SparkDied(PenstockError):
+    """Spark's JVM ended while it was in use."""
+
+    def __str__(self) -> str:
+        return "Spark's JVM has ended, killed or out of memory; run it again, with more memory if that was it"
+
+
+@contextmanager
+def running(
+    name: str,
+    master: str | None = "local[*]",
+    settings: Mapping[str, str] | None = None,
+    verbose: bool = False,
+    short_lived: bool = False,
+) -> Iterator[SparkSession]:
+    """A session for the length of the block. Raises `SparkDied` when its JVM ends under it."""
+    spark = session(name, master, settings, verbose, short_lived)
+    try:
+        yield spark
+    except (Py4JNetworkError, ConnectionError) as exc:
+        raise SparkDied from exc
+    finally:
+        with suppress(Py4JError, ConnectionError):  # then there is nothing left to stop
+            spark.stop()
 
 
 def defaults(master: str | None, verbose: bool = False, short_lived: bool = False) -> dict[str, str]:
