@@ -68,6 +68,7 @@ async def test_a_watch_survives_its_server_and_says_that_it_was_away(
         await eventually_async(lambda: watch.statistics().total == 1, state=watch.statistics)
         nats_server.kill()
         nats_server.start()
+        await eventually_async(lambda: not publisher.connection.connected, what="the loss to be noticed")
 
         async def counted_again() -> bool:
             await abandon(publisher)
@@ -78,8 +79,12 @@ async def test_a_watch_survives_its_server_and_says_that_it_was_away(
     assert watch.statistics().interruptions >= 1
 
 
-async def test_kept_advisories_are_counted_by_status_also_when_nobody_listened(publisher: Publisher) -> None:
-    await abandon(publisher)
+async def test_kept_advisories_are_counted_by_status_also_when_nobody_listened(
+    nats_server: EmbeddedServer, publisher: Publisher
+) -> None:
+    async with Abandonments(nats_server.settings) as watch:
+        await abandon(publisher)
+        await eventually_async(lambda: watch.statistics().total == 1, what="the advisory that nobody keeps")
     assert (await collect(publisher.jetstream)).abandoned_batches is None
     await publisher.jetstream.create_stream(advisories.keeper())
     assert (await collect(publisher.jetstream)).abandoned_batches == {}
