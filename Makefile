@@ -10,7 +10,7 @@ run: $(READY) java
 	$(BIN)/penstock quickstart
 
 test: $(READY) java
-	$(BIN)/pytest -m "not soak"
+	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
 
 soak: $(READY) java
 	$(BIN)/pytest -m soak
