@@ -84,18 +84,22 @@ class Batch:
         expected_last_subject_sequence: int | None = None,
     ) -> int:
         """Add a member, and return its number, counted from 0. See `atomic.AtomicBatch.add` for what it means."""
-        self._check_room(1)
-        _check_data((data,))
+        # Called once a message: each check is one comparison when all is well.
+        if self.over or len(self.payloads) >= MAX_MESSAGES:
+            self._check_room(1)
+        if type(data) is not bytes:
+            _check_data((data,))
         encoded = literal_subject(subject)
         own = self._checked_headers(headers) if headers else b""
         if message_id is not None:
             own += self._message_id_line(message_id)
         if expected_last_sequence is not None or expected_last_subject_sequence is not None:
             own += self._expectation_lines(encoded, expected_last_sequence, expected_last_subject_sequence)
-        self._append_lines(own)
+        if own or self.lines is not None:
+            self._lines_of_all().append(own)
         self.subjects.append(encoded)
         self.payloads.append(data)
-        return len(self) - 1
+        return len(self.payloads) - 1
 
     def extend(
         self,
@@ -142,10 +146,6 @@ class Batch:
         if self.lines is None:
             self.lines = [b""] * len(self)
         return self.lines
-
-    def _append_lines(self, own: bytes) -> None:
-        if own or self.lines is not None:
-            self._lines_of_all().append(own)
 
     def _extend_lines(self, own: list[bytes] | None, count: int) -> None:
         if own is not None or self.lines is not None:
