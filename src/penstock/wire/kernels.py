@@ -340,6 +340,71 @@ def accept_row(state: Array, table: Array, delivery: int, split: int, stop: int)
     return DONE if table[SEQUENCE, row] == state[LAST_WANTED] else NEXT
 
 
+def decimal(line: Array, at: int) -> tuple[int, int]:
+    """The digits at `at` as a number, -1 when there are none or too many, and where they end."""
+    value = 0
+    stop = at
+    while stop < len(line) and 48 <= line[stop] <= 57:
+        value = value * 10 + (line[stop] - 48)
+        stop += 1
+    if stop == at or stop - at > DIGITS + 1 or (stop - at == DIGITS + 1 and line[at] == 57):
+        return -1, stop
+    return value, stop
+
+
+def text_stop(line: Array, at: int, mark: int) -> int:
+    """Where the text at `at` ends: at the mark, or with its field."""
+    while at < len(line) and line[at] != mark and line[at] > SPACE:
+        at += 1
+    return at
+
+
+def usual_message(buf: Array, state: Array, table: Array, sid: int, max_line: int, max_message: int) -> int:
+    """Make a row of the MSG at AT if it is as nearly all are: complete, ours, with an ack of nine tokens; else OTHER.
+
+    It does in one pass over the line what `message_frame` does in several: that halves the time of a scan.
+    """
+    at, row = state[AT], state[ROWS]
+    line = buf[at : state[END]]
+    subject_stop = text_stop(line, len(MSG), SPACE)
+    subscription, stop = decimal(line, subject_stop + 1)
+    reply = stop + 1
+    if subscription != sid or not starts(line, reply, len(line), ACK):
+        return OTHER
+    stream_stop = text_stop(line, reply + len(ACK), DOT)
+    consumer_stop = text_stop(line, stream_stop + 1, DOT)
+    deliveries, a = decimal(line, consumer_stop + 1)
+    sequence, b = decimal(line, a + 1)
+    delivery, c = decimal(line, b + 1)
+    nanoseconds, d = decimal(line, c + 1)
+    pending, reply_stop = decimal(line, d + 1)
+    size, line_stop = decimal(line, reply_stop + 1)
+    body = line_stop + 2
+    stop = body + size
+    if size < 0 or size > max_message or stop + 2 > len(line) or line_stop > max_line or subject_stop == len(MSG):
+        return OTHER
+    if deliveries < 0 or sequence < 0 or delivery < 0 or nanoseconds < 0 or pending < 0:
+        return OTHER
+    if line[subject_stop] != SPACE or line[reply - 1] != SPACE or line[reply_stop] != SPACE:
+        return OTHER
+    if line[stream_stop] != DOT or line[consumer_stop] != DOT:
+        return OTHER
+    if line[a] != DOT or line[b] != DOT or line[c] != DOT or line[d] != DOT:
+        return OTHER
+    if line[line_stop] != CR or line[body - 1] != LF or line[stop] != CR or line[stop + 1] != LF:
+        return OTHER
+    table[SUBJECT_AT, row] = at + len(MSG)
+    table[SUBJECT_LEN, row] = subject_stop - len(MSG)
+    table[REPLY_AT, row] = at + reply
+    table[REPLY_LEN, row] = reply_stop - reply
+    table[HEADERS_AT, row] = at + body
+    table[HEADERS_LEN, row] = 0
+    table[SEQUENCE, row] = sequence
+    table[TIME, row] = nanoseconds // 1000
+    table[PENDING, row] = pending
+    return accept_row(state, table, delivery, at + body, at + stop)
+
+
 def step(
     buf: Array, state: Array, table: Array, sid: int, direct: int, max_line: int, max_info: int, max_message: int
 ) -> int:
@@ -350,6 +415,10 @@ def step(
     if state[AT] >= state[END]:
         return MORE
     first = buf[state[AT]]
+    if not direct and starts(buf, state[AT], state[END], MSG):
+        why = usual_message(buf, state, table, sid, max_line, max_message)
+        if why != OTHER:
+            return why
     if first == 77 or first == 72:  # M, H
         return message_frame(buf, state, table, sid, direct, max_line, max_message)
     if first == 80 or first == 73 or first == 43 or first == 45:  # P, I, +, -
