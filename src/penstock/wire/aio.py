@@ -146,6 +146,10 @@ class Connection:
         async with _deadline(f"sending {len(data)} bytes", self.settings.timeout):
             await link.drained()
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send whole frames without waiting until the server takes them; for answers that are small and bounded."""
+        self._open_link.write(data)
+
     async def publish(self, subject: str, data: bytes, headers: Headers | None = None, reply: str = "") -> None:
         """Publish one message without waiting for anybody."""
         await self.send(self._open_link.session.publication(subject, data, headers, reply))

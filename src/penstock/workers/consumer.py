@@ -1,0 +1,342 @@
+"""The one durable consumer of a worker: its filters follow the partitions, and nothing else of it ever changes.
+
+Changes are collected for a short window, applied at most once an interval, and left out when they change nothing. When
+an update fails the consumer goes on with its last good filters: nobody stops pulling because of it.
+
+A subject that is added to a living consumer has its backlog passed over: the consumer's one cursor is beyond it. The
+update that adds it also notes it in the consumer's metadata, in one step, and `all_caught_up` takes the note away. So a
+worker that dies in between finds out when it comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import ConsumerInfo, Json
+from penstock.errors import ConsumerNotFound, PenstockError, Unavailable
+from penstock.workers import filters
+from penstock.workers.filters import Shards
+from penstock.workers.options import ConsumerOptions, Positions, no_positions
+from penstock.workers.partitions import Partition
+
+log = logging.getLogger(__name__)
+
+WORK_QUEUE = "workqueue"
+BEHIND = "penstock.behind"
+"""Metadata: the subjects whose backlog was passed over and is not caught up with."""
+
+
+class UpdateFailed(Unavailable):
+    """A consumer could not be updated; it goes on with its last good filters, and the change is tried again."""
+
+
+class Status(Enum):
+    """What became of an update."""
+
+    CREATED = "created"
+    """At least one consumer had to be made."""
+    UPDATED = "updated"
+    SKIPPED = "skipped"
+    """The filters are as they should be already."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """The filters are now those of the partitions given, or of those given to a later call."""
+
+    status: Status
+    subjects: int
+    """Filter subjects now."""
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    passed_over: frozenset[str] = frozenset()
+    """Subjects that must be caught up with: what they had in the stream up to `cursor` will not be delivered.
+
+    They were added to a consumer that existed, now or by an earlier update, and `all_caught_up` was not called since.
+    """
+    cursor: int = 0
+    """Stream sequence: whatever lies above it is delivered, whichever consumer has the subject."""
+
+
+class Events(Protocol):
+    """What a consumer tells about its updates; `workers.metrics` counts it."""
+
+    def update_applied(self, seconds: float, subjects: int) -> None: ...
+    def update_failed(self) -> None: ...
+    def update_skipped(self) -> None: ...
+    def duplicate_subjects(self, count: int) -> None: ...
+
+
+class NoEvents:
+    """Nobody listens."""
+
+    def update_applied(self, seconds: float, subjects: int) -> None: ...
+    def update_failed(self) -> None: ...
+    def update_skipped(self) -> None: ...
+    def duplicate_subjects(self, count: int) -> None: ...
+
+
+Trouble = Callable[[PenstockError, int], None]
+"""Called after several updates have failed in a row, with the last error and their number."""
+
+
+class WorkerConsumer:
+    """One durable pull consumer (and its shards, where that is allowed) of one worker. For one event loop."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        options: ConsumerOptions,
+        *,
+        positions: Positions | None = None,
+        events: Events | None = None,
+        on_trouble: Trouble | None = None,
+    ) -> None:
+        self.options = options
+        self.failures = 0
+        """Updates that failed since the last good one."""
+        self.applied: Shards = ()
+        """The filters that the server has, as far as is known."""
+        self.retention = ""
+        """The stream's; known after the first contact."""
+        self._jetstream = jetstream
+        self._positions = positions or no_positions()
+        self._events = events or NoEvents()
+        self._on_trouble = on_trouble
+        self._partitions: tuple[Partition, ...] = ()
+        self._desired: Shards | None = None
+        self._waiting: list[asyncio.Future[UpdateOutcome]] = []
+        self._applier: asyncio.Task[None] | None = None
+        self._last_applied = float("-inf")
+        self._max_ack_pending = options.max_ack_pending
+        self._writing = asyncio.Lock()
+        self._adopted = False
+        self._behind: dict[str, int] = {}
+        """Subjects that were passed over, and up to where."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The consumers that there are now."""
+        return tuple(self.options.name(i) for i, shard in enumerate(self.applied) if shard)
+
+    @property
+    def healthy(self) -> bool:
+        return self.failures < self.options.escalate_after
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:
+        """Make the filters those of these partitions, together with what others ask for meanwhile.
+
+        Returns when the server has them. Raises `SubjectCapExceeded` at once, with nothing changed; `UpdateFailed`
+        after several tries, with the last good filters in place and the change still to be made.
+        """
+        chosen = tuple(partitions)
+        found = filters.subject_set(chosen)
+        if found.duplicates:
+            self._events.duplicate_subjects(found.duplicates)
+            log.warning("%d subjects of %s overlap others", found.duplicates, self.options.consumer)
+        await self._adopt()
+        options = self.options
+        target = filters.plan(chosen, self.applied, options.max_subjects, options.max_consumers, options.universe)
+        self._partitions = chosen
+        if self._desired is not None:
+            self._events.update_skipped()  # an update that was not made yet is replaced by this one
+        elif target == self.applied:
+            self._events.update_skipped()
+            return self._outcome(Status.SKIPPED, self.applied, self.applied)
+        self._desired = target
+        waiting: asyncio.Future[UpdateOutcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        if self._applier is None or self._applier.done():
+            self._applier = asyncio.create_task(self._apply_until_done(), name=f"update {options.consumer}")
+        return await waiting
+
+    async def close(self) -> None:
+        """Stop updating. The consumer stays, so that the worker finds it again."""
+        if self._applier:
+            self._applier.cancel()
+            await asyncio.gather(self._applier, return_exceptions=True)
+        self._answer(UpdateFailed("the worker has stopped"))
+
+    async def _apply_until_done(self) -> None:
+        delays, tries = self.options.retry.delays(), 0
+        await asyncio.sleep(self._time_to_wait())
+        while (target := self._desired) is not None:
+            started = _now()
+            try:
+                outcome = await self._write(target)
+            except PenstockError as exc:
+                tries += 1
+                self._failed(exc, tries)
+                await asyncio.sleep(max(next(delays), self._time_to_wait()))
+                continue
+            self._last_applied = _now()
+            self.failures = tries = 0
+            self._events.update_applied(self._last_applied - started, outcome.subjects)
+            if self._desired == target:
+                self._desired = None
+                self._answer(outcome)
+            else:  # somebody asked for more meanwhile: they all hear of the last one
+                await asyncio.sleep(self._time_to_wait())
+
+    def _time_to_wait(self) -> float:
+        """Seconds until the next update: the window, or longer when the last one was just made."""
+        return max(self.options.window, self._last_applied + self.options.min_interval - _now())
+
+    def _failed(self, error: PenstockError, tries: int) -> None:
+        self.failures += 1
+        self._events.update_failed()
+        log.warning("update of consumer %s failed (%d in a row): %s", self.options.consumer, self.failures, error)
+        if self._on_trouble and self.failures % self.options.escalate_after == 0:
+            self._on_trouble(error, self.failures)
+        if tries >= self.options.attempts:
+            failed = UpdateFailed(f"consumer {self.options.consumer!r} goes on with its last good filters: {error}")
+            failed.__cause__ = error
+            self._answer(failed)
+
+    def _answer(self, answer: UpdateOutcome | UpdateFailed) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if future.done():
+                continue
+            if isinstance(answer, UpdateOutcome):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+    # -- the server ------------------------------------------------------------------------------------------------
+
+    async def _write(self, target: Shards) -> UpdateOutcome:
+        """Bring every consumer to its filters; removals first, so that a work queue never sees an overlap."""
+        before, created = self.applied, False
+        async with self._writing:
+            for shard in range(max(len(before), len(target))):
+                wanted = target[shard] if shard < len(target) else frozenset()
+                had = before[shard] if shard < len(before) else frozenset()
+                if not wanted:
+                    await self._remove(shard)
+                elif wanted != had:
+                    created = await self._put(shard, wanted, wanted - had) or created
+                self.applied = _replaced(self.applied, shard, wanted)
+        return self._outcome(Status.CREATED if created else Status.UPDATED, before, target)
+
+    def _outcome(self, status: Status, before: Shards, after: Shards) -> UpdateOutcome:
+        old, new = _union(before), _union(after)
+        self._behind = {subject: cursor for subject, cursor in self._behind.items() if subject in new}
+        cursor = max(self._behind.values(), default=0)
+        return UpdateOutcome(status, len(new), new - old, old - new, frozenset(self._behind), cursor)
+
+    async def _adopt(self) -> None:
+        """Learn what an earlier run of this worker left: subjects that its consumer has are not passed over."""
+        async with self._writing:
+            if self._adopted:
+                return
+            stream = await self._jetstream.stream_info(self.options.stream)
+            self.retention = str(stream.config.get("retention", "limits"))
+            for shard in range(self.options.max_consumers):
+                with suppress(ConsumerNotFound):
+                    info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
+                    self.applied = _replaced(self.applied, shard, frozenset(info.filters))
+                    self._behind |= dict.fromkeys(_noted(info), info.delivered_stream_seq)
+            self._adopted = True
+
+    async def _put(self, shard: int, subjects: frozenset[str], added: frozenset[str]) -> bool:
+        """Update the consumer, or make it when it is not there; says whether it was made."""
+        behind = (frozenset(self._behind) & subjects) | added
+
+        def change(config: Json) -> Json:
+            """Only what may change: a field that the server refuses to change is written back as it was read."""
+            config.pop("filter_subject", None)
+            changed = {"filter_subjects": sorted(subjects), "max_ack_pending": self._max_ack_pending}
+            return {**config, **changed, **self.options.mutable(), "metadata": _with_note(config, behind)}
+
+        try:
+            info = await self._jetstream.update_consumer(self.options.stream, self.options.name(shard), change)
+        except ConsumerNotFound:
+            await self._create(shard, subjects)
+            return True
+        self._behind |= dict.fromkeys(added, info.delivered_stream_seq)
+        return False
+
+    async def all_caught_up(self) -> None:
+        """What was passed over has been read: take the notes away."""
+        if not self._behind:
+            return
+        self._behind.clear()
+        async with self._writing:
+            for name in self.names:
+                await self._jetstream.update_consumer(self.options.stream, name, _without_note)
+
+    async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
+        """Make the consumer so that it begins behind what is done of every partition."""
+        start = None
+        if self.retention != WORK_QUEUE:  # there what is done is gone, and a consumer must begin at the beginning
+            done = await self._positions(self._partitions)
+            start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
+        config = self.options.created(shard, subjects, start)
+        return await self._jetstream.create_consumer(self.options.stream, config)
+
+    async def _remove(self, shard: int) -> None:
+        """A consumer without filters would read the whole stream: one that has nothing to read goes."""
+        with suppress(ConsumerNotFound):
+            await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
+
+    async def present(self) -> dict[str, ConsumerInfo]:
+        """The consumers as the server has them; one that has vanished is made again, from the positions."""
+        found = {}
+        async with self._writing:
+            for shard, subjects in enumerate(self.applied):
+                if not subjects:
+                    continue
+                try:
+                    info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
+                except ConsumerNotFound:
+                    log.warning("consumer %s has vanished; making it again", self.options.name(shard))
+                    info = await self._create(shard, subjects)
+                found[info.name] = info
+        return found
+
+    async def allow_pending(self, count: int) -> None:
+        """Let the server have so many unacknowledged messages out; for messages that wait without being held here."""
+        self._max_ack_pending = max(count, self.options.max_ack_pending)
+        async with self._writing:
+            for name in self.names:
+                change = {"max_ack_pending": self._max_ack_pending}
+                await self._jetstream.update_consumer(self.options.stream, name, change)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _noted(info: ConsumerInfo) -> list[str]:
+    return str((info.config.get("metadata") or {}).get(BEHIND, "")).split()
+
+
+def _without_note(config: Json) -> Json:
+    return {**config, "metadata": _with_note(config, frozenset())}
+
+
+def _with_note(config: Json, behind: frozenset[str]) -> Json:
+    kept = {key: value for key, value in (config.get("metadata") or {}).items() if key != BEHIND}
+    return {**kept, BEHIND: " ".join(sorted(behind))} if behind else kept
+
+
+def _union(shards: Shards) -> frozenset[str]:
+    return frozenset().union(*shards)
+
+
+def _replaced(shards: Shards, index: int, subjects: frozenset[str]) -> Shards:
+    changed = [*shards, *[frozenset[str]()] * (index + 1 - len(shards))]
+    changed[index] = subjects
+    while changed and not changed[-1]:
+        changed.pop()
+    return tuple(changed)

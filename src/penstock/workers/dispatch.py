@@ -1,0 +1,342 @@
+"""Runs handlers: partitions side by side, each in order, without a task for every message.
+
+A few runners take turns at the lanes that have work. While a handler does not wait, one runner goes through everything
+that came; only when one waits do others start. How messages are answered is the caller's: see `Answers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.workers import verdicts
+from penstock.workers.handlers import AsyncHandler
+from penstock.workers.lanes import Arrival, Finished, Lane, relieve
+from penstock.workers.messages import Message, MessageContext
+from penstock.workers.ownership import Ownership
+from penstock.workers.verdicts import DeadLetter, Redeliver, Retries
+
+log = logging.getLogger(__name__)
+
+CONCURRENCY = 256
+TURN = 64
+"""Messages of one lane that a runner handles before the next lane has its turn."""
+
+
+class HandlerTimeout(Exception):
+    """A handler took longer than it may."""
+
+
+class Answers(Protocol):
+    """How the outcome of a message is made known; implemented by the worker, and by the test kit."""
+
+    def ack(self, reply: str) -> None: ...
+    def nak(self, reply: str, delay: float) -> None: ...
+    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+        """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
+        ...
+
+
+class Watch(Protocol):
+    """What is counted; implemented by `workers.metrics`."""
+
+    def handled(self, lane: Lane, message: Message, seconds: float) -> None: ...
+    def failed(self, lane: Lane, message: Message, error: BaseException) -> None: ...
+    def dead(self, lane: Lane) -> None: ...
+    def repeated(self, lane: Lane) -> None: ...
+
+
+class NoWatch:
+    """Nobody counts."""
+
+    def handled(self, lane: Lane, message: Message, seconds: float) -> None: ...
+    def failed(self, lane: Lane, message: Message, error: BaseException) -> None: ...
+    def dead(self, lane: Lane) -> None: ...
+    def repeated(self, lane: Lane) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandlingOptions:
+    """How handlers are called."""
+
+    worker_id: str = "worker"
+    retries: Retries = field(default_factory=Retries)
+    concurrency: int = CONCURRENCY
+    """Partitions whose handlers run at the same time, at most."""
+    timeout: float | None = None
+    """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
+
+
+class Dispatcher:
+    """The lanes of a worker, and who works at them. For one event loop."""
+
+    def __init__(
+        self,
+        handler: AsyncHandler,
+        answers: Answers,
+        ownership: Ownership,
+        options: HandlingOptions,
+        watch: Watch | None = None,
+    ) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.finished = Finished()
+        self.handled = 0
+        """Messages whose handler has ended well."""
+        self.held = 0
+        """Messages here with their data, in all lanes."""
+        self.options = options
+        self._handler = handler
+        self._answers = answers
+        self._ownership = ownership
+        self._watch = watch or NoWatch()
+        self._ready: deque[Lane] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._runners: set[asyncio.Task[None]] = set()
+        self._waiting_for_owner: set[Lane] = set()
+        self._came_to_rest = asyncio.Event()
+        """Set whenever somebody leaves a lane."""
+
+    # -- work comes ------------------------------------------------------------------------------------------------
+
+    def deliver(self, lane: Lane, message: Message) -> None:
+        """Take a message to its lane; somebody will handle it when its turn comes."""
+        arrival = lane.offer(message, self.finished)
+        if arrival is Arrival.DONE:
+            self._watch.repeated(lane)
+            self._answers.ack(message.reply)
+            return
+        if arrival is not Arrival.SAME:
+            self.held += 1
+        if not lane.busy:
+            self.wake(lane)
+
+    def wake(self, lane: Lane) -> None:
+        """Have somebody look at the lane: it may have work."""
+        if lane.busy or lane.next() is None:
+            return
+        lane.busy = True
+        self._ready.append(lane)
+        self._call_runner()
+
+    def owners_changed(self) -> None:
+        """Look again at the lanes that were not ours."""
+        waiting, self._waiting_for_owner = self._waiting_for_owner, set()
+        for lane in waiting:
+            self.wake(lane)
+
+    def _call_runner(self) -> None:
+        while self._idle:
+            idle = self._idle.popleft()
+            if not idle.done():
+                idle.set_result(None)
+                return
+        if len(self._runners) < self.options.concurrency:
+            runner = asyncio.create_task(self._run(), name="handlers")
+            self._runners.add(runner)
+            runner.add_done_callback(self._ended)
+
+    def _ended(self, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if not runner.cancelled() and (error := runner.exception()):
+            log.error("a runner of handlers ended by itself", exc_info=error)
+
+    # -- work is done ----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            while self._ready:
+                lane = self._ready.popleft()
+                if self._ready:
+                    self._call_runner()  # it finds nothing to do, unless the handler here has to wait
+                await self._work(lane)
+            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            await idle
+
+    async def _work(self, lane: Lane) -> None:
+        """Handle what the lane has, until it is empty, blocked, or the next one's turn has come."""
+        turns, ours = TURN, True
+        try:
+            while turns and ours and (message := lane.next()) is not None:
+                ours = await self._handle(lane, message)
+                turns -= 1
+        finally:
+            lane.busy = False
+            self._came_to_rest.set()
+            if ours:
+                self.wake(lane)
+            else:
+                self._waiting_for_owner.add(lane)
+
+    async def _handle(self, lane: Lane, message: Message) -> bool:
+        """Handle one message to its end. False when it could not be begun: the partition is not ours."""
+        token = self._ownership.token(lane.id)
+        if token is None:
+            return False
+        context = self._context(lane, message, lane.attempt(message), token)
+        if gone := verdicts.before_try(context.delivery_count, self.options.retries):
+            await self._bury(lane, message, context, gone, RuntimeError(gone.reason))
+            return True
+        lane.started = started = time.perf_counter()
+        error = await self._attempt(message, context)
+        seconds = time.perf_counter() - started
+        lane.started = None
+        lane.took(seconds)
+        if self._ownership.token(lane.id) != token:
+            # Somebody else has it now, and will handle the message: our answer could remove it.
+            self._let_go(lane, [message.sequence])
+        elif error is None:
+            self._finish(lane, message.sequence)
+            self.handled += 1
+            self._watch.handled(lane, message, seconds)
+        else:
+            await self._failed(lane, message, context, error)
+        return True
+
+    def _context(self, lane: Lane, message: Message, attempt: int, token: int) -> MessageContext:
+        worker = self.options.worker_id
+        return MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
+
+    async def _attempt(self, message: Message, context: MessageContext) -> BaseException | None:
+        """Call the handler; returns what it raised. Whatever that is, it is the message's failure, not the worker's."""
+        try:
+            if self.options.timeout is None:
+                await self._handler(message, context)
+            else:
+                await self._in_time(message, context, self.options.timeout)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return RuntimeError("the handler cancelled itself")
+        except Exception as exc:  # noqa: BLE001 -- returned, counted, and answered to the server
+            return exc
+        return None
+
+    async def _in_time(self, message: Message, context: MessageContext, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+                await self._handler(message, context)
+        except TimeoutError as exc:
+            if deadline.expired():
+                raise HandlerTimeout(f"the handler took longer than {seconds:g} s") from exc
+            raise
+
+    async def handle_stored(self, lane: Lane, message: Message) -> bool:
+        """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours."""
+        attempt = 0
+        while (token := self._ownership.token(lane.id)) is not None:
+            attempt += 1
+            context = self._context(lane, message, attempt, token)
+            started = time.perf_counter()
+            error = await self._attempt(message, context)
+            if self._ownership.token(lane.id) != token:
+                continue
+            if error is None:
+                self.finished.add(message.sequence)
+                self.handled += 1
+                self._watch.handled(lane, message, time.perf_counter() - started)
+                return True
+            self._watch.failed(lane, message, error)
+            verdict = verdicts.after_failure(error, attempt, self.options.retries)
+            if isinstance(verdict, DeadLetter) and await self._kept(lane, message, context, verdict, error):
+                self.finished.add(message.sequence)
+                return True
+            await asyncio.sleep(
+                self.options.retries.delay(attempt) if isinstance(verdict, DeadLetter) else verdict.after
+            )
+        return False
+
+    def _finish(self, lane: Lane, sequence: int) -> None:
+        self.finished.add(sequence)
+        if lane.items.get(sequence) is not None:
+            self.held -= 1
+        if sequence in lane.items and (reply := lane.finish(sequence)):
+            self._answers.ack(reply)
+
+    def _let_go(self, lane: Lane, sequences: Iterable[int]) -> list[str]:
+        before = lane.holding
+        replies = lane.forget(sequences)
+        self.held += lane.holding - before
+        return replies
+
+    async def _failed(self, lane: Lane, message: Message, context: MessageContext, error: BaseException) -> None:
+        self._watch.failed(lane, message, error)
+        verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
+        if isinstance(verdict, DeadLetter):
+            await self._bury(lane, message, context, verdict, error)
+            return
+        log.info("try %d of %s #%d failed: %s", context.delivery_count, lane.id, message.sequence, error)
+        self._again(lane, message, verdict)
+
+    def _again(self, lane: Lane, message: Message, verdict: Redeliver) -> None:
+        current = lane.items.get(message.sequence) or message
+        before = lane.holding
+        lane.delay(message.sequence)
+        self.held += lane.holding - before
+        self._answers.nak(current.reply, verdict.after)
+
+    async def _bury(
+        self, lane: Lane, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
+    ) -> None:
+        """Keep it as a dead letter first, and only then let go of it. When it cannot be kept it stays where it is."""
+        if await self._kept(lane, message, context, letter, error):
+            self._finish(lane, message.sequence)
+            return
+        lane.parks[message.sequence] = lane.parks.get(message.sequence, 0) + 1  # the next delivery is no further try
+        self._again(lane, message, Redeliver(self.options.retries.delay(context.delivery_count)))
+
+    async def _kept(
+        self, lane: Lane, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
+    ) -> bool:
+        try:
+            await self._answers.bury(message, context, letter, error)
+        except Exception as exc:  # noqa: BLE001 -- logged and counted, and the message is not lost: it is tried again
+            log.error("%s #%d could not be kept as a dead letter: %s", lane.id, message.sequence, exc)
+            self._watch.failed(lane, message, exc)
+            return False
+        self._watch.dead(lane)
+        return True
+
+    # -- lanes come and go -----------------------------------------------------------------------------------------
+
+    async def quiet(self, lanes: Iterable[Lane]) -> None:
+        """Return when no handler of these lanes is running. They must be held, or this may take for ever."""
+        chosen = list(lanes)
+        while any(lane.busy for lane in chosen):
+            self._came_to_rest.clear()
+            await self._came_to_rest.wait()
+
+    def remove(self, lane: Lane) -> list[str]:
+        """The lane is no longer ours; returns where the server waits for an answer about what it still had."""
+        lane.held = True
+        self._waiting_for_owner.discard(lane)
+        self.lanes.pop(lane.id, None)
+        return self._let_go(lane, list(lane.items))
+
+    def forget(self, lane: Lane) -> None:
+        """Everything that waits in the lane will be delivered again."""
+        self._let_go(lane, list(lane.items))
+
+    def relieve(self, limit: int) -> None:
+        """Make room: slow lanes that hold more than `limit` put messages aside."""
+        self.held -= relieve(self.lanes.values(), limit, time.perf_counter())
+
+    def advance(self, lane: Lane, floor: int) -> None:
+        """Everything of the lane up to there is done elsewhere: acknowledge what came of it."""
+        before = lane.holding
+        for reply in lane.advance(floor):
+            self._answers.ack(reply)
+        self.held += lane.holding - before
+
+    async def close(self) -> None:
+        """Stop. What is being handled is cancelled, and delivered again some day."""
+        runners = list(self._runners)
+        for runner in runners:
+            runner.cancel()
+        await asyncio.gather(*runners, return_exceptions=True)

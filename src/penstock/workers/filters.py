@@ -1,0 +1,110 @@
+"""From partitions to the filter subjects of a worker's consumers: deduplicated, compressed, placed. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock import subjects
+from penstock.errors import ConfigError
+from penstock.workers.partitions import Partition
+
+Shards = tuple[frozenset[str], ...]
+"""The filter subjects of the first consumer, of the second, and so on; empty ones have no consumer."""
+
+
+class SubjectCapExceeded(ConfigError):
+    """A worker would need more filter subjects than its consumers may have."""
+
+    def __init__(self, wanted: int, cap: int, consumers: int) -> None:
+        super().__init__(wanted, cap, consumers)
+        self.wanted = wanted
+        self.cap = cap
+        self.consumers = consumers
+
+    def __str__(self) -> str:
+        room = f"{self.cap} on each of {self.consumers} consumers" if self.consumers > 1 else str(self.cap)
+        return (
+            f"{self.wanted} filter subjects are more than the cap of {room}; nothing was changed. Add workers, give "
+            "partitions wildcard subjects, raise max_subjects, or allow another consumer with max_consumers"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectSet:
+    """The filters that a set of partitions needs, each once."""
+
+    subjects: frozenset[str]
+    duplicates: int
+    """Subjects that came more than once, or that another one covers: a sign that partitions overlap."""
+
+
+def subject_set(partitions: Iterable[Partition]) -> SubjectSet:
+    """The subjects of all partitions; the server refuses filters of one consumer that overlap, so covered ones go."""
+    listed = [subject for partition in partitions for subject in partition.subjects]
+    unique = set(listed)
+    wide = [subject for subject in unique if not subjects.is_literal(subject)]
+    covered = {s for s in unique for w in wide if s != w and subjects.covers(w, s)}
+    kept = frozenset(unique - covered)
+    return SubjectSet(kept, len(listed) - len(kept))
+
+
+def compressed(wanted: frozenset[str], universe: Collection[str], cap: int) -> frozenset[str]:
+    """At most `cap` filters, if wildcards can make it so few; else as few as they can.
+
+    A wildcard stands only where every subject of `universe` that it matches is wanted: a worker must not be sent what
+    belongs to another. Subjects that are not in the universe must not exist in the stream.
+    """
+    others = [subject for subject in universe if not subjects.covered(subject, wanted)]
+    filters = wanted
+    while len(filters) > cap and (best := _best_wildcard(filters, others)):
+        filters = frozenset(f for f in filters if not subjects.covers(best, f)) | {best}
+    return filters
+
+
+def _best_wildcard(filters: frozenset[str], others: Sequence[str]) -> str | None:
+    """The wildcard in one token that replaces most filters, and matches nothing of others."""
+    replaced: Counter[str] = Counter()
+    for filter_ in filters:
+        tokens = filter_.split(".")
+        for i, token in enumerate(tokens):
+            if token not in (subjects.ONE, subjects.REST):
+                replaced[".".join([*tokens[:i], subjects.ONE, *tokens[i + 1 :]])] += 1
+    for candidate, count in sorted(replaced.items(), key=lambda item: (-item[1], item[0])):
+        if count < 2:
+            return None
+        if not any(subjects.overlap(candidate, other) for other in others):
+            return candidate
+    return None
+
+
+def placed(wanted: frozenset[str], current: Shards, cap: int, most: int) -> Shards:
+    """The subjects on at most `most` consumers with at most `cap` each. Raises `SubjectCapExceeded`.
+
+    A subject stays on the consumer that has it: moving it would be a handoff from one cursor to another.
+    """
+    if len(wanted) > cap * most:
+        raise SubjectCapExceeded(len(wanted), cap, most)
+    kept = [shard & wanted for shard in current[:most]]
+    kept += [frozenset()] * (most - len(kept))
+    new = sorted(wanted.difference(*kept))
+    result: list[frozenset[str]] = []
+    for shard in kept:
+        room = max(cap - len(shard), 0)
+        result.append(shard | frozenset(new[:room]))
+        new = new[room:]
+    while result and not result[-1]:
+        result.pop()
+    return tuple(result)
+
+
+def plan(partitions: Iterable[Partition], current: Shards, cap: int, most: int, universe: Collection[str]) -> Shards:
+    """What each consumer of the worker should filter by. Wildcards only when a universe is given, and only if needed.
+
+    Compression is not used once there is more than one consumer: it would have to know what lies on which.
+    """
+    wanted = subject_set(partitions).subjects
+    if universe and len(wanted) > cap:
+        wanted = compressed(wanted, universe, cap)
+    return placed(wanted, current, cap, most)

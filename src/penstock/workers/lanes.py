@@ -1,0 +1,212 @@
+"""Order within a partition, partitions side by side: which message may be handled next. Pure, no clock.
+
+Every partition has a lane: the messages that came and are not done, by stream sequence. Only its lowest one may be
+handled. A message that waits for its redelivery, or was put aside because the lane holds too much, keeps its place
+without its data, and everything above it waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+from penstock.workers.messages import Message
+
+REMEMBERED = 20_000
+"""Sequences of finished messages that are remembered, at least: a lost acknowledgement brings them once more."""
+PATIENCE = 1.0
+"""Seconds of work in a lane beyond which it may have to put messages aside."""
+MEMORY = 0.8
+
+
+class Arrival(Enum):
+    """What a delivery turned out to be."""
+
+    NEW = "new"
+    BACK = "back"
+    """Its place was kept without its data: now it has both."""
+    SAME = "same"
+    """It was waiting here: only the newer delivery can be acknowledged."""
+    DONE = "done"
+    """It was finished before: only its acknowledgement is missing."""
+
+
+class Finished:
+    """Stream sequences that are done, the latest of them."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._size = remembered
+        self._new: set[int] = set()
+        self._old: set[int] = set()
+
+    def add(self, sequence: int) -> None:
+        self._new.add(sequence)
+        if len(self._new) >= self._size:
+            self._old, self._new = self._new, set()
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._new or sequence in self._old
+
+
+class Lane:
+    """The messages of one partition that came and are not done."""
+
+    __slots__ = (
+        "_order", "busy", "delayed", "floor", "held", "id", "items", "last_done", "latency", "parked", "parks",
+        "started",
+    )  # fmt: skip
+
+    def __init__(self, id_: str, floor: int = 0) -> None:
+        self.id = id_
+        self.floor = floor
+        """Everything of the partition up to this sequence is done, for certain."""
+        self.last_done = floor
+        self.held = False
+        """Nothing is handled: the partition is being drained, or caught up with."""
+        self.busy = False
+        """Somebody handles a message of it, or it waits in line for that."""
+        self.items: dict[int, Message | None] = {}
+        """By sequence; None while only the place is kept."""
+        self.parked: dict[int, str] = {}
+        """Put aside for lack of room: where to ask for each again."""
+        self.delayed: set[int] = set()
+        """The server was asked to deliver these again later."""
+        self.parks: dict[int, int] = {}
+        """Deliveries of a sequence that were put aside: these were no tries."""
+        self.latency = 0.0
+        """Seconds that a message takes here, on average."""
+        self.started: float | None = None
+        """When the handler that is running was called."""
+        self._order: list[int] = []
+
+    # -- what comes ------------------------------------------------------------------------------------------------
+
+    def offer(self, message: Message, finished: Finished) -> Arrival:
+        """Take a delivery to its place."""
+        sequence = message.sequence
+        if sequence in self.items:
+            before, self.items[sequence] = self.items[sequence], message
+            self.delayed.discard(sequence)
+            self.parked.pop(sequence, None)
+            return Arrival.SAME if before else Arrival.BACK
+        if sequence <= self.floor or sequence in finished:
+            return Arrival.DONE
+        self.items[sequence] = message
+        heapq.heappush(self._order, sequence)
+        return Arrival.NEW
+
+    # -- what is next ----------------------------------------------------------------------------------------------
+
+    def next(self) -> Message | None:
+        """The message to handle now, if there is one."""
+        if self.held or not self._order:
+            return None
+        return self.items[self._order[0]]
+
+    def attempt(self, message: Message) -> int:
+        """Which try of the message this is, or would be."""
+        return max(1, message.delivery_count - self.parks.get(message.sequence, 0))
+
+    # -- what became of it -----------------------------------------------------------------------------------------
+
+    def finish(self, sequence: int) -> str:
+        """It is done; returns where to acknowledge it."""
+        message = self._drop(sequence)
+        self.last_done = max(self.last_done, sequence)
+        return message.reply if message else ""
+
+    def delay(self, sequence: int) -> None:
+        """It comes again later; until then nothing above it is handled."""
+        if sequence in self.items:
+            self.items[sequence] = None
+            self.delayed.add(sequence)
+
+    def forget(self, sequences: Iterable[int]) -> list[str]:
+        """Let these go without having done them; returns where the server waits for an answer about each."""
+        replies = []
+        for sequence in list(sequences):
+            if sequence not in self.items:
+                continue
+            parked = self.parked.get(sequence)
+            message = self._drop(sequence)
+            if reply := (message.reply if message else parked):
+                replies.append(reply)
+        return replies
+
+    def advance(self, floor: int) -> list[str]:
+        """Everything up to there is done elsewhere; returns where to acknowledge what came of it."""
+        self.floor = max(self.floor, floor)
+        self.last_done = max(self.last_done, floor)
+        return self.forget([s for s in self.items if s <= floor])
+
+    def _drop(self, sequence: int) -> Message | None:
+        message = self.items.pop(sequence)
+        if self._order[0] == sequence:
+            heapq.heappop(self._order)
+        else:
+            self._order.remove(sequence)
+            heapq.heapify(self._order)
+        self.delayed.discard(sequence)
+        self.parked.pop(sequence, None)
+        self.parks.pop(sequence, None)
+        return message
+
+    def took(self, seconds: float) -> None:
+        """A message took so long."""
+        self.latency = MEMORY * self.latency + (1 - MEMORY) * seconds if self.latency else seconds
+
+    # -- how far it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def done_through(self) -> int:
+        """Of all that came, everything up to this sequence is done."""
+        return self._order[0] - 1 if self._order else self.last_done
+
+    @property
+    def holding(self) -> int:
+        """Messages here with their data."""
+        return len(self.items) - len(self.parked) - len(self.delayed)
+
+    def replies(self) -> Iterator[tuple[str, Message | None]]:
+        """Where to ask the server for patience: all but those it was asked to deliver again."""
+        for sequence, message in self.items.items():
+            if message is not None:
+                yield message.reply, message
+            elif sequence in self.parked:
+                yield self.parked[sequence], None
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def slow(self, now: float) -> bool:
+        """Whether what waits here waits for long: for a redelivery, for its owner, or for a slow handler."""
+        blocked = bool(self._order) and self.items[self._order[0]] is None
+        stuck = self.started is not None and now - self.started > PATIENCE
+        return self.held or blocked or stuck or self.holding * self.latency > PATIENCE
+
+    def park(self, keep: int) -> int:
+        """Put the highest messages aside, so that `keep` stay; says how many were. Each loses its data, not its place.
+
+        The lowest one stays: it may be under way.
+        """
+        aside = sorted((s for s, m in self.items.items() if m is not None), reverse=True)[: -max(keep, 1)]
+        for sequence in aside:
+            message = self.items[sequence]
+            if message is not None:
+                self.parked[sequence] = message.reply
+                self.parks[sequence] = self.parks.get(sequence, 0) + 1
+                self.items[sequence] = None
+        return len(aside)
+
+    def wanted_back(self, limit: int) -> list[str]:
+        """Where to ask for messages that were put aside, now that there is room: the lowest first."""
+        if not self.parked or self.holding > limit // 2:
+            return []
+        back = sorted(self.parked)[: limit - self.holding]
+        self.delayed.update(back)
+        return [self.parked.pop(sequence) for sequence in back]
+
+
+def relieve(lanes: Iterable[Lane], limit: int, now: float) -> int:
+    """Make room: lanes that hold more than `limit` and are slow put messages aside. Says how many were."""
+    return sum(lane.park(limit) for lane in lanes if lane.holding > limit and lane.slow(now))

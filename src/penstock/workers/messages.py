@@ -1,0 +1,118 @@
+"""A delivered message, what a handler is told about it, and how it is answered. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from penstock.broker.model import NANOSECONDS
+from penstock.wire import frames
+from penstock.wire import headers as header_block
+
+ACK_PREFIX = "$JS.ACK."
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+IN_PROGRESS = b"+WPI"
+NAK = b"-NAK"
+SHORT_FORM = 9
+"""Tokens of an acknowledgement subject; servers that say where they are add domain and account before the stream."""
+
+
+class Message(NamedTuple):
+    """One delivery of a stored message."""
+
+    subject: str
+    data: bytes
+    sequence: int
+    """Its place in the stream."""
+    delivery_count: int
+    """1 for the first delivery; counts on with every redelivery."""
+    timestamp_ns: int
+    """When the stream stored it, in nanoseconds since 1970."""
+    pending: int
+    """Messages that the consumer had behind it."""
+    reply: str
+    """Where it is acknowledged; empty when it was read without a consumer."""
+    received_at: datetime
+    delivery: int = 0
+    """The number of this delivery among all of its consumer."""
+    raw_headers: bytes = b""
+
+    @property
+    def headers(self) -> dict[str, list[str]]:
+        """The headers, parsed anew with every call."""
+        return header_block.parse(self.raw_headers)
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the stream stored it."""
+        return EPOCH + timedelta(microseconds=self.timestamp_ns // 1000)
+
+    def json(self) -> Any:
+        """The data as JSON. Raises `ValueError` when it is none."""
+        return json.loads(self.data)
+
+
+class MessageContext(NamedTuple):
+    """Where and for whom a message is handled."""
+
+    subject: str
+    partition_id: str
+    worker_id: str
+    received_at: datetime
+    delivery_count: int
+    """1 for the first try. A message that only waited for its turn meanwhile is not a try."""
+    fencing_token: int
+    """Larger for every later owner of the partition: what keeps effects should refuse one lower than it has seen."""
+
+
+def delivered(frame: frames.Message, received_at: datetime) -> Message | None:
+    """The delivery in a frame; None when the frame is a status or something else."""
+    reply = frame.reply
+    if not reply.startswith(ACK_PREFIX):
+        return None
+    tokens = reply.split(".")
+    if len(tokens) == SHORT_FORM:
+        _, _, _, _, count, sequence, delivery, time, pending = tokens
+    else:
+        count, sequence, delivery, time, pending = tokens[6:11]
+    return Message(
+        frame.subject,
+        frame.data,
+        int(sequence),
+        int(count),
+        int(time),
+        int(pending),
+        reply,
+        received_at,
+        int(delivery),
+        frame.headers,
+    )
+
+
+def acks(replies: Iterable[str]) -> bytes:
+    """Acknowledge all of them in one piece: an empty message to each."""
+    return "".join([f"PUB {reply} 0\r\n\r\n" for reply in replies]).encode()
+
+
+def in_progress(replies: Iterable[str]) -> bytes:
+    """Ask the server to wait longer for each of them."""
+    return "".join([f"PUB {reply} 4\r\n+WPI\r\n" for reply in replies]).encode()
+
+
+def nak(reply: str, delay: float = 0.0) -> bytes:
+    """Have it delivered again after `delay` seconds. A bare nak would ignore every backoff and come back at once."""
+    body = NAK if delay <= 0 else NAK + b' {"delay": %d}' % int(delay * NANOSECONDS)
+    return frames.publish(reply, body)
+
+
+def naks_of_range(stream: str, consumer: str, sequences: Iterable[int], delivery: int) -> bytes:
+    """Have whatever is pending of these stream sequences delivered again, now, in this order.
+
+    The server looks for the stream sequence among what is pending and passes over what is not. `delivery` is a
+    delivery number that the consumer has given out and that is not acknowledged: the last one.
+    """
+    head = f"PUB {ACK_PREFIX}{stream}.{consumer}.1."
+    tail = f".{delivery}.0.0 {len(NAK)}\r\n{NAK.decode()}\r\n"
+    return "".join([f"{head}{sequence}{tail}" for sequence in sequences]).encode()

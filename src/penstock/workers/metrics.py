@@ -1,0 +1,241 @@
+"""What a worker counts, and the names under which Prometheus gets it.
+
+Counting costs a few additions a message: values are turned into metrics only when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from penstock.errors import ConfigError
+from penstock.workers.lanes import Lane
+from penstock.workers.messages import Message
+
+if TYPE_CHECKING:
+    from penstock.workers.lag import Lag
+
+HANDLER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+UPDATE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+LABELS = ("worker", "consumer")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One metric: its kind and its help."""
+
+    kind: str
+    help: str
+    labels: tuple[str, ...] = LABELS
+
+
+METRICS = {
+    "parti_consumer_messages_total": Described("counter", "Messages that were delivered to the worker."),
+    "parti_consumer_redeliveries_total": Described("counter", "Deliveries that were not the first of their message."),
+    "parti_consumer_inflight": Described("gauge", "Messages that are delivered and not done, or wait to be delivered."),
+    "parti_consumer_update_duration_seconds": Described("histogram", "How long updates of the consumer took."),
+    "parti_consumer_update_failures_total": Described("counter", "Updates of the consumer that failed."),
+    "parti_consumer_update_skipped_total": Described("counter", "Updates that changed nothing, or were joined."),
+    "parti_consumer_subject_count": Described("gauge", "Filter subjects of the worker's consumers."),
+    "parti_consumer_subject_limit": Described("gauge", "Filter subjects that the worker's consumers may have."),
+    "parti_consumer_duplicate_subjects_total": Described("counter", "Subjects that came twice in an assignment."),
+    "parti_handler_latency_seconds": Described("histogram", "How long handlers took, of messages that were done."),
+    "parti_handler_failures_total": Described("counter", "Tries that ended with an error."),
+    "parti_dead_letters_total": Described("counter", "Messages that were given up and kept as dead letters."),
+    "parti_repeated_total": Described("counter", "Deliveries of messages that were done already; not handled again."),
+    "parti_held_messages": Described("gauge", "Messages in the memory of the worker."),
+    "parti_parked_messages": Described("gauge", "Messages of slow partitions that wait at the server."),
+    "parti_partitions": Described("gauge", "Partitions of the worker."),
+    "parti_partition_lag_messages": Described("gauge", "Messages that are not done.", (*LABELS, "partition")),
+    "parti_partition_lag_seconds": Described("gauge", "Age of the oldest one not done.", (*LABELS, "partition")),
+    "parti_handoffs_total": Described("counter", "Partitions that changed hands.", (*LABELS, "direction")),
+    "parti_claims": Described("gauge", "Claims on partitions that the worker holds."),
+    "parti_leader_changes_total": Described("counter", "Times that another worker became the leader."),
+}
+"""Every metric there is; alert rules and dashboards name only these."""
+
+
+class Histogram:
+    """Counts by upper bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """As Prometheus wants it: each bucket counts all below it."""
+        rows, running = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            running += count
+            rows.append((bound, float(running)))
+        return rows
+
+
+class WorkerMetrics:
+    """The numbers of one worker. Whoever coordinates a group adds its own."""
+
+    def __init__(self, worker_id: str, consumer: str, subject_limit: int = 0) -> None:
+        self.worker_id = worker_id
+        self.consumer = consumer
+        self.messages = 0
+        self.redeliveries = 0
+        self.pending = 0
+        """Messages that the server had behind the last one delivered."""
+        self.held = 0
+        self.parked = 0
+        self.outstanding = 0
+        self.partitions = 0
+        self.repeats = 0
+        self.failures = 0
+        self.dead_letters = 0
+        self.latency = Histogram(HANDLER_BUCKETS)
+        self.updates = Histogram(UPDATE_BUCKETS)
+        self.update_failures = 0
+        self.updates_skipped = 0
+        self.subjects = 0
+        self.subject_limit = subject_limit
+        self.duplicates = 0
+        self.lag: dict[str, Lag] = {}
+        """By partition; measured from time to time."""
+        self.handoffs: Counter[str] = Counter()
+        """By direction: `in` and `out`."""
+        self.claims = 0
+        self.leader_changes = 0
+
+    # -- what the consumer tells -----------------------------------------------------------------------------------
+
+    def update_applied(self, seconds: float, subjects: int) -> None:
+        self.updates.observe(seconds)
+        self.subjects = subjects
+
+    def update_failed(self) -> None:
+        self.update_failures += 1
+
+    def update_skipped(self) -> None:
+        self.updates_skipped += 1
+
+    def duplicate_subjects(self, count: int) -> None:
+        self.duplicates += count
+
+    # -- what the pull loop and the handlers tell --------------------------------------------------------------------
+
+    def came(self, message: Message) -> None:
+        self.messages += 1
+        if message.delivery_count > 1:
+            self.redeliveries += 1
+        self.pending = message.pending
+
+    def handled(self, lane: Lane, message: Message, seconds: float) -> None:
+        self.latency.observe(seconds)
+
+    def failed(self, lane: Lane, message: Message, error: BaseException) -> None:
+        self.failures += 1
+
+    def dead(self, lane: Lane) -> None:
+        self.dead_letters += 1
+
+    def repeated(self, lane: Lane) -> None:
+        self.repeats += 1
+
+    def look(self, lanes: Iterable[Lane], held: int) -> None:
+        """Take down how things stand."""
+        self.held, self.parked, self.outstanding, self.partitions = held, 0, 0, 0
+        for lane in lanes:
+            self.partitions += 1
+            self.parked += len(lane.parked)
+            self.outstanding += len(lane.items)
+
+    def values(self) -> dict[str, Any]:
+        """The value of each metric without further labels."""
+        return {
+            "parti_consumer_messages_total": self.messages,
+            "parti_consumer_redeliveries_total": self.redeliveries,
+            "parti_consumer_inflight": self.pending + self.outstanding,
+            "parti_consumer_update_duration_seconds": self.updates,
+            "parti_consumer_update_failures_total": self.update_failures,
+            "parti_consumer_update_skipped_total": self.updates_skipped,
+            "parti_consumer_subject_count": self.subjects,
+            "parti_consumer_subject_limit": self.subject_limit,
+            "parti_consumer_duplicate_subjects_total": self.duplicates,
+            "parti_handler_latency_seconds": self.latency,
+            "parti_handler_failures_total": self.failures,
+            "parti_dead_letters_total": self.dead_letters,
+            "parti_repeated_total": self.repeats,
+            "parti_held_messages": self.held,
+            "parti_parked_messages": self.parked,
+            "parti_partitions": self.partitions,
+            "parti_claims": self.claims,
+            "parti_leader_changes_total": self.leader_changes,
+        }
+
+    def labelled(self) -> dict[str, dict[str, float]]:
+        """The values of the metrics with one further label, by its value."""
+        return {
+            "parti_partition_lag_messages": {id_: lag.messages for id_, lag in self.lag.items()},
+            "parti_partition_lag_seconds": {id_: lag.seconds for id_, lag in self.lag.items()},
+            "parti_handoffs_total": dict(self.handoffs),
+        }
+
+
+class WorkersCollector:
+    """Hands the numbers of a process' workers to Prometheus."""
+
+    def __init__(self, *workers: WorkerMetrics) -> None:
+        self.workers = list(workers)
+
+    def collect(self) -> Iterator[Metric]:
+        families = {name: _family(name, described) for name, described in METRICS.items()}
+        for worker in self.workers:
+            labels = [worker.worker_id, worker.consumer]
+            for name, value in worker.values().items():
+                _add(families[name], labels, value)
+            for name, by_label in worker.labelled().items():
+                for label, value in by_label.items():
+                    _add(families[name], [*labels, label], value)
+        return iter(families.values())
+
+
+def serve(port: int, *workers: WorkerMetrics, address: str = "127.0.0.1") -> tuple[int, Any]:
+    """Answer `GET /metrics`; returns the port (0: a free one is chosen) and the server, to be shut down."""
+    registry = CollectorRegistry()
+    registry.register(WorkersCollector(*workers))
+    try:
+        server, _ = start_http_server(port, address, registry)
+    except OSError as exc:
+        raise ConfigError(f"metrics cannot be served on {address}:{port}: {exc}") from exc
+    return int(server.server_port), server
+
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+_KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+
+
+def _family(name: str, described: Described) -> Family:
+    made: Family = _KINDS[described.kind](name, described.help, labels=described.labels)
+    return made
+
+
+def _add(family: Family, labels: list[str], value: Any) -> None:
+    if isinstance(family, HistogramMetricFamily):
+        family.add_metric(labels, value.cumulative(), value.total)
+    else:
+        family.add_metric(labels, value)

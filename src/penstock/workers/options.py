@@ -1,0 +1,142 @@
+"""What a worker is told: its stream, its names, and how hard it may work. Validated once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from penstock.broker.model import NANOSECONDS, Json
+from penstock.errors import ConfigError
+from penstock.retry import Backoff
+from penstock.workers.partitions import Partition
+from penstock.workers.verdicts import Retries
+
+Positions = Callable[[Collection[Partition]], Awaitable[Mapping[str, int]]]
+"""Asked when a consumer must be made, or a partition is added: the last sequence of each partition that is done.
+
+A partition that is left out was never handled.
+"""
+
+_NAME = re.compile(r"[^\s.*>/\\]+")
+
+
+def no_positions() -> Positions:
+    """For partitions that nobody has handled before."""
+
+    async def none(partitions: Collection[Partition]) -> Mapping[str, int]:
+        return {}
+
+    return none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConsumerOptions:
+    """The durable consumer of one worker, and how its filters are kept up to date."""
+
+    stream: str
+    worker_id: str
+    """Stable: a worker that comes back with it finds its consumer again."""
+    prefix: str = "penstock"
+    """The consumer is called `<prefix>-<worker_id>`."""
+    ack_wait: float = 30.0
+    """Seconds after which the server delivers again what was not answered."""
+    max_ack_pending: int = 500
+    """Messages delivered and not acknowledged, at most. One budget for all partitions of the worker."""
+    max_waiting: int = 256
+    inactive_threshold: float = 24 * 3600.0
+    """Seconds without a pull after which the server removes the consumer: longer than any outage you plan for."""
+    replicas: int = 0
+    """0: as many as the stream has."""
+    max_subjects: int = 500
+    """Filter subjects of one consumer, at most."""
+    max_consumers: int = 1
+    """More than 1: subjects beyond `max_subjects` go to `<prefix>-<worker_id>-2` and so on."""
+    universe: frozenset[str] = frozenset()
+    """Every subject the stream may have. When given, wildcards replace subjects once there are too many."""
+    window: float = 0.1
+    """Seconds that changes are collected before they become one update."""
+    min_interval: float = 0.5
+    """Seconds between two updates, at least."""
+    attempts: int = 6
+    """Tries before `update` gives up waiting; the change is still tried from time to time."""
+    retry: Backoff = field(default_factory=lambda: Backoff(first=0.2, factor=1.6, most=5.0))
+    escalate_after: int = 3
+    """Failures in a row after which somebody is told."""
+
+    def __post_init__(self) -> None:
+        for name in ("stream", "worker_id", "prefix"):
+            if not _NAME.fullmatch(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} has characters that a consumer's name cannot have")
+        least = {"ack_wait": 0.1, "max_ack_pending": 1, "max_waiting": 1, "max_subjects": 1, "max_consumers": 1,
+                 "attempts": 1, "escalate_after": 1, "window": 0.0, "min_interval": 0.0}  # fmt: skip
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name} must be at least {minimum:g}, got {getattr(self, name):g}")
+
+    @property
+    def consumer(self) -> str:
+        return f"{self.prefix}-{self.worker_id}"
+
+    def name(self, shard: int) -> str:
+        """The name of the worker's first consumer (shard 0), of its second, and so on."""
+        return self.consumer if shard == 0 else f"{self.consumer}-{shard + 1}"
+
+    def mutable(self) -> Json:
+        """The fields that an update may change, besides the filters."""
+        return {
+            "ack_wait": int(self.ack_wait * NANOSECONDS),
+            "inactive_threshold": int(self.inactive_threshold * NANOSECONDS),
+        }
+
+    def created(self, shard: int, subjects: Collection[str], start: int | None) -> Json:
+        """The configuration of a consumer that is made. `start`: its first sequence, None for everything there is."""
+        position: Json = {"deliver_policy": "all"}
+        if start is not None and start > 1:
+            position = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+        return {
+            "name": self.name(shard),
+            "durable_name": self.name(shard),
+            "filter_subjects": sorted(subjects),
+            "ack_policy": "explicit",
+            "max_ack_pending": self.max_ack_pending,
+            "max_waiting": self.max_waiting,
+            # Tries are counted here, where a message that waits for its turn does not use one up; see `verdicts`.
+            "max_deliver": -1,
+            "num_replicas": self.replicas,
+            "metadata": {"penstock.worker": self.worker_id, "penstock.group": self.prefix},
+            **position,
+            **self.mutable(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerOptions:
+    """How a worker treats its messages."""
+
+    retries: Retries = field(default_factory=Retries)
+    dlq: str | None = None
+    """Subject for messages that are given up; a stream must take it. Without one they are tried again for ever."""
+    concurrency: int = 256
+    """Partitions whose handlers run at the same time, at most."""
+    handler_timeout: float | None = None
+    """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
+    processes: int = 0
+    """For a handler that is a plain function and computes: processes that run it."""
+    max_in_flight: int = 64
+    """Messages that a slow partition may hold here once there is no room for others."""
+    max_parked: int = 50_000
+    """Messages of slow partitions that may wait at the server, unacknowledged, without taking others' places."""
+    stop_within: float = 30.0
+    """Seconds that handlers have to finish when the worker stops."""
+    catches_up: bool = True
+    """Whether the worker itself catches up with a partition that is added; else somebody must call `catch_up`."""
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "max_in_flight", "stop_within"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
+        if self.handler_timeout is not None and self.handler_timeout <= 0:
+            raise ConfigError(f"handler_timeout must be above 0 seconds, got {self.handler_timeout:g}")
+        if self.processes < 0:
+            raise ConfigError(f"processes must be 0 or more, got {self.processes}")

@@ -1,0 +1,270 @@
+"""One connection's pull loop: requests that keep the server busy, messages in, acknowledgements out in few writes.
+
+Nothing here waits for a single message. Messages come as the event loop reads them, many a read; acknowledgements are
+collected for a few milliseconds and sent in one piece, together with the next pull requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import NANOSECONDS, ConsumerInfo
+from penstock.errors import PenstockError, Unavailable
+from penstock.wire import aio, frames
+from penstock.workers import messages, pacing
+from penstock.workers.messages import Message
+
+log = logging.getLogger(__name__)
+
+EXPIRES = 30.0  # seconds
+HEARTBEAT = 5.0  # seconds
+SILENCE = 2.5 * HEARTBEAT
+"""Without a word for that long on an open request, the request is lost, or the consumer is."""
+ACK_LINGER = 0.005
+"""Seconds that acknowledgements wait for company."""
+ACKS = 256
+"""So many do not wait."""
+RECALLED = 20_000
+"""Pending messages are asked for one by one up to this range of sequences; beyond it the consumer is reset."""
+
+
+class Interrupted(Unavailable):
+    """The pull loop cannot go on with this connection or consumer; a new one can."""
+
+
+@dataclass(slots=True)
+class Pull:
+    """What was asked of one consumer."""
+
+    name: str
+    inbox: str
+    sid: int = 0
+    asked: int = 0
+    """Messages asked for and not come yet."""
+    heard: float = 0.0
+    """When something last came."""
+    delivery: int = 0
+    """The number of the last delivery; the server counts from 1 again after a reset."""
+
+
+class Session:
+    """Pulls from the consumers of a worker over one connection, until that ends."""
+
+    def __init__(
+        self,
+        connection: aio.Connection,
+        jetstream: JetStream,
+        stream: str,
+        deliver: Callable[[Message], None],
+        room: Callable[[], int],
+        size: Callable[[], int],
+    ) -> None:
+        """`deliver` takes each message and must not wait. `room`: messages that may still come. `size`: of a batch."""
+        self._connection = connection
+        self._jetstream = jetstream
+        self._stream = stream
+        self._deliver = deliver
+        self._room = room
+        self._size = size
+        self._pulls: dict[str, Pull] = {}
+        self._acks: list[str] = []
+        self._flush_at: asyncio.TimerHandle | None = None
+        self._topping_up = False
+        self._renumbered: list[Callable[[], None]] = []
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with `Interrupted`, or whatever ended the connection."""
+        self.stalled = False
+        """Whether pulling stopped because too much waits here."""
+
+    # -- consumers -------------------------------------------------------------------------------------------------
+
+    async def open(self, consumer: ConsumerInfo, known: Collection[int]) -> None:
+        """Begin to pull from a consumer. What it has delivered to somebody who is gone comes again first, in order.
+
+        `known` are sequences that are here already: they need not come again.
+        """
+        if consumer.name in self._pulls:
+            return
+        await self._recall(consumer, known)
+        inbox = f"_INBOX.{secrets.token_hex(11)}"
+        pull = Pull(consumer.name, inbox, heard=self._now())
+        pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
+        self._pulls[consumer.name] = pull
+        self.top_up()
+
+    def close_consumer(self, name: str) -> None:
+        """Pull no more from it; what was asked for is dropped by the server once the inbox is gone."""
+        if pull := self._pulls.pop(name, None):
+            self._write(frames.unsubscribe(pull.sid))
+
+    @property
+    def consumers(self) -> frozenset[str]:
+        """Whom it pulls from."""
+        return frozenset(self._pulls)
+
+    def when_renumbered(self, call: Callable[[], None]) -> None:
+        """Call this before the first message that comes after a reset is taken in."""
+        self._renumbered.append(call)
+
+    async def _recall(self, consumer: ConsumerInfo, known: Collection[int]) -> None:
+        if not consumer.ack_pending:
+            return
+        first, last = consumer.ack_floor_stream_seq + 1, consumer.delivered_stream_seq
+        if last - first > RECALLED:
+            await self._jetstream.reset_consumer(self._stream, consumer.name)
+            return
+        here = set(known)
+        wanted = [sequence for sequence in range(first, last + 1) if sequence not in here]
+        if not wanted:
+            return
+        delivery = consumer.delivered_consumer_seq
+        data = messages.naks_of_range(self._stream, consumer.name, wanted[:-1], delivery)
+        await self._connection.send(data)
+        # The last one is answered when it was processed, and so were all before it: new messages come after them.
+        subject = f"{messages.ACK_PREFIX}{self._stream}.{consumer.name}.1.{wanted[-1]}.{delivery}.0.0"
+        await self._connection.request(subject, messages.NAK)
+
+    # -- what comes ------------------------------------------------------------------------------------------------
+
+    def _came(self, pull: Pull, frame: frames.Message) -> None:
+        pull.heard = self._now()
+        message = messages.delivered(frame, datetime.now(UTC))
+        if message is None:
+            self._status(pull, frame)
+        else:
+            pull.asked -= 1
+            if message.delivery <= pull.delivery:
+                self._restarted(pull)
+            pull.delivery = message.delivery
+            self._deliver(message)
+        self._soon()
+
+    def ask_again(self) -> None:
+        """A consumer was reset: requests from before may be gone. Ask again rather than wait for them."""
+        for pull in self._pulls.values():
+            pull.asked = 0
+        self.top_up()
+
+    def _restarted(self, pull: Pull) -> None:
+        """The consumer was reset, by us or by somebody else."""
+        pull.asked = 0
+        calls, self._renumbered = self._renumbered, []
+        for call in calls:
+            call()
+
+    def _status(self, pull: Pull, frame: frames.Message) -> None:
+        code, text = frame.status or (0, "")
+        if code == 100:
+            return
+        if code in (404, 408) or (code == 409 and not _fatal(text)):
+            left = frame.header_values().get("Nats-Pending-Messages", ["0"])[0]
+            pull.asked = max(0, pull.asked - int(left))
+            if code == 409 and left == "0":
+                pull.asked = 0  # the request was refused whole: nothing of it is open
+        else:
+            self.fail(Interrupted(f"consumer {pull.name!r} answers {code} {text}"))
+
+    def fail(self, error: PenstockError) -> None:
+        """End the session."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+    def check(self) -> None:
+        """Called from time to time: end the session when a request is open and nothing is heard."""
+        now = self._now()
+        for pull in self._pulls.values():
+            if pull.asked > 0 and now - pull.heard > SILENCE:
+                self.fail(Interrupted(f"consumer {pull.name!r} has been silent for {SILENCE:g} s"))
+            elif pull.asked <= 0:
+                pull.heard = now
+        if not self._connection.connected:
+            self.fail(Interrupted("the connection is lost"))
+
+    # -- what is asked ---------------------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        """Ask for more once all that came with this read has been taken in."""
+        if not self._topping_up:
+            self._topping_up = True
+            asyncio.get_running_loop().call_soon(self.top_up)
+
+    def top_up(self) -> None:
+        """Ask each consumer for as much as there is room for."""
+        self._topping_up = False
+        requests = bytearray()
+        asked = sum(pull.asked for pull in self._pulls.values())
+        for pull in self._pulls.values():
+            count = pacing.next_pull(self._size(), max(pull.asked, 0), 0, self._room() - asked + pull.asked)
+            if count > 0:
+                requests += self._request(pull, count)
+                pull.asked += count
+                asked += count
+        self.stalled = self._room() - asked <= 0 and not requests
+        if requests:
+            self._write(bytes(requests))
+
+    def _request(self, pull: Pull, count: int) -> bytes:
+        ask = {
+            "batch": count,
+            "expires": int(EXPIRES * NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
+        }
+        subject = self._jetstream.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{pull.name}")
+        return frames.publish(subject, json.dumps(ask).encode(), reply=pull.inbox)
+
+    # -- what is answered ------------------------------------------------------------------------------------------
+
+    def ack(self, reply: str) -> None:
+        """Acknowledge, soon."""
+        self._acks.append(reply)
+        if len(self._acks) >= ACKS:
+            self.flush()
+        elif self._flush_at is None:
+            self._flush_at = asyncio.get_running_loop().call_later(ACK_LINGER, self.flush)
+
+    def flush(self) -> None:
+        """Send the acknowledgements that wait."""
+        if self._flush_at:
+            self._flush_at.cancel()
+            self._flush_at = None
+        if self._acks:
+            replies, self._acks = self._acks, []
+            self._write(messages.acks(replies))
+            self._soon()
+
+    def write(self, data: bytes) -> None:
+        """Send other answers, after the acknowledgements that wait."""
+        self.flush()
+        if data:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._connection.write(data)
+        except PenstockError as exc:  # the connection has ended; what was not answered comes again
+            self.fail(exc)
+
+    def close(self) -> None:
+        """Send what waits, and stop asking."""
+        self.flush()
+        for name in list(self._pulls):
+            self.close_consumer(name)
+        if not self.ended.done():
+            self.ended.set_result(None)
+        elif not self.ended.cancelled():
+            self.ended.exception()  # seen, or nobody cares any more
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _fatal(text: str) -> bool:
+    """Whether a 409 says that this consumer can no longer be pulled from."""
+    return text.startswith(("Consumer Deleted", "Consumer is push based", "Leadership Change", "Server Shutdown"))

@@ -1,0 +1,76 @@
+"""What no event tells a worker: messages that wait for long, lanes that are ours again, room that is gone or back."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+from penstock.workers import messages, pacing
+from penstock.workers.consumer import WorkerConsumer
+from penstock.workers.dispatch import Dispatcher
+from penstock.workers.options import WorkerOptions
+from penstock.workers.session import Session
+
+PATIENT_FOR = 3
+"""The server is asked for patience so many times within its `ack_wait`."""
+
+
+class Upkeep:
+    """Looks at the lanes from time to time."""
+
+    def __init__(self, dispatcher: Dispatcher, consumer: WorkerConsumer, options: WorkerOptions) -> None:
+        self.batch = pacing.BatchSize(pacing.capacity(consumer.options.max_ack_pending))
+        self._dispatcher = dispatcher
+        self._consumer = consumer
+        self._options = options
+        self._allowed = consumer.options.max_ack_pending
+        self._touch_every = consumer.options.ack_wait / PATIENT_FOR
+        self._touched = self._observed = time.monotonic()
+        self._handled = 0
+
+    def room(self) -> int:
+        """Messages that may still come, besides those that were asked for."""
+        return pacing.capacity(self._consumer.options.max_ack_pending) - self._dispatcher.held
+
+    async def look(self, session: Session) -> None:
+        """One look. Raises what the server refuses."""
+        self._dispatcher.owners_changed()
+        self._observe()
+        session.check()
+        if session.stalled:
+            self._dispatcher.relieve(self._options.max_in_flight)
+        for lane in self._dispatcher.lanes.values():
+            if back := lane.wanted_back(self._options.max_in_flight):
+                session.write(b"".join(messages.nak(reply) for reply in back))
+        self._ask_for_patience(session)
+        session.top_up()
+        await self._widen()
+
+    def _observe(self) -> None:
+        """Let the batches follow the handlers."""
+        now, handled = time.monotonic(), self._dispatcher.handled
+        if now - self._observed >= pacing.HORIZON / 2:
+            self.batch.observe(handled - self._handled, now - self._observed, idle=self._dispatcher.held == 0)
+            self._observed, self._handled = now, handled
+
+    def _ask_for_patience(self, session: Session) -> None:
+        now = time.monotonic()
+        if now - self._touched < self._touch_every:
+            return
+        self._touched = now
+        old = datetime.now(UTC) - timedelta(seconds=self._touch_every / 2)
+        waiting = [
+            reply
+            for lane in self._dispatcher.lanes.values()
+            for reply, message in lane.replies()
+            if message is None or message.received_at < old
+        ]
+        session.write(messages.in_progress(waiting))
+
+    async def _widen(self) -> None:
+        """Let the server have more out while messages of slow partitions wait there."""
+        parked = sum(len(lane.parked) for lane in self._dispatcher.lanes.values())
+        needed = pacing.pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
+        if needed > self._allowed or (needed < self._allowed and not parked):
+            self._allowed = needed
+            await self._consumer.allow_pending(needed)

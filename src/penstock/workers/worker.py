@@ -1,0 +1,425 @@
+"""A worker: one connection, one durable consumer, a lane a partition, and a handler.
+
+What it promises: a message is acknowledged only after its handler has returned, or after it was kept as a dead letter.
+Messages of one partition are handled in the order of the stream, one at a time. A handler that raises, a consumer that
+vanishes, a server that restarts: none of them ends the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Self
+
+from penstock import subjects
+from penstock.broker.jetstream import JetStream
+from penstock.deadletter import headers as deadletter_headers
+from penstock.deadletter import letters
+from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.retry import Backoff, is_retryable
+from penstock.settings import Settings
+from penstock.wire import aio
+from penstock.workers.answers import SessionAnswers
+from penstock.workers.consumer import WORK_QUEUE, Trouble, UpdateOutcome, WorkerConsumer
+from penstock.workers.dispatch import Dispatcher, HandlingOptions
+from penstock.workers.handlers import Handler, Runner
+from penstock.workers.lanes import Lane
+from penstock.workers.messages import Message
+from penstock.workers.metrics import WorkerMetrics
+from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
+from penstock.workers.ownership import Ownership, OwnsAll
+from penstock.workers.partitions import Partition
+from penstock.workers.routes import Routes
+from penstock.workers.session import Session
+from penstock.workers.stored import stored
+from penstock.workers.upkeep import Upkeep
+
+log = logging.getLogger(__name__)
+
+TICK = 0.1
+"""Seconds between two looks at what no event tells."""
+ONLY = deadletter_headers.ONLY.encode()
+FOR_EVER = 10 * 365 * 86400.0  # seconds
+SETTLE_WITHIN = 1.0
+"""Seconds that the server may take to count acknowledgements that it has received."""
+
+
+class NotOwned(Unavailable):
+    """The partition belongs to somebody else now."""
+
+
+class Worker:
+    """Handles the messages of its partitions. For one event loop; `async with` starts and stops it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        consumer: ConsumerOptions,
+        handler: Handler,
+        *,
+        options: WorkerOptions | None = None,
+        ownership: Ownership | None = None,
+        positions: Positions | None = None,
+        metrics: WorkerMetrics | None = None,
+        on_trouble: Trouble | None = None,
+    ) -> None:
+        self.options = options or WorkerOptions()
+        limit = consumer.max_subjects * consumer.max_consumers
+        self.metrics = metrics or WorkerMetrics(consumer.worker_id, consumer.consumer, limit)
+        self.partitions: dict[str, Partition] = {}
+        """What it was last told to handle."""
+        self.connects = 0
+        """How often it began to pull anew."""
+        self._positions = positions or no_positions()
+        self._runner = Runner(handler, self.options.processes)
+        self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
+        self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
+        self._answers = SessionAnswers(self._connection, consumer.stream, consumer.prefix, self.options.dlq)
+        handling = HandlingOptions(
+            worker_id=consumer.worker_id,
+            retries=self.options.retries,
+            concurrency=self.options.concurrency,
+            timeout=self.options.handler_timeout,
+        )
+        owner = ownership or OwnsAll()
+        self._dispatcher = Dispatcher(self._runner.call, self._answers, owner, handling, self.metrics)
+        self.consumer = WorkerConsumer(
+            self._jetstream, consumer, positions=self._done, events=self.metrics, on_trouble=on_trouble
+        )
+        self._upkeep = Upkeep(self._dispatcher, self.consumer, self.options)
+        self._routes = Routes()
+        self._known: dict[str, Partition] = {}
+        """The partitions that have a lane."""
+        self._fresh: set[str] = set()
+        """Partitions that were added, and of which nothing is handled yet."""
+        self._behind: set[str] = set()
+        """Partitions whose backlog was passed over and has not been read yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._settling = asyncio.Lock()
+        self._failure: BaseException | None = None
+
+    # -- its life --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect, and begin to serve. Raises when no server answers now; later it connects again by itself."""
+        await self._connection.reconnect()
+        self._spawn(self._serve(), "serve")
+        self._spawn(self._look_for_ever(), "upkeep")
+
+    async def stop(self) -> None:
+        """Finish what is being handled, acknowledge it, and leave. The consumer stays for the next run."""
+        with suppress(TimeoutError, PenstockError):
+            async with asyncio.timeout(self.options.stop_within):
+                await self._hold(self._dispatcher.lanes.values())
+                await self._all_sent()
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.consumer.close()
+        await self._dispatcher.close()
+        await asyncio.to_thread(self._runner.close)
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{name} {self.consumer.options.consumer}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._failure = self._failure or error
+            log.error("%s ended", task.get_name(), exc_info=error)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended one of its loops, if anything did: it should be stopped, and started anew."""
+        return self._failure
+
+    # -- partitions ------------------------------------------------------------------------------------------------
+
+    async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:
+        """Handle these partitions, and no others. Returns when the server filters by them.
+
+        Partitions that are new begin behind their position, and are caught up with in the background; or they wait
+        for `catch_up`, if the options say so and their backlog was passed over. Of those that are left out, what is
+        being handled is finished, and the rest is let go: acknowledged, except on a work queue, where that would
+        remove it. So a partition that goes to somebody else must be theirs, with their catching up done, before.
+        Raises as `WorkerConsumer.update` does.
+        """
+        chosen = {partition.id: partition for partition in partitions}
+        for partition in chosen.values():
+            if partition.id not in self._dispatcher.lanes:
+                self._add_lane(partition)
+        self.partitions = chosen
+        outcome = await self.consumer.update(chosen.values())
+        async with self._settling:
+            await self._let_go([id_ for id_ in self._dispatcher.lanes if id_ not in self.partitions])
+            if self._answers.session:
+                await self._attach(self._answers.session)
+            await self._begin(outcome)
+        return outcome
+
+    def _add_lane(self, partition: Partition) -> None:
+        lane = self._dispatcher.lanes[partition.id] = Lane(partition.id)
+        lane.held = True
+        self._fresh.add(partition.id)
+        self._routes.add(partition, lane)
+        self._known[partition.id] = partition
+
+    async def _let_go(self, ids: Collection[str]) -> None:
+        gone = [self._dispatcher.lanes[id_] for id_ in ids]
+        await self._hold(gone)
+        for lane in gone:
+            self._routes.remove(self._known.pop(lane.id))
+            self._fresh.discard(lane.id)
+            replies = self._dispatcher.remove(lane)
+            if self.consumer.retention != WORK_QUEUE:
+                for reply in replies:
+                    self._answers.ack(reply)
+
+    async def _begin(self, outcome: UpdateOutcome) -> None:
+        """Let the partitions that were added be handled from where they should."""
+        fresh = [self.partitions[id_] for id_ in sorted(self._fresh) if id_ in self.partitions]
+        if not fresh:
+            return
+        done = await self._positions(fresh)
+        floor = min((info.ack_floor_stream_seq for info in (await self.consumer.present()).values()), default=0)
+        for partition in fresh:
+            position = done.get(partition.id, 0)
+            if not any(subjects.covered(subject, outcome.passed_over) for subject in partition.subjects):
+                self._go_live(partition.id, max(position, floor))
+                continue
+            self._behind.add(partition.id)
+            if self.options.catches_up:
+                self._fresh.discard(partition.id)
+                self._spawn(self._keep_catching_up(partition, position + 1, outcome.cursor), "catch up")
+
+    def _go_live(self, id_: str, floor: int) -> None:
+        lane = self._dispatcher.lanes[id_]
+        self._fresh.discard(id_)
+        self._dispatcher.advance(lane, floor)
+        lane.held = False
+        self._dispatcher.wake(lane)
+
+    def done_through(self, partition_id: str) -> int:
+        """Of all that came of a partition, everything up to this stream sequence is done."""
+        return self._lane(partition_id).done_through
+
+    async def drain(self, partition_ids: Collection[str]) -> dict[str, int]:
+        """Finish what is being handled of these partitions, and handle no more of them until they are live again.
+
+        Returns of each the last sequence that is done, with everything before it. Its acknowledgement has reached the
+        server by then.
+        """
+        chosen = [self._lane(id_) for id_ in partition_ids]
+        await self._hold(chosen)
+        await self._all_sent()
+        known = await self._nothing_unknown()
+        # Messages may be out that never came here: then only what the server knows to be acknowledged is certain.
+        return {lane.id: lane.done_through if known is None else min(lane.done_through, known) for lane in chosen}
+
+    def resume(self, partition_ids: Collection[str]) -> None:
+        """Handle partitions again that were drained and not given away after all."""
+        for id_ in partition_ids:
+            lane = self._lane(id_)
+            lane.held = False
+            self._dispatcher.wake(lane)
+
+    async def catch_up(self, partition: Partition, first_sequence: int, last_sequence: int) -> None:
+        """Handle what the partition has in this range, in order, before any live message of it; then let those come.
+
+        The partition must have been given to `update` before, so that whatever lies above the range is delivered.
+        Raises `NotOwned` when the partition is or becomes somebody else's; what was handled until then is done.
+        """
+        lane = self._lane(partition.id)
+        self._fresh.discard(partition.id)
+        self._behind.add(partition.id)
+        await self._hold([lane])
+        if self.consumer.retention == WORK_QUEUE:
+            await self._rewind(lane, first_sequence)
+        else:
+            await self._read(partition, lane, first_sequence, last_sequence)
+            self._dispatcher.advance(lane, last_sequence)
+        lane.held = False
+        self._dispatcher.wake(lane)
+        self._behind.discard(partition.id)
+        if not self._behind and not self._fresh:
+            await self.consumer.all_caught_up()
+
+    async def _read(self, partition: Partition, lane: Lane, first: int, last: int) -> None:
+        delays, position = Backoff().delays(), first
+        while position <= last:
+            try:
+                stream = self.consumer.options.stream
+                async for message in stored(self._jetstream, stream, partition.subjects, position, last):
+                    if not await self._dispatcher.handle_stored(lane, message):
+                        raise NotOwned(f"partition {partition.id!r} is no longer ours; {message.sequence} is not done")
+                    position = message.sequence + 1
+                    self._dispatcher.advance(lane, message.sequence)
+                return
+            except PenstockError as exc:
+                if isinstance(exc, NotOwned) or not is_retryable(exc):
+                    raise
+                await asyncio.sleep(next(delays))
+
+    async def _rewind(self, lane: Lane, first: int) -> None:
+        """Have the consumer of a work queue deliver again from `first`: what is done is gone, so nothing comes twice.
+
+        What came of the partition before is forgotten, for it comes again, in its order.
+        """
+        options, session = self.consumer.options, self._answers.session
+        if session is None:
+            return  # a new session has everything delivered again that is not acknowledged
+        renumbered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def forget() -> None:
+            if not renumbered.done():
+                self._dispatcher.forget(lane)
+                renumbered.set_result(None)
+
+        session.when_renumbered(forget)
+        for name in self.consumer.names:
+            answer = await self._jetstream.reset_consumer(options.stream, name, max(first, 1))
+            if not answer.consumer.unprocessed:
+                forget()
+        session.ask_again()
+        await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
+
+    async def _keep_catching_up(self, partition: Partition, first: int, last: int) -> None:
+        """Catch up, however long the partition or the server is away."""
+        while self.partitions.get(partition.id) == partition:
+            try:
+                done = max(first - 1, self._lane(partition.id).floor)
+                await self.catch_up(partition, done + 1, last)
+                return
+            except PenstockError as exc:
+                log.warning("catching up with %s: %s", partition.id, exc)
+                await asyncio.sleep(1.0)
+
+    def _lane(self, id_: str) -> Lane:
+        if lane := self._dispatcher.lanes.get(id_):
+            return lane
+        raise ConfigError(f"partition {id_!r} is not one of this worker's; give it to `update` first")
+
+    async def _hold(self, lanes: Iterable[Lane]) -> None:
+        """Return when nothing of these lanes is being handled; nothing more is begun."""
+        held = list(lanes)
+        for lane in held:
+            lane.held = True
+        await self._dispatcher.quiet(held)
+
+    async def _all_sent(self) -> None:
+        """Return when the server has received every acknowledgement."""
+        if session := self._answers.session:
+            session.flush()
+            await self._connection.flush()
+
+    async def _nothing_unknown(self) -> int | None:
+        """None when everything that is out is here; else the highest sequence that is certainly acknowledged."""
+        deadline = asyncio.get_running_loop().time() + SETTLE_WITHIN
+        while True:
+            infos = (await self.consumer.present()).values()
+            here = sum(len(lane.items) for lane in self._dispatcher.lanes.values())
+            if sum(info.ack_pending for info in infos) <= here:
+                return None
+            if asyncio.get_running_loop().time() > deadline:
+                return min(info.ack_floor_stream_seq for info in infos)
+            await asyncio.sleep(TICK / 10)
+
+    async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
+        """Positions for a consumer that must be made: what was done here, or else what the coordinator knows."""
+        elsewhere = await self._positions(partitions)
+        lanes = self._dispatcher.lanes
+        here = {p.id: lanes[p.id].done_through for p in partitions if p.id in lanes and p.id not in self._fresh}
+        return {p.id: max(here.get(p.id, 0), elsewhere.get(p.id, 0)) for p in partitions}
+
+    # -- the pull loop ---------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Pull over one connection after the other, for as long as the worker lives."""
+        delays = Backoff().delays()
+        while True:
+            try:
+                if not self._connection.connected:
+                    await self._connection.reconnect()
+                await self._pull()
+            except PenstockError as exc:
+                log.warning("%s begins anew: %s", self.consumer.options.consumer, exc)
+            if not self._connection.connected:
+                await asyncio.sleep(next(delays))
+            else:
+                delays = Backoff().delays()
+                await asyncio.sleep(next(delays))
+
+    async def _pull(self) -> None:
+        """One session, to its end."""
+        options = self.consumer.options
+        session = Session(
+            self._connection,
+            self._jetstream,
+            options.stream,
+            self._came,
+            self._upkeep.room,
+            lambda: self._upkeep.batch.size,
+        )
+        # Nothing is ever received there: it ends when the connection does.
+        lost = asyncio.create_task(self._connection.receive(FOR_EVER))
+        try:
+            async with self._settling:
+                await self._attach(session)
+                self._answers.session = session
+            self.connects += 1
+            await asyncio.wait((session.ended, lost), return_when=asyncio.FIRST_COMPLETED)
+            if session.ended.done():
+                session.ended.result()
+            await lost
+        finally:
+            self._answers.session = None
+            session.close()
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
+
+    async def _attach(self, session: Session) -> None:
+        """Pull from the consumers that there are."""
+        infos = await self.consumer.present()
+        for name in session.consumers - infos.keys():
+            session.close_consumer(name)
+        known = {s for lane in self._dispatcher.lanes.values() for s in lane.items if s not in lane.delayed}
+        for info in infos.values():
+            await session.open(info, known)
+
+    def _came(self, message: Message) -> None:
+        self.metrics.came(message)
+        lane = self._routes.lane(message.subject)
+        if lane is not None and _is_for(message, self.consumer.options):
+            self._dispatcher.deliver(lane, message)
+        elif self.consumer.retention != WORK_QUEUE:
+            self._answers.ack(message.reply)  # others' business; on a work queue an acknowledgement would remove it
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            if session := self._answers.session:
+                try:
+                    await self._upkeep.look(session)
+                except PenstockError as exc:
+                    log.warning("%s: %s", self.consumer.options.consumer, exc)
+            self.metrics.look(self._dispatcher.lanes.values(), self._dispatcher.held)
+
+
+def _is_for(message: Message, options: ConsumerOptions) -> bool:
+    """Whether the message is for this group: a dead letter may be replayed for one reader only."""
+    if ONLY not in message.raw_headers:
+        return True
+    return letters.is_for(message.headers, options.stream, options.prefix)

@@ -1,0 +1,379 @@
+"""A worker on a real server: order, retries, dead letters, backpressure, and everything that may go wrong around it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.integration.workers import work_module
+from tests.integration.workers.world import STREAM, World, partitions
+
+from penstock.testing import eventually_async
+from penstock.workers.messages import Message, MessageContext
+from penstock.workers.verdicts import Reject, Retries
+
+
+async def test_messages_of_many_partitions_are_handled_once_in_order_through_one_consumer(world: World) -> None:
+    await world.create()
+    ids = [str(n) for n in range(20)]
+    for id_ in ids:
+        await world.publish(id_, 30)
+    worker = await world.worker()
+    await worker.update(partitions(*ids))
+    for id_ in ids:
+        await world.publish(id_, 30)
+    await world.all_handled()
+    await world.all_acknowledged()
+    assert await world.js.consumer_names(STREAM) == ["test-1"]
+    assert worker.metrics.redeliveries == 0
+
+
+async def test_the_context_says_where_a_message_comes_from(world: World) -> None:
+    await world.create()
+    worker = await world.worker(worker_id="w7")
+    await worker.update(partitions("a"))
+    await world.publish("a")
+    await world.all_handled()
+    context = world.contexts[0]
+    assert context[:3] == ("w.a", "a", "w7")
+    assert (context.delivery_count, context.fencing_token) == (1, 1)
+
+
+async def test_a_failing_message_comes_again_and_keeps_its_place(world: World) -> None:
+    await world.create()
+    tries = []
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        if message.data == b"2" and context.partition_id == "a" and context.delivery_count < 3:
+            tries.append(context.delivery_count)
+            raise ValueError("not yet")
+        await world.handle(message, context)
+
+    worker = await world.worker(handler)
+    await worker.update(partitions("a", "b"))
+    await world.publish("a", 10)
+    await world.publish("b", 10)
+    await world.all_handled()
+    await world.all_acknowledged()
+    assert tries == [1, 2]
+
+
+async def test_a_poison_message_becomes_a_dead_letter_with_its_reason_and_the_rest_goes_on(world: World) -> None:
+    await world.create()
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        if message.data == b"2":
+            raise ValueError("no such project")
+        if message.data == b"3":
+            raise Reject("no JSON")
+        await world.handle(message, context)
+
+    worker = await world.worker(handler)
+    await worker.update(partitions("a"))
+    await world.publish("a", 5)
+    await eventually_async(lambda: world.handled["a"] == [b"1", b"4", b"5"], 10, state=world.state)
+    await world.all_acknowledged()
+    letters = [await world.js.get_message("DLQ", seq) for seq in (1, 2)]
+    assert [letter.data for letter in letters] == [b"2", b"3"]
+    reasons = [letter.headers["Penstock-Dlq-Reason"][0] for letter in letters]
+    assert reasons == ["gave up after 3 tries: ValueError: no such project", "rejected by the handler: no JSON"]
+    assert worker.metrics.dead_letters == 2
+
+
+async def test_without_a_place_for_dead_letters_nothing_is_lost(world: World) -> None:
+    await world.create()
+    await world.js.delete_stream("DLQ")
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        raise ValueError("never")
+
+    worker = await world.worker(handler)
+    await worker.update(partitions("a"))
+    await world.publish("a")
+    await eventually_async(lambda: worker.metrics.failures >= 5, 15, "several tries", lambda: worker.metrics.failures)
+    assert (await world.consumer()).ack_pending == 1
+    assert worker.metrics.dead_letters == 0
+
+
+async def test_a_handler_slower_than_ack_wait_gets_its_message_only_once(world: World) -> None:
+    await world.create()
+    release = asyncio.Event()
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        await release.wait()
+        await world.handle(message, context)
+
+    worker = await world.worker(handler, consumer={"ack_wait": 0.5})
+    await worker.update(partitions("a"))
+    await world.publish("a", 3)
+    await eventually_async(lambda: worker.metrics.messages == 3)
+    await asyncio.sleep(1.6)  # three times ack_wait: what is shown is that nothing comes meanwhile
+    release.set()
+    await world.all_handled()
+    await world.all_acknowledged()
+    assert worker.metrics.redeliveries == 0
+
+
+async def test_a_stuck_partition_does_not_starve_the_others(world: World) -> None:
+    await world.create()
+    release = asyncio.Event()
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        if context.partition_id == "stuck":
+            await release.wait()
+        await world.handle(message, context)
+
+    worker = await world.worker(handler, consumer={"max_ack_pending": 40}, max_in_flight=10)
+    await worker.update(partitions("stuck", "a"))
+    await world.publish("stuck", 300)
+    await world.publish("a", 200)
+    await eventually_async(lambda: len(world.handled["a"]) == 200, 20, "the others to be handled", world.state)
+    assert world.handled["stuck"] == []
+    release.set()
+    await world.all_handled(30)
+    await world.all_acknowledged()
+
+
+async def test_a_handler_that_waits_does_not_hold_up_other_partitions(world: World) -> None:
+    await world.create()
+    together = asyncio.Barrier(3)
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        await together.wait()
+        await world.handle(message, context)
+
+    worker = await world.worker(handler)
+    await worker.update(partitions("a", "b", "c"))
+    for id_ in "abc":
+        await world.publish(id_, 5)
+    await world.all_handled()
+
+
+async def test_a_handler_that_takes_too_long_is_cancelled_and_counts_as_failed(world: World) -> None:
+    await world.create()
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        if context.delivery_count == 1:
+            await asyncio.Event().wait()
+        await world.handle(message, context)
+
+    worker = await world.worker(handler, handler_timeout=0.1)
+    await worker.update(partitions("a"))
+    await world.publish("a", 2)
+    await world.all_handled()
+    assert worker.metrics.failures == 2
+
+
+async def test_a_handler_that_computes_runs_in_other_processes(world: World) -> None:
+    await world.create()
+    worker = await world.worker(work_module.record, processes=2)
+    path = world.server.log.parent / "handled"
+    await worker.update(partitions("a", "b"))
+    for id_ in "ab":
+        await world.publisher.publish_batch(STREAM, f"w.{id_}", [f"{path}:{n}".encode() for n in range(20)])
+
+    def found() -> list[str]:
+        return path.read_text().split() if path.exists() else []
+
+    await eventually_async(lambda: len(found()) == 40, 30, "all to be computed", lambda: len(found()))
+    lines = [line.split(":") for line in found()]
+    for id_ in "ab":
+        assert [n for partition, n, _ in lines if partition == id_] == [str(n) for n in range(20)]
+    assert len({pid for _, _, pid in lines}) == 2
+
+
+async def test_a_process_that_dies_costs_its_message_a_try_and_nothing_else(world: World) -> None:
+    await world.create()
+    worker = await world.worker(work_module.die_once, processes=1, retries=Retries(max_deliver=5, backoff=(0.05,)))
+    path = world.server.log.parent / "died"
+    await worker.update(partitions("a"))
+    await world.publisher.publish_batch(STREAM, "w.a", [str(path).encode()] * 3)
+    await eventually_async(lambda: worker.metrics.latency.count == 3, 30, state=lambda: worker.metrics.failures)
+    assert path.exists()
+    assert worker.metrics.failures >= 1
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+async def test_a_partition_that_is_added_later_brings_its_backlog_first(world: World, retention: str) -> None:
+    await world.create(retention)
+    # Somebody else has the subject until it is handed over: on an Interest stream nothing would be kept otherwise.
+    other = {"name": "other", "durable_name": "other", "filter_subjects": ["w.b"], "ack_policy": "explicit"}
+    await world.js.create_consumer(STREAM, other)
+    worker = await world.worker()
+    await worker.update(partitions("a"))
+    for _ in range(3):
+        await world.publish("b", 20)
+        await world.publish("a", 20)
+    await eventually_async(lambda: len(world.handled["a"]) == 60, state=world.state)
+    if retention == "workqueue":
+        await world.js.delete_consumer(STREAM, "other")
+    outcome = await worker.update(partitions("a", "b"))
+    await world.publish("b", 20)
+    await world.all_handled()
+    assert outcome.passed_over == {"w.b"}
+    await eventually_async(lambda: worker.done_through("b") == 140)
+
+
+async def test_without_catching_up_the_backlog_of_an_added_partition_never_comes(world: World) -> None:
+    """The hole that catching up closes: this is what happens without it."""
+    await world.create()
+    worker = await world.worker(catches_up=False)
+    await worker.update(partitions("a"))
+    await world.publish("b", 5)
+    await world.publish("a", 1)
+    await eventually_async(lambda: world.handled["a"] == [b"1"])
+    outcome = await worker.update(partitions("a", "b"))
+    await world.publish("b", 1)
+    await eventually_async(lambda: worker.metrics.messages == 2)
+    info = await world.consumer()
+    assert (info.pending, info.ack_pending) == (0, 1)  # only the sixth was delivered, and waits
+    await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+    await world.all_handled()
+
+
+async def test_a_worker_that_died_before_it_caught_up_does_so_when_it_comes_back(world: World) -> None:
+    await world.create()
+    first = await world.worker(catches_up=False)
+    await first.update(partitions("a"))
+    await world.publish("b", 5)
+    await world.publish("a", 1)
+    await eventually_async(lambda: world.handled["a"] == [b"1"])
+    await first.update(partitions("a", "b"))
+    await first.stop()
+    second = await world.worker()
+    await second.update(partitions("a", "b"))
+    await world.publish("b", 1)
+    await world.all_handled()
+
+
+async def test_a_partition_that_is_drained_is_done_up_to_what_is_said_and_no_further(world: World) -> None:
+    await world.create()
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        if message.data == b"3":
+            begun.set()
+            await release.wait()
+        await world.handle(message, context)
+
+    worker = await world.worker(handler)
+    await worker.update(partitions("a"))
+    await world.publish("a", 10)
+    await begun.wait()
+    draining = asyncio.create_task(worker.drain(["a"]))
+    release.set()
+    assert await draining == {"a": 3}
+    assert world.handled["a"] == [b"1", b"2", b"3"]
+    assert (await world.consumer()).ack_floor_stream_seq == 3
+    worker.resume(["a"])
+    await world.all_handled()
+
+
+class Owner:
+    """Ownership that a test gives and takes."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, int] = {}
+
+    def token(self, partition_id: str) -> int | None:
+        return self.tokens.get(partition_id)
+
+
+async def test_messages_of_a_partition_that_is_not_owned_wait(world: World) -> None:
+    await world.create()
+    owner = Owner()
+    worker = await world.worker(ownership=owner)
+    await worker.update(partitions("a", "b"))
+    owner.tokens["b"] = 5
+    await world.publish("a", 3)
+    await world.publish("b", 3)
+    await eventually_async(lambda: len(world.handled["b"]) == 3)
+    assert "a" not in world.handled
+    assert (await world.consumer()).ack_floor_stream_seq == 0
+    owner.tokens["a"] = 17
+    await world.all_handled()
+    assert {context.fencing_token for context in world.contexts} == {5, 17}
+
+
+async def test_what_is_handled_while_ownership_is_lost_is_not_acknowledged(world: World) -> None:
+    await world.create("workqueue")
+    owner = Owner()
+    owner.tokens["a"] = 1
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        await world.handle(message, context)
+        owner.tokens.clear()
+
+    worker = await world.worker(handler, ownership=owner)
+    await worker.update(partitions("a"))
+    await world.publish("a")
+    await eventually_async(lambda: world.handled["a"] == [b"1"])
+    await worker.drain(["a"])
+    assert (await world.js.stream_info(STREAM)).state.messages == 1
+
+
+async def test_a_consumer_that_vanishes_is_made_again_and_nothing_is_lost_or_repeated(world: World) -> None:
+    await world.create()
+    worker = await world.worker()
+    await worker.update(partitions("a", "b"))
+    await world.publish("a", 20)
+    await world.publish("b", 5)
+    await world.all_handled()
+    await world.js.delete_consumer(STREAM, "test-1")
+    await world.publish("a", 20)
+    await world.publish("b", 20)
+    await world.all_handled()
+    await world.all_acknowledged()
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+async def test_a_server_that_is_killed_and_comes_back_loses_nothing_and_keeps_the_order(
+    world: World, retention: str
+) -> None:
+    await world.create(retention)
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        await asyncio.sleep(0.002)
+        await world.handle(message, context)
+
+    worker = await world.worker(handler, consumer={"ack_wait": 5.0})
+    await worker.update(partitions("a", "b", "c"))
+    for id_ in "abc":
+        await world.publish(id_, 100)
+    await eventually_async(lambda: len(world.handled["a"]) > 10)
+    world.server.kill()
+    await asyncio.to_thread(world.server.start)
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                for id_ in "abc":
+                    await world.publish(id_, 20)
+                break
+            except Exception:  # noqa: BLE001 -- the publisher's connection takes a moment to come back
+                await asyncio.sleep(0.1)
+    await eventually_async(
+        lambda: all(set(world.handled[id_]) >= set(world.published[id_]) for id_ in "abc"), 30, state=world.state
+    )
+    for id_ in "abc":
+        numbers = [int(data) for data in dict.fromkeys(world.handled[id_])]
+        assert numbers == sorted(numbers), f"out of order in {id_}"
+    assert worker.connects >= 2
+
+
+async def test_a_worker_that_comes_back_handles_first_what_its_predecessor_left(world: World) -> None:
+    await world.create()
+    stuck = asyncio.Event()
+
+    async def never(message: Message, context: MessageContext) -> None:
+        await stuck.wait()
+
+    first = await world.worker(never, consumer={"ack_wait": 30.0}, stop_within=0.1)
+    await first.update(partitions("a"))
+    await world.publish("a", 10)
+    await eventually_async(lambda: first.metrics.messages == 10)
+    await first.stop()
+    second = await world.worker(consumer={"ack_wait": 30.0})
+    await second.update(partitions("a"))
+    await world.publish("a", 10)
+    await world.all_handled()
+    await world.all_acknowledged()
