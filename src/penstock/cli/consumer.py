@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
@@ -28,7 +29,7 @@ from penstock.cli.common import (
     table,
     usage,
 )
-from penstock.errors import MessageNotFound
+from penstock.errors import AccessDenied, MessageNotFound
 from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
 
 COLUMNS: list[Column] = [
@@ -199,6 +200,7 @@ async def reset(
         # Without a target the server itself stays at the floor, which it allows to every kind of consumer.
         moved = seq is not None or to_time is not None or to_start
         done = await js.reset_consumer(stream, name, target if moved else None)
+    await _start_over(context, stream, name)
     if as_json:
         print_json({**_effect(foreseen), "reset_seq": done.reset_seq, "consumer": _facts(done.consumer)})
     else:
@@ -206,6 +208,15 @@ async def reset(
             f"{stream} / {name} continues at sequence {done.reset_seq}, {_messages(done.consumer.pending)} before it"
         )
     return EXIT_OK
+
+
+async def _start_over(context: Context, stream: str, name: str) -> None:
+    """What a named reader has confirmed counts no more: all that the reset repeats shall be handed out again."""
+    from penstock.facts import Facts  # few consumers have a named reader
+
+    with suppress(AccessDenied):  # then its books are not ours to change, and it finds out about the reset by itself
+        async with Facts(context.settings(), "penstock consumer") as facts:
+            await facts.forget_pages(name, stream=stream)
 
 
 async def _target(

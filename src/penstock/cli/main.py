@@ -25,6 +25,8 @@ COMMANDS = {
     "bridge": "penstock.cli.bridge:bridge",
     "publish": "penstock.cli.publish:publish",
     "consumer": "penstock.cli.consumer:consumer",
+    "fetch": "penstock.cli.facts:fetch",
+    "confirm": "penstock.cli.facts:confirm",
     "pipeline": "penstock.cli.pipeline:pipeline",
     "server": "penstock.cli.server:server",
     "sources": "penstock.cli.sources:sources",

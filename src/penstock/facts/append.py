@@ -1,0 +1,71 @@
+"""Appending facts: one id, one fact of its subject, for as long as the stream keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock import retry
+from penstock.broker.model import StoredMessage
+from penstock.errors import ConfigError, MessageNotFound, Unavailable
+from penstock.facts.errors import FactConflict
+from penstock.facts.fact import DIGEST_HEADER, ID_HEADER, Appended, checked_headers, digest, stored_subject
+from penstock.facts.link import Link, NoStream, WrongRevision
+from penstock.wire.headers import Headers
+
+
+class Writer:
+    """Appends facts over one link; any number of tasks may use it.
+
+    There is one durable step: the server stores the message if its subject, which is made of the id, has none. Whoever
+    dies before or after it leaves a fact that is stored or not, and may append it again in either case. That is also
+    what happens here, up to the settings' timeout, while answers get lost.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def append(
+        self, subject: str, fact_id: str, data: bytes, headers: Headers | None, stream: str | None
+    ) -> Appended:
+        """Store the fact, or find it stored. Raises `FactConflict` when the id is stored with other content."""
+        stored, own = stored_subject(subject, fact_id), checked_headers(headers)
+        mark = digest(data, own)
+        marked = {**own, ID_HEADER: fact_id, DIGEST_HEADER: mark, "Nats-Expected-Last-Subject-Sequence": "0"}
+        if stream:
+            marked["Nats-Expected-Stream"] = stream
+
+        async def once() -> Appended:
+            try:
+                answer = await self._link.publish(stored, data, marked)
+                return Appended(answer["stream"], answer["seq"], existed=False)
+            except WrongRevision as exc:
+                return _same(await self._found(exc.stream, stored), subject, fact_id, mark)
+            except NoStream as exc:
+                raise ConfigError(_no_stream(subject, stored)) from exc
+
+        return await retry.retrying(once, within=self._link.settings.timeout)
+
+    async def _found(self, stream: str, stored: str) -> StoredMessage:
+        try:
+            return await self._link.jetstream.get_message(stream, last_of=stored)
+        except MessageNotFound as exc:
+            # Removed in this moment, or not yet applied by all of a cluster: another try tells.
+            raise Unavailable(f"stream {stream!r} has a fact on {stored!r} and does not show it") from exc
+
+
+def _same(found: StoredMessage, subject: str, fact_id: str, mark: str) -> Appended:
+    """The fact that is stored, if it is this one."""
+    if _header(found.headers, ID_HEADER) != fact_id or _header(found.headers, DIGEST_HEADER) != mark:
+        raise FactConflict(fact_id, subject, found.stream, found.sequence)
+    return Appended(found.stream, found.sequence, existed=True)
+
+
+def _header(headers: Mapping[str, list[str]], name: str) -> str | None:
+    return next(iter(headers.get(name, [])), None)
+
+
+def _no_stream(subject: str, stored: str) -> str:
+    return (
+        f"no stream takes {stored!r}: a fact lies on its subject with one more token, made of its id, so that a stream "
+        f"for facts captures `{subject}.*`, or all with `{subject.partition('.')[0]}.>`"
+    )

@@ -1,0 +1,249 @@
+"""The book of a consumer's pages: who holds which facts, and which pages are confirmed. Pure.
+
+The server takes an acknowledgement of any delivery of a message for the one that counts: it does not look at which
+delivery it was. So a reader that comes too late would confirm facts that another reader holds by then. And a server
+that is killed forgets acknowledgements and deliveries of its last tenth of a second, and delivers those again, even as
+if for the first time. The book decides instead: one record a consumer, each change of it made only on top of the last
+one, so that between "delivered again" and "confirmed" there is always one that came first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
+
+VERSION = 1
+REMEMBER_SECONDS = 10.0
+"""How long a confirmed page is remembered beside those after it: much longer than a server waits to write to disk."""
+MOST_AGAIN = 20_000
+"""Sequences for which an acknowledgement is worth sending once more."""
+REMEMBER_PAGES = 32
+"""As many confirmed, and as many stale, pages are remembered whatever their age."""
+
+
+class Delivery(NamedTuple):
+    """One delivery of one message to one reader."""
+
+    sequence: int
+    """Of the stream."""
+    number: int
+    """Of the consumer: counts deliveries."""
+    attempt: int
+    """How often the message was delivered, with this time."""
+
+
+class Run(NamedTuple):
+    """Deliveries of which each counts sequence and number on by one."""
+
+    sequence: int
+    number: int
+    length: int
+    attempt: int
+
+
+class Span(NamedTuple):
+    """Sequences in a row."""
+
+    first: int
+    last: int
+
+
+def runs(deliveries: Iterable[Delivery]) -> tuple[Run, ...]:
+    """Deliveries as few numbers as they can be."""
+    found: list[Run] = []
+    for one in deliveries:
+        if found:
+            sequence, number, count, attempt = found[-1]
+            if (sequence + count, number + count, attempt) == one:
+                found[-1] = Run(sequence, number, count + 1, attempt)
+                continue
+        found.append(Run(one.sequence, one.number, 1, one.attempt))
+    return tuple(found)
+
+
+def deliveries_of(made: Iterable[Run]) -> Iterator[Delivery]:
+    """The deliveries that `runs` made short."""
+    for sequence, number, count, attempt in made:
+        for step in range(count):
+            yield Delivery(sequence + step, number + step, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPage:
+    """A page that a reader holds and has not confirmed."""
+
+    id: str
+    at: float
+    """When it was handed out, in seconds since 1970."""
+    runs: tuple[Run, ...]
+
+    def deliveries(self) -> Iterator[Delivery]:
+        return deliveries_of(self.runs)
+
+    @property
+    def last(self) -> int:
+        return max(sequence + count - 1 for sequence, _, count, _ in self.runs)
+
+    def attempt_of(self, sequence: int) -> int | None:
+        """Which delivery of a message the page holds; None when it does not hold it."""
+        return next((attempt for first, _, count, attempt in self.runs if 0 <= sequence - first < count), None)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Its sequences. First deliveries in a row leave nothing out that the consumer reads: they are one span."""
+        first, number, _, _ = self.runs[0]
+        expected = number
+        for _, start, count, attempt in self.runs:
+            if start != expected or attempt != 1:
+                return tuple(Span(sequence, sequence + count - 1) for sequence, _, count, _ in self.runs)
+            expected = start + count
+        return (Span(first, self.last),)
+
+
+@dataclass(frozen=True, slots=True)
+class DonePage:
+    """A page that was confirmed a short while ago."""
+
+    id: str
+    at: float
+    spans: tuple[Span, ...]
+
+    def holds(self, sequence: int) -> bool:
+        return any(first <= sequence <= last for first, last in self.spans)
+
+
+class Admission(NamedTuple):
+    """What becomes of a page's deliveries."""
+
+    book: Book
+    kept: list[Delivery]
+    """The reader gets these."""
+    confirmed: list[Delivery]
+    """Confirmed before, whatever the server says: to be acknowledged once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The pages of one consumer."""
+
+    made: int = 0
+    """When the consumer was made, in microseconds."""
+    server: str = ""
+    """The server that was asked last; it has another id after a restart."""
+    delivered: int = 0
+    """The highest number of a delivery seen."""
+    ack: str = ""
+    """What the subjects for acknowledgements start with."""
+    open: tuple[OpenPage, ...] = ()
+    done: tuple[DonePage, ...] = ()
+    stale: tuple[str, ...] = field(default=())
+    """Pages that can no longer be confirmed."""
+
+    # -- as bytes --------------------------------------------------------------------------------------------------
+
+    def encoded(self) -> bytes:
+        value = {
+            "version": VERSION,
+            "made": self.made,
+            "server": self.server,
+            "delivered": self.delivered,
+            "ack": self.ack,
+            "open": [(page.id, page.at, page.runs) for page in self.open],
+            "done": [(page.id, page.at, page.spans) for page in self.done],
+            "stale": self.stale,
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        value = json.loads(raw)
+        return cls(
+            made=value["made"],
+            server=value["server"],
+            delivered=value["delivered"],
+            ack=value["ack"],
+            open=tuple(OpenPage(id, at, tuple(Run(*run) for run in made)) for id, at, made in value["open"]),
+            done=tuple(DonePage(id, at, tuple(Span(*span) for span in spans)) for id, at, spans in value["done"]),
+            stale=tuple(value["stale"]),
+        )
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def page(self, page_id: str) -> OpenPage | None:
+        return next((page for page in self.open if page.id == page_id), None)
+
+    def is_done(self, page_id: str) -> bool:
+        return any(page.id == page_id for page in self.done)
+
+    def was_confirmed(self, sequence: int) -> bool:
+        return any(page.holds(sequence) for page in self.done)
+
+    def deliveries_of(self, page_id: str) -> list[Delivery]:
+        """What to acknowledge for a page that is done; nothing when it is not known any more.
+
+        Which deliveries they were is not remembered: the server looks at the sequence only.
+        """
+        spans = next((page.spans for page in self.done if page.id == page_id), ())
+        if sum(span.last - span.first + 1 for span in spans) > MOST_AGAIN:
+            return []  # a span with much in between that the consumer does not read
+        return [Delivery(sequence, 1, 1) for span in spans for sequence in range(span.first, span.last + 1)]
+
+    # -- changes ---------------------------------------------------------------------------------------------------
+
+    def seen(self, made: int, server: str, delivered: int, floor: int, clustered: bool) -> Book:
+        """The book next to the consumer as it is now.
+
+        A consumer that was made anew, or reset, starts over: its open pages are nobody's any more. Numbers of
+        deliveries that go down are a reset too, unless the server was restarted: a single one that was killed has
+        forgotten the last of them. `floor` is the sequence up to which everything is acknowledged.
+        """
+        went_down = delivered < self.delivered and (clustered or server == self.server)
+        if made != self.made or went_down:
+            return Book(made, server, delivered, self.ack, stale=self._stale(*(page.id for page in self.open)))
+        gone = [page.id for page in self.open if page.last <= floor]
+        kept = tuple(page for page in self.open if page.last > floor)
+        return replace(self, server=server, delivered=delivered, open=kept, stale=self._stale(*gone))
+
+    def admit(
+        self, page_id: str, deliveries: Sequence[Delivery], before: Iterable[str], ack: str, at: float
+    ) -> Admission:
+        """Hand out deliveries as a page.
+
+        What a page of `before` holds (those that were open before these deliveries were asked for) was taken from it
+        by the server, since nobody confirmed it in time: that page is stale now. A page that was opened meanwhile
+        loses its facts only to a later delivery.
+        """
+        earlier, stale, kept, confirmed = set(before), set[str](), list[Delivery](), list[Delivery]()
+        for one in deliveries:
+            if self.was_confirmed(one.sequence):
+                confirmed.append(one)
+                continue
+            holders = [page for page in self.open if page.attempt_of(one.sequence) is not None]
+            beaten = {page.id for page in holders if page.id in earlier or _later(one, page)}
+            stale |= beaten
+            if len(beaten) == len(holders):
+                kept.append(one)
+        rest = tuple(page for page in self.open if page.id not in stale)
+        opened = (OpenPage(page_id, at, runs(kept)),) if kept else ()
+        highest = max([self.delivered, *(one.number for one in deliveries)])
+        book = replace(self, delivered=highest, ack=ack, open=rest + opened, stale=self._stale(*sorted(stale)))
+        return Admission(book, kept, confirmed)
+
+    def confirmed(self, page_id: str, at: float) -> Book:
+        """The book with an open page confirmed."""
+        page = self.page(page_id)
+        assert page is not None, "only an open page can be confirmed"
+        newest = max([at, *(one.at for one in self.done)])
+        remembered = [one for one in self.done if one.at >= newest - REMEMBER_SECONDS]
+        kept = remembered if len(remembered) >= REMEMBER_PAGES else self.done[-REMEMBER_PAGES + 1 :]
+        done = (*kept, DonePage(page_id, at, page.spans()))
+        return replace(self, open=tuple(one for one in self.open if one.id != page_id), done=done)
+
+    def _stale(self, *pages: str) -> tuple[str, ...]:
+        return (*self.stale, *pages)[-REMEMBER_PAGES:]
+
+
+def _later(delivery: Delivery, page: OpenPage) -> bool:
+    held = page.attempt_of(delivery.sequence)
+    return held is not None and delivery.attempt > held

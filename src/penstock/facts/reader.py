@@ -1,0 +1,311 @@
+"""Named readers: fetch a page, confirm its receipt. Progress lives on the server, in the durable consumer.
+
+A fetch, in order, and what a crash after each step leaves behind:
+
+1. pull messages (crash: the server delivers them again after the ack wait);
+2. write the page into the consumer's book, on top of the last state of it (crash: as before; the page is stale as soon
+   as its facts are delivered again);
+3. hand out the page with its receipt (crash of the reader: as before).
+
+A confirmation, in order:
+
+1. check the receipt, and move its page from open to done in the book (crash: the page **is** confirmed; whatever the
+   server delivers of it again is acknowledged and not handed out);
+2. acknowledge every message of exactly that page, and wait for each answer (crash: nothing is left to do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from penstock.broker import metadata
+from penstock.broker.model import ConsumerInfo, parse_time, seconds
+from penstock.errors import ConfigError, ConsumerNotFound, ServerBusy, Unavailable
+from penstock.facts.errors import StaleReceipt
+from penstock.facts.fact import Fact, fact_of
+from penstock.facts.link import Link, WrongRevision
+from penstock.facts.pages import Book, Delivery, OpenPage
+from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
+from penstock.facts.receipt import ID_BYTES, Receipt, verified
+from penstock.facts.store import Kept, Store
+
+MOST_FACTS = 5_000
+"""Facts of one page."""
+PAGE_BYTES = 8 * 1024 * 1024
+MOST_BOOK_BYTES = 512 * 1024
+"""A book must fit into one message, with room to spare."""
+ACKS_WITHIN = 1.0  # seconds; a server that lost its last deliveries does not answer for them
+EXPIRY_MARGIN = timedelta(milliseconds=100)
+"""The server needs a moment to find that an ack wait is over."""
+DEDICATED = "dedicated"
+DEDICATED_LOOKS = 0.5  # seconds between two looks of a reader that has to wait for its own page
+CONFLICT_PAUSE = 0.005  # seconds, at most, before the next try when another reader was first
+DEFAULT_ACK_WAIT = 30 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Facts in the order of the stream, and the receipt that confirms them. Without facts there is no receipt."""
+
+    stream: str
+    consumer: str
+    facts: tuple[Fact, ...]
+    receipt: str | None
+    pending: int
+    """Facts that were waiting behind this page when it was fetched."""
+    retry_after: timedelta | None = None
+    """For a dedicated reader that holds an unconfirmed page: when its facts are delivered again."""
+
+    def __bool__(self) -> bool:
+        return bool(self.facts)
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The page of a receipt is confirmed; `already` when it was before."""
+
+    stream: str
+    consumer: str
+    first: int
+    last: int
+    already: bool
+
+
+class Reader:
+    """Fetches and confirms for any number of consumers, over one link."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._store = Store(link)
+        self._books: dict[tuple[str, str], Kept] = {}
+        """As last seen. A write on top of an older state is refused, so that being late costs one more try."""
+        self._streams: dict[str, str] = {}
+
+    async def stream_of(self, consumer: str, stream: str | None = None) -> str:
+        """The stream of a consumer; found by the consumer's name where only one stream has it."""
+        if stream:
+            return stream
+        if consumer not in self._streams:
+            js = self._link.jetstream
+            found = [name for name in await js.stream_names() if consumer in await js.consumer_names(name)]
+            if not found:
+                raise ConsumerNotFound(f"consumer {consumer!r}", 404, 10014, "no stream has a consumer of that name")
+            if len(found) > 1:
+                raise ConfigError(f"streams {', '.join(found)} each have a consumer {consumer!r}: say which one")
+            self._streams[consumer] = found[0]
+        return self._streams[consumer]
+
+    # -- fetch -------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, consumer: str, limit: int, stream: str | None, wait: float, max_bytes: int = PAGE_BYTES
+    ) -> Page:
+        """A page of at most `limit` facts, within `wait` seconds of there being some; an empty one otherwise."""
+        if not 1 <= limit <= MOST_FACTS:
+            raise ConfigError(f"a page has 1 to {MOST_FACTS} facts, not {limit}")
+        name = await self.stream_of(consumer, stream)
+        deadline = time.monotonic() + wait
+        while True:
+            look = await self._look(name, consumer)
+            left = max(deadline - time.monotonic(), 0)
+            if due := _not_before(_usable(look.info)):
+                if not left:
+                    return Page(name, consumer, (), None, look.info.pending, due)
+                await asyncio.sleep(min(left, due.total_seconds(), DEDICATED_LOOKS))
+                continue
+            # In slices: what comes late must not be old before it is in the book.
+            want = Want(_allowed(limit, look.info), max_bytes, min(left, _ack_wait(look.info) / 2))
+            page = await self._page(look, want)
+            if page is not None and (page.facts or time.monotonic() >= deadline):
+                return page
+
+    async def _page(self, look: Look, want: Want) -> Page | None:
+        """One try: pull, write into the book, hand out. None when nothing of what came was to be handed out."""
+        info, began = look.info, time.monotonic()
+        found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
+        if not found:
+            return Page(info.stream, info.name, (), None, 0)
+        opened = await self._open(look, found, expires=began + _ack_wait(info))
+        if opened is None:
+            return None
+        wanted = {one.sequence: one for one in opened.deliveries()}
+        facts = [_fact(info.stream, one) for one in found if wanted.get(one.delivery.sequence) == one.delivery]
+        receipt = await self._receipt(info, opened)
+        return Page(info.stream, info.name, tuple(facts), receipt, max(info.pending - len(facts), 0))
+
+    async def _open(self, look: Look, found: Sequence[Delivered], expires: float) -> OpenPage | None:
+        """Write the page into the book; None when all of it was confirmed before, or is somebody else's by now."""
+        page_id = base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
+        deliveries, ack = _latest(one.delivery for one in found), found[0].ack
+        before = [page.id for page in look.book.open]
+        while time.monotonic() < expires:
+            if (mine := look.book.page(page_id)) is not None:
+                return mine  # an earlier try was stored, only its answer was lost
+            made = look.book.admit(page_id, deliveries, before, ack, time.time())
+            await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
+            if not made.kept:
+                return None
+            await self._check_size(look.info, made.book, found)
+            if await self._write(look, made.book):
+                return made.book.page(page_id)
+            look = await self._look(look.info.stream, look.info.name, fresh=True)
+        return None
+
+    async def _check_size(self, info: ConsumerInfo, book: Book, found: Sequence[Delivered]) -> None:
+        if len(book.encoded()) > MOST_BOOK_BYTES:
+            await give_back(self._link, found)
+            raise ConfigError(
+                f"consumer {info.name!r} has too many unconfirmed pages: confirm them, or fetch smaller ones"
+            )
+
+    async def _receipt(self, info: ConsumerInfo, page: OpenPage) -> str:
+        first = min(run[0] for run in page.runs)
+        receipt = Receipt(info.stream, info.name, _made(info), page.id, first, page.last)
+        return receipt.signed(await self._store.signing_key())
+
+    # -- confirm -----------------------------------------------------------------------------------------------------
+
+    async def confirm(self, consumer: str, receipt: str, stream: str | None) -> Confirmation:
+        """Confirm exactly the page of the receipt. Raises `ReceiptRefused`; then nothing was confirmed."""
+        name = await self.stream_of(consumer, stream)
+        checked = verified(receipt, await self._store.signing_key(), name, consumer)
+        look = await self._look(name, consumer)
+        if checked.made != _made(look.info):
+            raise StaleReceipt(consumer, "the consumer was removed and made anew since")
+        already, look, deliveries = await self._close(look, checked)
+        await self._acknowledge(look.info, look.book.ack, deliveries)
+        return Confirmation(name, consumer, checked.first, checked.last, already)
+
+    async def _close(self, look: Look, receipt: Receipt) -> tuple[bool, Look, list[Delivery]]:
+        """Move the page from open to done; says whether it was done before this call, and what to acknowledge."""
+        mine: OpenPage | None = None
+        while True:
+            if look.book.page(receipt.page) is None:
+                look = await self._look(receipt.stream, receipt.consumer, fresh=True)
+            if (page := look.book.page(receipt.page)) is None:
+                _refuse_unless_done(look, receipt)
+                return mine is None, look, list(mine.deliveries()) if mine else look.book.deliveries_of(receipt.page)
+            mine = page
+            if await self._write(look, look.book.confirmed(receipt.page, time.time())):
+                return False, look, list(mine.deliveries())
+            look = await self._look(receipt.stream, receipt.consumer, fresh=True)
+
+    async def _acknowledge(self, info: ConsumerInfo, ack: str, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge a page that is done. What the server says it never delivered, it lost: it comes again, and then
+        the book says that it is done."""
+        deadline = time.monotonic() + self._link.settings.timeout
+        left = [one for one in deliveries if one.sequence > info.ack_floor_stream_seq]
+        while left := await acknowledge(self._link, ack, left, ACKS_WITHIN):
+            now = await self._link.jetstream.consumer_info(info.stream, info.name)
+            left = [d for d in left if now.ack_floor_stream_seq < d.sequence <= now.delivered_stream_seq]
+            if left and time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"the page is confirmed, but {len(left)} acknowledgements are unanswered; confirm it again"
+                )
+
+    # -- the book ----------------------------------------------------------------------------------------------------
+
+    async def forget(self, stream: str, consumer: str) -> None:
+        """Let the consumer start over, as after a reset."""
+        self._books.pop((stream, consumer), None)
+        await self._store.forget(stream, consumer)
+
+    async def _look(self, stream: str, consumer: str, fresh: bool = False) -> Look:
+        """The consumer, and its book next to it. The book is the older of the two, whatever others do meanwhile."""
+        kept = None if fresh else self._books.get((stream, consumer))
+        if kept is None:
+            await self._store.signing_key()  # makes the bucket, if this is the first use of it
+            kept = self._books[stream, consumer] = await self._store.book(stream, consumer)
+        info = await self._link.jetstream.consumer_info(stream, consumer)
+        server = (await self._link.ready()).info.server_id
+        floor, delivered = info.ack_floor_stream_seq, info.delivered_consumer_seq
+        book = kept.book.seen(_made(info), server, delivered, floor, info.leader is not None)
+        return Look(info, book, kept.revision)
+
+    async def _write(self, look: Look, book: Book) -> bool:
+        """Replace the book that was looked at; False when it has changed since, or when the answer was lost."""
+        at = (look.info.stream, look.info.name)
+        try:
+            self._books[at] = await self._store.write(*at, book, look.revision)
+        except (WrongRevision, ServerBusy, Unavailable):
+            self._books.pop(at, None)
+            await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE))
+            return False
+        return True
+
+
+class Look(NamedTuple):
+    """A consumer and its book, as they are next to each other."""
+
+    info: ConsumerInfo
+    book: Book
+    revision: int
+
+
+def _refuse_unless_done(look: Look, receipt: Receipt) -> None:
+    """Raise unless the page is done, or so old that it is not known any more and all of its facts are acknowledged."""
+    if look.book.is_done(receipt.page):
+        return
+    if receipt.page in look.book.stale:
+        raise StaleReceipt(receipt.consumer, "its facts were not confirmed in time and were delivered again, or reset")
+    if receipt.last > look.info.ack_floor_stream_seq:
+        raise StaleReceipt(
+            receipt.consumer,
+            "its page is not known any more: its facts were delivered again, or the consumer was reset",
+        )
+
+
+def _latest(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """One delivery a message: the last, where the same pull brought it twice."""
+    return sorted({one.sequence: one for one in sorted(deliveries, key=lambda one: one.number)}.values())
+
+
+def _fact(stream: str, one: Delivered) -> Fact:
+    return fact_of(stream, one.message, one.delivery.sequence, one.delivery.attempt, one.stored_ns)
+
+
+def _usable(info: ConsumerInfo) -> ConsumerInfo:
+    """A consumer that pages can be fetched from: pull, and acknowledged one by one."""
+    if info.config.get("deliver_subject"):
+        raise ConfigError(f"consumer {info.name!r} of {info.stream!r} is a push consumer: facts are fetched by pull")
+    if info.config.get("ack_policy") != "explicit":
+        policy = info.config.get("ack_policy")
+        raise ConfigError(
+            f"consumer {info.name!r} of {info.stream!r} has ack_policy {policy!r}: a page is confirmed fact by fact, "
+            "so that nobody confirms another's; make it explicit"
+        )
+    return info
+
+
+def _allowed(limit: int, info: ConsumerInfo) -> int:
+    return min(limit, info.config.get("max_batch") or limit)
+
+
+def _ack_wait(info: ConsumerInfo) -> float:
+    """Seconds after which the server delivers again, at the latest."""
+    return seconds(max(info.config.get("backoff") or [info.config.get("ack_wait", DEFAULT_ACK_WAIT)]))
+
+
+def _not_before(info: ConsumerInfo) -> timedelta | None:
+    """How long a dedicated reader has to wait: while it holds a page, what lies behind would be out of order."""
+    described = info.config.get("metadata") or {}
+    if described.get(metadata.READER) != DEDICATED or not info.ack_pending or info.last_delivered is None:
+        return None
+    now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
+    due = info.last_delivered + timedelta(seconds=_ack_wait(info)) + EXPIRY_MARGIN
+    return due - now if due > now else None
+
+
+def _made(info: ConsumerInfo) -> int:
+    return int(info.created.timestamp() * 1_000_000) if info.created else 0

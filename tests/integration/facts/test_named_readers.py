@@ -1,0 +1,253 @@
+"""Named readers against a real server: pages, receipts, redelivery, and who may confirm what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.jetstream import JetStream
+from penstock.errors import ConfigError, ConsumerNotFound
+from penstock.facts import BlockingFacts, Facts, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.testing import eventually_async
+
+MS = 1_000_000
+ACK_WAIT = 300 * MS
+
+
+@dataclass
+class Zone:
+    """A stream with numbered facts, and instances that read it."""
+
+    server: EmbeddedServer
+    facts: Facts
+    other: Facts
+
+    @property
+    def js(self) -> JetStream:
+        return self.facts.link.jetstream
+
+    async def consumer(self, name: str = "reader", **config: Any) -> None:
+        base = {"durable_name": name, "ack_policy": "explicit", "ack_wait": ACK_WAIT}
+        await self.js.create_consumer("FACTS", {**base, **config})
+
+    async def append(self, count: int, subject: str = "facts.n") -> None:
+        await asyncio.gather(*(self.facts.append_fact(subject, f"{n}", b"%d" % n) for n in range(1, count + 1)))
+
+    async def floor(self, name: str = "reader") -> int:
+        return (await self.js.consumer_info("FACTS", name)).ack_floor_stream_seq
+
+
+@pytest.fixture
+async def zone(nats_server: EmbeddedServer) -> AsyncIterator[Zone]:
+    async with Facts(nats_server.settings) as facts, Facts(nats_server.settings) as other:
+        made = Zone(nats_server, facts, other)
+        await made.js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+        yield made
+
+
+def sequences(page: Page) -> list[int]:
+    return [fact.sequence for fact in page.facts]
+
+
+def receipt(page: Page) -> str:
+    assert page.receipt
+    return page.receipt
+
+
+async def test_pages_come_in_order_and_a_confirmed_one_never_again(zone: Zone) -> None:
+    await zone.append(25)
+    await zone.consumer()
+    seen: list[int] = []
+    while page := await zone.facts.fetch_facts("reader", 10):
+        seen += sequences(page)
+        done = await zone.facts.confirm_receipt("reader", receipt(page))
+        assert (done.first, done.last, done.already) == (page.facts[0].sequence, page.facts[-1].sequence, False)
+        assert await zone.floor() == seen[-1]
+    assert seen == list(range(1, 26))
+    info = await zone.js.consumer_info("FACTS", "reader")
+    assert (info.ack_pending, info.redelivered) == (0, 0)
+
+
+async def test_a_page_without_facts_has_no_receipt(zone: Zone) -> None:
+    await zone.consumer()
+    page = await zone.facts.fetch_facts("reader", 10)
+    assert (page.facts, page.receipt) == ((), None)
+
+
+async def test_a_fetch_waits_for_the_first_fact(zone: Zone) -> None:
+    await zone.consumer()
+    fetch = asyncio.create_task(zone.facts.fetch_facts("reader", 10, wait=20))
+    await eventually_async(lambda: _waiting(zone), what="the pull to wait")
+    await zone.append(1)
+    assert sequences(await fetch) == [1]
+
+
+async def _waiting(zone: Zone) -> bool:
+    return (await zone.js.consumer_info("FACTS", "reader")).waiting > 0
+
+
+async def test_a_page_that_is_not_confirmed_comes_again_in_order_and_its_receipt_is_stale(zone: Zone) -> None:
+    await zone.append(20)
+    await zone.consumer()
+    first = await zone.facts.fetch_facts("reader", 20)
+    again = await zone.other.fetch_facts("reader", 20, wait=20)
+    assert sequences(first) == sequences(again) == list(range(1, 21))
+    assert {fact.attempt for fact in again.facts} == {2}
+    with pytest.raises(StaleReceipt, match="delivered again"):
+        await zone.facts.confirm_receipt("reader", receipt(first))
+    assert await zone.floor() == 0
+    assert not (await zone.other.confirm_receipt("reader", receipt(again))).already
+    assert await zone.floor() == 20
+    with pytest.raises(StaleReceipt):
+        await zone.facts.confirm_receipt("reader", receipt(first))
+
+
+async def test_confirming_twice_is_harmless_also_from_another_instance(zone: Zone) -> None:
+    await zone.append(4)
+    await zone.consumer()
+    page, behind = await zone.facts.fetch_facts("reader", 2), await zone.facts.fetch_facts("reader", 2)
+    await zone.facts.confirm_receipt("reader", receipt(page))
+    for instance in (zone.facts, zone.other):
+        assert (await instance.confirm_receipt("reader", receipt(page))).already
+    assert (await zone.js.consumer_info("FACTS", "reader")).ack_pending == 2
+    assert not (await zone.other.confirm_receipt("reader", receipt(behind))).already
+
+
+async def test_instances_of_a_shared_identity_never_confirm_each_others_pages(zone: Zone) -> None:
+    await zone.append(30)
+    await zone.consumer(ack_wait=30_000 * MS)
+    first, second, third = [await one.fetch_facts("reader", 10) for one in (zone.facts, zone.other, zone.facts)]
+    await zone.facts.confirm_receipt("reader", receipt(third))
+    info = await zone.js.consumer_info("FACTS", "reader")
+    assert (info.ack_floor_stream_seq, info.ack_pending) == (0, 20)
+    await zone.other.confirm_receipt("reader", receipt(first))
+    assert await zone.floor() == 10
+    await zone.facts.confirm_receipt("reader", receipt(second))
+    assert await zone.floor() == 30
+
+
+async def test_a_dedicated_reader_has_one_page_at_a_time_and_so_never_sees_facts_out_of_order(zone: Zone) -> None:
+    await zone.append(6)
+    await zone.consumer(metadata={"penstock.reader": "dedicated"})
+    first = await zone.facts.fetch_facts("reader", 4)
+    held = await zone.other.fetch_facts("reader", 4)
+    assert not held
+    assert held.retry_after is not None
+    again = await zone.other.fetch_facts("reader", 5, wait=20)
+    assert sequences(first) == [1, 2, 3, 4]
+    assert sequences(again) == [1, 2, 3, 4, 5]
+    await zone.other.confirm_receipt("reader", receipt(again))
+    assert sequences(await zone.other.fetch_facts("reader", 5)) == [6]
+
+
+async def test_receipts_survive_a_restart_of_everything(zone: Zone) -> None:
+    await zone.append(5)
+    await zone.consumer(ack_wait=60_000 * MS)
+    page = await zone.facts.fetch_facts("reader", 5)
+    zone.server.kill()
+    zone.server.start()
+    async with Facts(zone.server.settings) as later:
+        assert not (await later.confirm_receipt("reader", receipt(page))).already
+        assert not await later.fetch_facts("reader", 5)
+
+
+async def test_a_receipt_of_another_consumer_or_a_forged_one_confirms_nothing(zone: Zone) -> None:
+    await zone.append(3)
+    await zone.consumer()
+    await zone.consumer("other")
+    page, foreign = await zone.facts.fetch_facts("reader", 3), await zone.facts.fetch_facts("other", 3)
+    with pytest.raises(ForeignReceipt, match="'other'"):
+        await zone.facts.confirm_receipt("reader", receipt(foreign))
+    text = receipt(page)
+    with pytest.raises(ForgedReceipt):
+        await zone.facts.confirm_receipt("reader", text[:-1] + ("A" if text[-1] != "A" else "B"))
+    assert (await zone.js.consumer_info("FACTS", "reader")).ack_pending == 3
+
+
+async def test_a_receipt_is_stale_after_the_consumer_was_made_anew(zone: Zone) -> None:
+    await zone.append(3)
+    await zone.consumer()
+    page = await zone.facts.fetch_facts("reader", 3)
+    await zone.js.delete_consumer("FACTS", "reader")
+    await zone.consumer()
+    with pytest.raises(StaleReceipt, match="made anew"):
+        await zone.facts.confirm_receipt("reader", receipt(page))
+    assert sequences(await zone.other.fetch_facts("reader", 3)) == [1, 2, 3]
+
+
+async def test_after_a_reset_the_facts_come_again_though_they_were_confirmed(zone: Zone) -> None:
+    await zone.append(5)
+    await zone.consumer()
+    page = await zone.facts.fetch_facts("reader", 3)
+    await zone.facts.confirm_receipt("reader", receipt(page))
+    held = await zone.facts.fetch_facts("reader", 2)
+    await zone.js.reset_consumer("FACTS", "reader", 1)
+    again = await zone.other.fetch_facts("reader", 10)
+    assert sequences(again) == [1, 2, 3, 4, 5]
+    with pytest.raises(StaleReceipt):
+        await zone.facts.confirm_receipt("reader", receipt(held))
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+async def test_confirmed_facts_leave_a_stream_that_keeps_only_the_unread(zone: Zone, retention: str) -> None:
+    await zone.js.create_stream({"name": "Q", "subjects": ["q.>"], "retention": retention})
+    await zone.js.create_consumer("Q", {"durable_name": "worker", "ack_policy": "explicit"})
+    for n in range(6):
+        await zone.facts.append_fact("q.n", f"{n}", b"")
+    page = await zone.facts.fetch_facts("worker", 4)
+    await zone.facts.confirm_receipt("worker", receipt(page))
+    assert (await zone.js.stream_info("Q")).state.messages == 2
+
+
+async def test_a_filtered_reader_gets_its_own_facts_only(zone: Zone) -> None:
+    for n in range(6):
+        await zone.facts.append_fact("facts.even" if n % 2 == 0 else "facts.odd", f"{n}", b"%d" % n)
+    await zone.consumer(filter_subject="facts.odd.*")
+    page = await zone.facts.fetch_facts("reader", 10)
+    assert [(fact.subject, fact.id, fact.data) for fact in page.facts] == [
+        ("facts.odd", "1", b"1"), ("facts.odd", "3", b"3"), ("facts.odd", "5", b"5"),
+    ]  # fmt: skip
+    await zone.facts.confirm_receipt("reader", receipt(page))
+    assert (await zone.js.consumer_info("FACTS", "reader")).ack_pending == 0
+
+
+async def test_a_page_ends_before_its_bytes_do_and_a_large_fact_comes_alone(zone: Zone) -> None:
+    for n, size in enumerate((100, 100, 50_000, 100)):
+        await zone.facts.append_fact("facts.n", f"{n}", b"x" * size)
+    await zone.consumer()
+    pages = []
+    while page := await zone.facts.fetch_facts("reader", 10, max_bytes=1_000):
+        await zone.facts.confirm_receipt("reader", receipt(page))
+        pages.append(sequences(page))
+    assert [3] in pages
+    assert [sequence for page in pages for sequence in page] == [1, 2, 3, 4]
+
+
+async def test_consumers_that_pages_cannot_come_from_are_refused_with_the_reason(zone: Zone) -> None:
+    await zone.consumer("all", ack_policy="all")
+    await zone.js.create_consumer("FACTS", {"durable_name": "push", "deliver_subject": "x", "ack_policy": "explicit"})
+    with pytest.raises(ConfigError, match="ack_policy 'all'"):
+        await zone.facts.fetch_facts("all", 1)
+    with pytest.raises(ConfigError, match="push consumer"):
+        await zone.facts.fetch_facts("push", 1)
+    with pytest.raises(ConsumerNotFound):
+        await zone.facts.fetch_facts("nobody", 1)
+    with pytest.raises(ConfigError, match="1 to 5000"):
+        await zone.facts.fetch_facts("all", 0)
+
+
+async def test_threads_can_do_the_same(zone: Zone) -> None:
+    def work() -> tuple[int, bool, bool]:
+        with BlockingFacts(zone.server.settings) as facts:
+            stored = facts.append_fact("facts.n", "one", b"1")
+            page = facts.fetch_facts("reader", 5, wait=5)
+            first = facts.confirm_receipt("reader", receipt(page))
+            return stored.sequence, first.already, facts.confirm_receipt("reader", receipt(page)).already
+
+    await zone.consumer()
+    assert await asyncio.to_thread(work) == (1, False, True)
