@@ -183,6 +183,7 @@ class Worker:
         for lane in gone:
             self._routes.remove(self._known.pop(lane.id))
             self._fresh.discard(lane.id)
+            self._behind.discard(lane.id)
             replies = self._dispatcher.remove(lane)
             if self.consumer.retention != WORK_QUEUE:
                 for reply in replies:
@@ -211,6 +212,11 @@ class Worker:
         self._dispatcher.advance(lane, floor)
         lane.held = False
         self._dispatcher.wake(lane)
+
+    @property
+    def behind(self) -> frozenset[str]:
+        """Partitions whose backlog was passed over: they wait for `catch_up`."""
+        return frozenset(self._behind)
 
     def done_through(self, partition_id: str) -> int:
         """Of all that came of a partition, everything up to this stream sequence is done."""
@@ -290,7 +296,9 @@ class Worker:
 
         session.when_renumbered(forget)
         for name in self.consumer.names:
-            answer = await self._jetstream.reset_consumer(options.stream, name, max(first, 1))
+            floor = (await self._jetstream.consumer_info(options.stream, name)).ack_floor_stream_seq
+            # Never forward: what lies below and is not acknowledged would not come again.
+            answer = await self._jetstream.reset_consumer(options.stream, name, max(min(first, floor + 1), 1))
             if not answer.consumer.unprocessed:
                 forget()
         session.ask_again()

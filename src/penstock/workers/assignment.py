@@ -1,0 +1,266 @@
+"""Who gets which partition. Pure: from partitions, members and the last assignment to the next one.
+
+Every strategy keeps what it can: a partition stays with its owner unless the owner is gone, may not have it, or has
+more than its share. What is free goes where the strategy prefers it; a member below its share is then filled up.
+
+    ConsistentHash   a ring; shares may differ by `slack`, so that little moves when members come and go
+    RoundRobin       partitions counted: shares differ by at most one
+    Weighted         partitions weighed: shares follow the partitions' weights and the members' capacities
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import groupby
+from typing import Protocol
+
+from penstock.errors import ConfigError
+from penstock.workers.partitions import Partition
+
+VNODES = 100
+"""Points of a member on the ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker that takes part."""
+
+    id: str
+    capacity: int = 1
+    """How much it can take, compared with others; only `Weighted` looks at it."""
+    labels: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Owners by partition."""
+
+    owners: Mapping[str, str] = field(default_factory=dict)
+    parked: tuple[str, ...] = ()
+    """Partitions that no member may have: none has one of their labels."""
+
+    def of(self, member: str) -> tuple[str, ...]:
+        """The partitions of a member, in order."""
+        return tuple(sorted(p for p, owner in self.owners.items() if owner == member))
+
+
+class Strategy(Protocol):
+    """What a strategy says; `assign` does the rest."""
+
+    @property
+    def slack(self) -> float:
+        """How far above or below its share a member may be, as a fraction of the share."""
+        ...
+
+    def weight(self, partition: Partition) -> int: ...
+
+    def capacity(self, member: Member) -> int: ...
+
+    def preferences(self, members: Sequence[Member]) -> Preferences: ...
+
+
+class Preferences(Protocol):
+    """The order in which members are asked to take a partition; None: whoever has the least."""
+
+    def __call__(self, partition: Partition) -> Iterator[str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash:
+    """Consistent hashing with bounded load: a member far above its share passes partitions on along the ring."""
+
+    slack: float = 0.15
+    vnodes: int = VNODES
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slack <= 1 or self.vnodes < 1:
+            raise ConfigError(f"consistent hashing needs a slack from 0 to 1 and vnodes, got {self}")
+
+    def weight(self, partition: Partition) -> int:
+        return 1
+
+    def capacity(self, member: Member) -> int:
+        return 1
+
+    def preferences(self, members: Sequence[Member]) -> Preferences:
+        ring = sorted((hash_of(f"{m.id}#{n}"), m.id) for m in members for n in range(self.vnodes))
+        points = [point for point, _ in ring]
+
+        def along_the_ring(partition: Partition) -> Iterator[str]:
+            start = bisect_left(points, hash_of(partition.id))
+            seen: set[str] = set()
+            for step in range(len(ring)):
+                owner = ring[(start + step) % len(ring)][1]
+                if owner not in seen:
+                    seen.add(owner)
+                    yield owner
+
+        return along_the_ring
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """One after the other: every member has the same number of partitions, or one more."""
+
+    slack: float = 0.0
+
+    def weight(self, partition: Partition) -> int:
+        return 1
+
+    def capacity(self, member: Member) -> int:
+        return 1
+
+    def preferences(self, members: Sequence[Member]) -> Preferences:
+        return lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """By weight and capacity: a member of capacity 2 carries twice the weight of one of capacity 1."""
+
+    slack: float = 0.1
+
+    def weight(self, partition: Partition) -> int:
+        return partition.weight
+
+    def capacity(self, member: Member) -> int:
+        return member.capacity
+
+    def preferences(self, members: Sequence[Member]) -> Preferences:
+        return lambda _: None
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "consistent-hash": ConsistentHash(),
+    "round-robin": RoundRobin(),
+    "weighted": Weighted(),
+}
+
+
+def assign(
+    partitions: Collection[Partition],
+    members: Collection[Member],
+    previous: Mapping[str, str] | None = None,
+    strategy: Strategy | None = None,
+) -> Assignment:
+    """The next assignment: every partition once, to a member that may have it, with as few moves as balance allows.
+
+    The same input gives the same answer, whatever its order. Partitions with labels form pools with the members that
+    share one of them; the pool with the fewest members is served first, so that what can go anywhere fills the gaps.
+    """
+    rules = strategy or ConsistentHash()
+    everyone = sorted(members, key=lambda m: m.id)
+    loads = {member.id: 0 for member in everyone}
+    owners: dict[str, str] = {}
+    parked: list[str] = []
+    for eligible, pool in _pools(partitions, everyone):
+        if eligible:
+            owners |= _Pool(rules, pool, eligible, loads).placed(previous or {})
+        else:
+            parked += [partition.id for partition in pool]
+    return Assignment(dict(sorted(owners.items())), tuple(sorted(parked)))
+
+
+def moves(previous: Mapping[str, str], following: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The partitions that change hands: from whom, to whom."""
+    both = previous.keys() & following.keys()
+    return {p: (previous[p], following[p]) for p in sorted(both) if previous[p] != following[p]}
+
+
+def hash_of(text: str) -> int:
+    """The same number for the same text in every process, unlike Python's own hash."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _pools(partitions: Collection[Partition], members: Sequence[Member]) -> list[tuple[list[Member], list[Partition]]]:
+    def labels(partition: Partition) -> tuple[str, ...]:
+        return tuple(sorted(partition.labels))
+
+    found = []
+    for wanted, group in groupby(sorted(partitions, key=lambda p: (labels(p), p.id)), labels):
+        eligible = [m for m in members if not wanted or m.labels.intersection(wanted)]
+        found.append((eligible, list(group)))
+    return sorted(found, key=lambda pool: len(pool[0]))
+
+
+class _Pool:
+    """Partitions that the same members may have. `loads` holds what these members have of other pools already."""
+
+    def __init__(
+        self, rules: Strategy, partitions: list[Partition], members: list[Member], loads: dict[str, int]
+    ) -> None:
+        self._weights = {p.id: rules.weight(p) for p in partitions}
+        self._capacities = {m.id: rules.capacity(m) for m in members}
+        self._partitions = {p.id: p for p in partitions}
+        self._prefer = rules.preferences(members)
+        self._loads = loads
+        self._held: dict[str, list[str]] = {m.id: [] for m in members}
+        """This pool's partitions by member, those it is most to keep first."""
+        total = sum(loads[m] for m in self._capacities) + sum(self._weights.values())
+        level = total / sum(self._capacities.values())
+        self._high = {m: math.ceil(c * level * (1 + rules.slack)) for m, c in self._capacities.items()}
+        self._low = {m: math.floor(c * level * (1 - rules.slack)) for m, c in self._capacities.items()}
+
+    def placed(self, previous: Mapping[str, str]) -> dict[str, str]:
+        """Owners by partition, and the loads with them."""
+        for partition in sorted(self._weights, key=lambda p: (-self._weights[p], hash_of(p))):
+            if (owner := previous.get(partition)) in self._held:
+                self._give(partition, str(owner))
+        free = [p for m in self._held for p in self._shed(m)]
+        free += [p for p in self._weights if previous.get(p) not in self._held]
+        for partition in sorted(free, key=lambda p: (-self._weights[p], hash_of(p))):
+            self._give(partition, self._choose(partition))
+        self._fill()
+        return {p: member for member, held in self._held.items() for p in held}
+
+    def _give(self, partition: str, member: str) -> None:
+        self._held[member].append(partition)
+        self._loads[member] += self._weights[partition]
+
+    def _take(self, member: str, partition: str) -> str:
+        self._held[member].remove(partition)
+        self._loads[member] -= self._weights[partition]
+        return partition
+
+    def _shed(self, member: str) -> Iterator[str]:
+        """What is too much for a member, the last to be kept first; one that is heavier than a share stays."""
+        for partition in reversed(list(self._held[member])):
+            excess = self._loads[member] - self._high[member]
+            if excess <= 0 or len(self._held[member]) == 1:
+                return
+            if self._weights[partition] <= excess or self._weights[partition] == 1:
+                yield self._take(member, partition)
+
+    def _choose(self, partition: str) -> str:
+        weight, order = self._weights[partition], self._prefer(self._partitions[partition])
+        if order is not None:
+            fitting = (m for m in order if self._loads[m] + weight <= self._high[m])
+            if (found := next(fitting, None)) is not None:
+                return found
+        return min(self._held, key=lambda m: (self._level(m, weight), m))
+
+    def _level(self, member: str, more: int = 0) -> float:
+        return (self._loads[member] + more) / self._capacities[member]
+
+    def _fill(self) -> None:
+        """Move partitions to members below their share, from whoever has the most and stays above its own."""
+        for member in sorted(self._held, key=lambda m: (self._level(m), m)):
+            while self._loads[member] < self._low[member]:
+                found = self._spare(member)
+                if found is None:
+                    break
+                self._give(self._take(*found), member)
+
+    def _spare(self, receiver: str) -> tuple[str, str] | None:
+        """The partition to move, and whose it is: its loss leaves that member no emptier than the receiver gets."""
+        for donor in sorted(self._held, key=lambda m: (-self._level(m), m)):
+            for partition in reversed(self._held[donor]):
+                weight = self._weights[partition]
+                stays_fuller = self._level(donor, -weight) >= self._level(receiver, weight)
+                if stays_fuller or (weight == 1 and self._loads[donor] > self._low[donor]):
+                    return donor, partition
+        return None

@@ -1,0 +1,220 @@
+"""Who owns a partition: one KV key each, with the handoff sequence and the fencing token.
+
+The key `claims.<partition>` is replaced only by whoever knows its revision, so of two that want it one is refused.
+
+    free      nobody's; everything of the partition up to `handoff` is done
+    taken     somebody's who catches up: `handoff` still says how far it is done, for certain
+    settled   somebody's whose consumer delivers whatever is not done: a crash now costs what is above its ack floor
+
+The token is the revision with which the partition was taken. It only ever rises, also when the bucket is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol, Self
+
+from penstock.broker.model import Json
+from penstock.workers.kv import BATCH, Bucket, Conflict, Entry, Write
+from penstock.workers.lease import Lease
+
+FAMILY = "claims"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One partition's claim as it was read."""
+
+    partition: str
+    handoff: int
+    """Everything of the partition up to this stream sequence is done."""
+    owner: str | None = None
+    instance: str | None = None
+    """Which process of that worker id."""
+    settled: bool = False
+    holders: tuple[str, ...] = ()
+    """Workers that had it before, and whose consumers keep it covered until an owner has settled."""
+    acquired: int | None = None
+    """The revision with which the owner took it; None when that is this very revision."""
+    revision: int = 0
+
+    @property
+    def token(self) -> int:
+        """The owner's fencing token."""
+        return self.acquired or self.revision
+
+    def is_of(self, owner: str, instance: str) -> bool:
+        return self.owner == owner and self.instance == instance
+
+    # -- what may become of it -----------------------------------------------------------------------------------------
+
+    def taken(self, owner: str, instance: str) -> Self:
+        """Somebody takes it."""
+        return replace(self, owner=owner, instance=instance, settled=False, acquired=None)
+
+    def settled_at(self, through: int) -> Self:
+        """Its owner has caught up to there, and its consumer delivers the rest."""
+        handoff = max(self.handoff, through)
+        return replace(self, settled=True, handoff=handoff, holders=(), acquired=self.token)
+
+    def freed(self, handoff: int | None) -> Self:
+        """Its owner lets go, or is dead. None: how far it came is known only as far as the claim says."""
+        done = max(self.handoff, handoff or 0)
+        held = (*(name for name in self.holders if name != self.owner), self.owner)
+        holders = tuple(name for name in held if name)
+        return replace(self, owner=None, instance=None, settled=False, holders=holders, handoff=done, acquired=None)
+
+    # -- in the bucket -------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> Json:
+        kept = ("handoff", "owner", "instance", "settled", "holders", "acquired")
+        return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
+
+    def write(self) -> Write:
+        """The claim as it should be, in place of the revision that was read."""
+        return Write(claim_key(self.partition), self.to_json(), self.revision)
+
+    @classmethod
+    def parse(cls, partition: str, raw: Mapping[str, Any], revision: int) -> Self:
+        fields: dict[str, Any] = {name: raw[name] for name in ("owner", "instance", "settled", "acquired")}
+        return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
+
+
+def claim_key(partition: str) -> str:
+    return f"{FAMILY}.{partition}"
+
+
+def claims_in(entries: Mapping[str, Entry]) -> dict[str, Claim]:
+    """The claims by partition, of all keys of the family."""
+    prefix = f"{FAMILY}."
+    found = ((key.removeprefix(prefix), entry) for key, entry in entries.items() if key.startswith(prefix))
+    return {partition: Claim.parse(partition, entry.value, entry.revision) for partition, entry in found}
+
+
+async def store(bucket: Bucket, changed: Iterable[Claim]) -> list[Claim]:
+    """Write claims in atomic batches; returns those that were written, with their new revisions.
+
+    A batch in which one claim has changed meanwhile is refused as a whole: its claims are then written one by one.
+    """
+    waiting, written = iter(changed), list[Claim]()
+    while chunk := list(islice(waiting, BATCH)):
+        written += await _store_chunk(bucket, chunk)
+    return written
+
+
+async def _store_chunk(bucket: Bucket, chunk: Sequence[Claim]) -> list[Claim]:
+    try:
+        revisions = await bucket.commit([claim.write() for claim in chunk])
+    except Conflict:
+        if len(chunk) == 1:
+            return []
+        half = len(chunk) // 2
+        return await _store_chunk(bucket, chunk[:half]) + await _store_chunk(bucket, chunk[half:])
+    return [replace(claim, revision=revision) for claim, revision in zip(chunk, revisions, strict=True)]
+
+
+class PartitionClaimer(Protocol):
+    """Ownership of partitions on behalf of one worker."""
+
+    async def claim(self, partition_id: str) -> bool:
+        """Try to own it; False when it is another's."""
+        ...
+
+    async def release(self, partition_id: str, handoff: int) -> None:
+        """Own it no longer; everything of it up to `handoff` is done."""
+        ...
+
+    async def is_owner(self, partition_id: str) -> bool:
+        """Whether it is owned now, by what the coordination says and not by what we remember."""
+        ...
+
+
+class KVClaims:
+    """`PartitionClaimer` on a bucket, and the `Ownership` that a worker asks for every message."""
+
+    def __init__(self, bucket: Bucket, worker_id: str, instance: str, lease: Lease) -> None:
+        self._bucket = bucket
+        self._worker_id = worker_id
+        self._instance = instance
+        self._lease = lease
+        self.mine: dict[str, Claim] = {}
+        """What we own, as far as we know."""
+        self.made = 0
+        """Partitions claimed so far."""
+        self.lost = 0
+        """Partitions that turned out to be another's."""
+
+    def token(self, partition_id: str) -> int | None:
+        """The fencing token, while we own the partition and our lease lasts."""
+        claim = self.mine.get(partition_id)
+        return claim.token if claim and self._lease.valid else None
+
+    # -- one partition -------------------------------------------------------------------------------------------------
+
+    async def claim(self, partition_id: str) -> bool:
+        entry = await self._bucket.get(claim_key(partition_id))
+        found = Claim.parse(partition_id, entry.value, entry.revision) if entry else Claim(partition_id, 0)
+        if found.owner not in (None, self._worker_id):
+            return False
+        return bool(await self.take([found]))
+
+    async def release(self, partition_id: str, handoff: int) -> None:
+        await self.give({partition_id: handoff})
+
+    async def is_owner(self, partition_id: str) -> bool:
+        entry = await self._bucket.get(claim_key(partition_id))
+        if entry is None:
+            return False
+        return Claim.parse(partition_id, entry.value, entry.revision).is_of(self._worker_id, self._instance)
+
+    # -- many at once --------------------------------------------------------------------------------------------------
+
+    async def take(self, free: Iterable[Claim]) -> list[Claim]:
+        """Take those of these claims that nobody has changed meanwhile."""
+        got = await store(self._bucket, (claim.taken(self._worker_id, self._instance) for claim in free))
+        self.mine |= {claim.partition: claim for claim in got}
+        self.made += len(got)
+        return got
+
+    async def settle(self, through: Mapping[str, int]) -> list[Claim]:
+        """These are caught up to there. What turns out to be another's is no longer ours; see `lost`."""
+        wanted = [self.mine[p].settled_at(sequence) for p, sequence in through.items() if p in self.mine]
+        return await self._change(wanted)
+
+    async def give(self, handoffs: Mapping[str, int]) -> list[Claim]:
+        """Let these go. Nothing of them may be done any more: drain first. What could not be written stays ours."""
+        wanted = [self.mine[p].freed(done) for p, done in handoffs.items() if p in self.mine]
+        freed = await store(self._bucket, wanted)
+        for claim in wanted:
+            self.mine.pop(claim.partition, None)
+        return freed
+
+    async def _change(self, wanted: list[Claim]) -> list[Claim]:
+        got = await store(self._bucket, wanted)
+        self.mine |= {claim.partition: claim for claim in got}
+        self.drop({claim.partition for claim in wanted} - {claim.partition for claim in got})
+        return got
+
+    # -- after a time without connection -------------------------------------------------------------------------------
+
+    def compare(self, found: Mapping[str, Claim]) -> set[str]:
+        """What of ours is another's by now, or has no claim at all; it is for the caller to `drop` or `renew` them."""
+        return {p for p in self.mine if p not in found or not found[p].is_of(self._worker_id, self._instance)}
+
+    def drop(self, partitions: Iterable[str]) -> None:
+        """Own these no longer, since others do."""
+        for partition in partitions:
+            if self.mine.pop(partition, None):
+                self.lost += 1
+
+    async def assert_again(self, done: Callable[[str], int], missing: Iterable[str]) -> list[Claim]:
+        """Claim anew what we own and whose claims are gone with their bucket; `done` says how far each has come."""
+        wanted = []
+        for partition in missing:
+            old = self.mine[partition]
+            handoff = max(old.handoff, done(partition) if old.settled else 0)
+            wanted.append(replace(old, handoff=handoff, acquired=None, revision=0))
+        return await self._change(wanted)

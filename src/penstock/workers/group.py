@@ -1,0 +1,162 @@
+"""A group of workers on one stream: each handles its share of the partitions, and shares move without a loss.
+
+async with WorkerGroup(settings, GroupOptions(group="billing", stream="BILLING", source=...), handle) as group:
+    await group.until_stopped()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.settings import Settings
+from penstock.workers.claims import KVClaims
+from penstock.workers.group_options import GroupOptions
+from penstock.workers.handlers import Handler
+from penstock.workers.identity import ClaimLost, Identity, WorkerRecord
+from penstock.workers.kv import Bucket, Control
+from penstock.workers.member import Member, MemberStatistics
+from penstock.workers.metrics import WorkerMetrics
+from penstock.workers.options import ConsumerOptions, WorkerOptions
+from penstock.workers.partitions import Partition
+from penstock.workers.worker import Worker
+
+log = logging.getLogger(__name__)
+
+REJOIN_AFTER = 0.5
+"""Seconds, at most, before a worker that has lost its id claims another."""
+
+
+class WorkerGroup:
+    """One worker of a group. For one event loop; `async with` joins and leaves.
+
+    Handlers get a fencing token with every message: whatever keeps their effects should refuse a token lower than the
+    highest it has seen for the partition. Without that, an owner that was cut off may do something twice.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: GroupOptions,
+        handler: Handler,
+        *,
+        consumer: Mapping[str, Any] | None = None,
+        worker: WorkerOptions | None = None,
+    ) -> None:
+        """`consumer` are fields of `ConsumerOptions`, besides its names; `worker` says how handlers are called."""
+        self.options = options
+        self.member: Member | None = None
+        self.worker: Worker | None = None
+        self._settings = settings
+        self._handler = handler
+        self._consumer = dict(consumer or {})
+        self._worker_options = replace(worker or WorkerOptions(), catches_up=False)
+        self._check_times()
+        self._running: asyncio.Task[None] | None = None
+        self._joined = asyncio.Event()
+        self._leaving = False
+
+    def _check_times(self) -> None:
+        made = ConsumerOptions(stream=self.options.stream, worker_id="x", prefix=self.options.group, **self._consumer)
+        if made.inactive_threshold <= self.options.ttl:
+            raise ConfigError(
+                f"inactive_threshold ({made.inactive_threshold:g} s) must be longer than ttl ({self.options.ttl:g} s): "
+                "the consumer of a dead worker says how far it came, and must outlive it"
+            )
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group: returns once an id is claimed. Partitions come with the next assignment."""
+        self._running = asyncio.create_task(self._run(), name=f"group {self.options.group}")
+        joined = asyncio.create_task(self._joined.wait())
+        await asyncio.wait([self._running, joined], return_when=asyncio.FIRST_COMPLETED)
+        joined.cancel()
+        if self._running.done():
+            self._running.result()
+
+    async def stop(self) -> None:
+        """Hand over every partition, and leave the group."""
+        self._leaving = True
+        if self.member:
+            await self.member.leave()
+        if self._running:
+            if not self.member:
+                self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def until_stopped(self) -> None:
+        """Return when the worker has left; raises what ended it otherwise."""
+        if self._running:
+            await asyncio.shield(self._running)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._take_part()
+                return
+            except ClaimLost as exc:
+                if self._leaving or not self.options.rejoin:
+                    raise
+                log.warning("%s", exc)
+            await asyncio.sleep(random.uniform(0, REJOIN_AFTER))
+
+    async def _take_part(self) -> None:
+        """One life under one id, with connections of its own."""
+        control = await Control.connect(self._settings)
+        try:
+            bucket = Bucket(control, self.options.bucket, self.options.replicas)
+            await bucket.ensure()
+            options = self.options
+            record = WorkerRecord(options.instance, labels=options.labels, capacity=options.capacity)
+            identity = Identity(bucket, options.pool, record, options.ttl)
+            await identity.claim()
+            self.member = Member(control, options, identity, bucket)
+            self.worker = self._make_worker(identity.id, self.member.claims)
+            self._joined.set()
+            await self.member.run(self.worker)
+        finally:
+            await control.close()
+
+    def _make_worker(self, worker_id: str, claims: KVClaims) -> Worker:
+        async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
+            """Where a consumer that must be made begins: behind what the claims say is done."""
+            return {p.id: claims.mine[p.id].handoff for p in partitions if p.id in claims.mine}
+
+        consumer = ConsumerOptions(
+            stream=self.options.stream, worker_id=worker_id, prefix=self.options.group, **self._consumer
+        )
+        return Worker(
+            self._settings,
+            consumer,
+            self._handler,
+            options=self._worker_options,
+            ownership=claims,
+            positions=positions,
+            metrics=WorkerMetrics(worker_id, consumer.consumer),
+        )
+
+    # -- how it stands -------------------------------------------------------------------------------------------------
+
+    @property
+    def worker_id(self) -> str | None:
+        """The id it has now."""
+        return self.member.identity.id if self.member else None
+
+    def statistics(self) -> MemberStatistics:
+        """How this worker stands. Raises before it has joined."""
+        if self.member is None:
+            raise PenstockError(f"this worker has not joined group {self.options.group!r} yet; call start first")
+        return self.member.statistics()

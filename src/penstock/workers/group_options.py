@@ -1,0 +1,71 @@
+"""What the members of a group have to agree on, and what each says about itself. Validated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.workers.assignment import ConsistentHash, Strategy
+from penstock.workers.identity import Pool, new_instance
+from penstock.workers.kv import Bucket, Control
+from penstock.workers.sources import PartitionSource
+from penstock.workers.stabilization import Windows
+
+SourceMaker = Callable[[Control, Bucket], PartitionSource]
+"""Makes the source of partitions from a member's connection and the group's bucket."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupOptions:
+    """A group of workers on one stream."""
+
+    group: str
+    """Its name: consumers are called `<group>-<worker id>`, and the KV bucket `penstock_<group>`."""
+    stream: str
+    source: SourceMaker
+    """Where the partitions come from; asked by whoever leads."""
+    start: Literal["all", "new"] = "all"
+    """Where a partition begins that nobody has ever owned: with all there is, or with what comes."""
+    strategy: Strategy = field(default_factory=ConsistentHash)
+    windows: Windows = field(default_factory=Windows)
+    ttl: float = 15.0
+    """Seconds after which a worker that is not heard of is given up. Shorter than any `inactive_threshold`."""
+    look_every: float = 1.0
+    """Seconds between two looks at the assignment while nothing moves."""
+    look_soon: float = 0.1
+    """The same while partitions change hands."""
+    replicas: int = 1
+    """Of the bucket."""
+    pool: Pool = field(default_factory=Pool)
+    instance: str = field(default_factory=new_instance)
+    """A name that stays over restarts, such as that of a pod: with it a worker has its id back at once."""
+    labels: frozenset[str] = frozenset()
+    capacity: int = 1
+    leave_within: float = 30.0
+    """Seconds that a worker that stops may take to hand over its partitions."""
+    rejoin: bool = True
+    """Whether a worker that has lost its id takes part again under another; else it ends with `ClaimLost`."""
+    hand_over: bool = True
+    """Whether a new owner catches up from the handoff sequence. Without it messages are lost: for tests only."""
+
+    def __post_init__(self) -> None:
+        if not self.group.replace("-", "").replace("_", "").isalnum():
+            raise ConfigError(f"{self.group!r} cannot be a group's name: letters, digits, - and _ can")
+        if not 0 < self.look_soon <= self.look_every <= self.ttl:
+            raise ConfigError("a group needs look_soon <= look_every <= ttl, all above 0")
+
+    @property
+    def bucket(self) -> str:
+        return bucket_name(self.group)
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds between two heartbeats: two may be lost before the lease ends."""
+        return self.ttl / 4
+
+
+def bucket_name(group: str) -> str:
+    """The KV bucket of a group."""
+    return f"penstock_{group}"

@@ -1,0 +1,293 @@
+"""A KV bucket as the coordination needs it: compare and set, atomic batches, and revisions that never go back.
+
+The bucket starts at a sequence taken from the clock. So a bucket that was deleted and made again continues above all
+revisions it ever gave out, and a fencing token stays comparable with those from before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from penstock.broker.codes import api_error
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import Json
+from penstock.errors import (
+    AlreadyExists,
+    ApiError,
+    ConnectionLost,
+    DeadlineExceeded,
+    MessageNotFound,
+    OutcomeUnknown,
+    StreamNotFound,
+    Unavailable,
+)
+from penstock.publish import BatchOutcomeUnknown, Publisher, WrongSequence
+from penstock.settings import Settings
+from penstock.wire import frames
+
+WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+MARKER_LIVES = "1h"
+"""How long a deleted key leaves its marker behind."""
+DELETED = frozenset({"DEL", "PURGE"})
+LISTING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes the consumer of a listing
+BATCH = 500
+"""Writes of one atomic batch; a server takes 1,000."""
+
+
+class Conflict(ApiError):
+    """A key has another revision than the one that was to be replaced: somebody else was quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The newest value of a key, and its revision."""
+
+    value: Json
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A value for a key, if its revision is still the expected one (0: the key has no value)."""
+
+    key: str
+    value: Json
+    expected: int
+
+
+class ControlPublisher(Publisher):
+    """A publisher whose connection others use too."""
+
+    async def ready(self) -> None:
+        """Have an open connection; raises `Unavailable` when none can be had."""
+        await self._ready()
+
+
+class Control:
+    """The control connection of a group's member: opened again when it is needed and lost."""
+
+    def __init__(self, publisher: ControlPublisher) -> None:
+        self.publisher = publisher
+        self.connection = publisher.connection
+        settings = self.connection.settings
+        self.domain = settings.domain
+        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+
+    @classmethod
+    async def connect(cls, settings: Settings) -> Self:
+        return cls(await ControlPublisher.connect(settings))
+
+    async def close(self) -> None:
+        await self.publisher.close()
+
+    async def ready(self) -> None:
+        """Have an open connection; raises `Unavailable` when none can be had."""
+        await self.publisher.ready()
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        await self.ready()
+        return (await self.connection.request(subject, payload, timeout=timeout)).data
+
+
+class Bucket:
+    """The keys of one group. Values are JSON objects."""
+
+    def __init__(self, control: Control, name: str, replicas: int = 1) -> None:
+        self.name = name
+        self.stream = f"KV_{name}"
+        self.writes = 0
+        """Values written so far, for the figures on KV traffic."""
+        self._control = control
+        self._replicas = replicas
+        self._prefix = f"$KV.{name}."
+        self._into = f"$JS.{control.domain}.API.{self._prefix}" if control.domain else self._prefix
+
+    async def ensure(self) -> None:
+        """Make the bucket if it is missing; one that is there stays as it is."""
+        if not await self.exists():
+            config = bucket_config(self.stream, self._prefix, self._replicas)
+            try:
+                await self._control.jetstream.create_stream(config)
+            except AlreadyExists:
+                return  # another member made it meanwhile, with another first sequence
+
+    async def exists(self) -> bool:
+        try:
+            await self._control.jetstream.stream_info(self.stream)
+        except StreamNotFound:
+            return False
+        return True
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Entry | None:
+        """The newest value of a key, from the bucket's leader; None when it has none."""
+        try:
+            found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
+        except MessageNotFound:
+            return None
+        gone = found.headers.get("KV-Operation", [""])[0] in DELETED
+        return None if gone else Entry(json.loads(found.data), found.sequence)
+
+    async def entries(self, *families: str) -> dict[str, Entry]:
+        """All keys `<family>.…`, however many, by one passing consumer. What it says may be old by the time it is
+        read: a write that is based on it states the revision, and is refused."""
+        return await self.values([f"{family}.>" for family in families])
+
+    async def values(self, keys: Collection[str]) -> dict[str, Entry]:
+        """Those of these keys that have a value, as `entries` finds them."""
+        found: dict[str, Entry] = {}
+        if not keys:
+            return found
+        async with self._listing([self._prefix + key for key in keys]) as messages:
+            async for message in messages:
+                sequence = int(message.reply.split(".")[-4])
+                if message.header_values().get("KV-Operation", [""])[0] not in DELETED:
+                    found[message.subject.removeprefix(self._prefix)] = Entry(json.loads(message.data), sequence)
+        return found
+
+    @asynccontextmanager
+    async def _listing(self, filters: list[str]) -> AsyncIterator[AsyncIterator[frames.Message]]:
+        await self._control.ready()
+        connection, jetstream = self._control.connection, self._control.jetstream
+        inbox, arrived = f"_INBOX.{secrets.token_hex(11)}", asyncio.Queue[frames.Message]()
+        sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
+        try:
+            listed = await jetstream.create_consumer(self.stream, listing_config(inbox, filters))
+            count = listed.pending + listed.delivered_consumer_seq
+            yield self._received(arrived, count)
+            await jetstream.delete_consumer(self.stream, listed.name)
+        finally:
+            if connection.connected:
+                await connection.unsubscribe(sid)
+
+    async def _received(self, arrived: asyncio.Queue[frames.Message], count: int) -> AsyncIterator[frames.Message]:
+        timeout = self._control.connection.settings.timeout
+        for _ in range(count):
+            try:
+                async with asyncio.timeout(timeout):
+                    message = await arrived.get()
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"a listing of bucket {self.name!r}", timeout) from exc
+            yield message
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: Json, expected: int | None = None) -> int:
+        """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
+
+        Raises `Conflict` when it has not. When the answer is lost, a look at the key decides.
+        """
+        conditions = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
+        return await self._decided(key, _encoded(value), conditions, expected)
+
+    async def create(self, key: str, value: Json) -> int:
+        """Store the first value of a key, or the first after it was deleted."""
+        try:
+            return await self.put(key, value, 0)
+        except Conflict:
+            marker = await self._marker(key)
+            if marker is None:
+                raise
+            return await self.put(key, value, marker)
+
+    async def delete(self, key: str, expected: int) -> None:
+        """Delete a key if it still has that revision; what is left is a marker, for a while."""
+        headers = {
+            "Nats-Expected-Last-Subject-Sequence": str(expected),
+            "KV-Operation": "DEL",
+            "Nats-TTL": MARKER_LIVES,
+        }
+        await self._decided(key, b"", headers, expected)
+
+    async def commit(self, writes: Sequence[Write]) -> list[int]:
+        """Store all values or none, and return their revisions. Raises `Conflict` when one key has changed."""
+        if len(writes) == 1:
+            return [await self.put(writes[0].key, writes[0].value, writes[0].expected)]
+        batch = self._control.publisher.atomic(self.stream)
+        for one in writes:
+            data = _encoded(one.value)
+            await batch.add(self._into + one.key, data, expected_last_subject_sequence=one.expected)
+        try:
+            ack = await batch.commit()
+        except WrongSequence as exc:
+            raise Conflict(f"write {len(writes)} keys", exc.code, exc.err_code, exc.description) from exc
+        except BatchOutcomeUnknown:
+            if (resolved := await batch.resolve()) is None:
+                raise
+            ack = resolved
+        self.writes += len(writes)
+        return list(ack.sequences)
+
+    async def _marker(self, key: str) -> int | None:
+        """The revision of the marker that a deleted key has left; None when the key has a value, or never had one."""
+        try:
+            found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
+        except MessageNotFound:
+            return 0
+        return found.sequence if found.headers.get("KV-Operation", [""])[0] in DELETED else None
+
+    async def _decided(self, key: str, data: bytes, headers: dict[str, str], expected: int | None) -> int:
+        try:
+            return await self._publish(key, data, headers)
+        except (ConnectionLost, DeadlineExceeded) as exc:
+            try:
+                found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
+            except MessageNotFound:
+                raise Unavailable(f"key {key!r} was not written: {exc}") from exc
+            except Unavailable as second:
+                raise OutcomeUnknown(f"whether key {key!r} was written is not known: {second}") from exc
+            if found.data == data and found.sequence != expected:
+                return found.sequence
+            raise Unavailable(f"key {key!r} was not written: {exc}") from exc
+
+    async def _publish(self, key: str, data: bytes, headers: dict[str, str]) -> int:
+        await self._control.ready()
+        answer = json.loads((await self._control.connection.request(self._into + key, data, headers)).data)
+        if error := answer.get("error"):
+            refused = api_error(f"write key {key!r} of bucket {self.name!r}", error)
+            raise Conflict(*refused.args) if refused.err_code in WRONG_LAST_SEQUENCE else refused
+        self.writes += 1
+        return int(answer["seq"])
+
+
+def bucket_config(stream: str, prefix: str, replicas: int, clock: Callable[[], float] = time.time) -> Json:
+    """The stream of a bucket, as NATS KV lays it out, and allowed to take atomic batches."""
+    return {
+        "name": stream,
+        "description": "Penstock: coordination of a group of workers",
+        "subjects": [f"{prefix}>"],
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "discard": "new",
+        "num_replicas": replicas,
+        "first_seq": int(clock() * 1000),
+    }
+
+
+def listing_config(inbox: str, filters: list[str]) -> Json:
+    """A consumer that delivers the newest value of every key once, and goes."""
+    return {
+        "name": f"list-{secrets.token_hex(5)}",
+        "deliver_subject": inbox,
+        "deliver_policy": "last_per_subject",
+        "ack_policy": "none",
+        "filter_subjects": filters,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": LISTING_LIVES,
+    }
+
+
+def _encoded(value: Json) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

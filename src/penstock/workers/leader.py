@@ -1,0 +1,215 @@
+"""What the leader does besides its own work: gives up the dead, and decides who has what.
+
+One `step` reads the group, and does the next thing in this order. A leader that dies in between leaves a group that
+the next one goes on with from the same place.
+
+    1. retire        the id of a worker that is silent: from here on it cannot renew it, and stops by itself
+    2. free          its claims, with the handoff sequence that its consumer's ack floor is
+    3. clear away    its consumer, once nobody needs it any more; then its id is free for another
+    4. claim         partitions that are new are made known, free, with where they begin
+    5. assign        once things have settled, the next assignment, as one atomic batch
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from penstock import subjects
+from penstock.broker.model import ConsumerInfo
+from penstock.errors import ConsumerNotFound
+from penstock.workers import claims as claim_store
+from penstock.workers import handoff, identity, publication
+from penstock.workers.assignment import Member, assign
+from penstock.workers.claims import Claim, claims_in
+from penstock.workers.group_options import GroupOptions
+from penstock.workers.handoff import Retention
+from penstock.workers.identity import ACTIVE, RETIRED, WorkerRecord, worker_key, workers_in
+from penstock.workers.kv import Bucket, Conflict, Control, Entry
+from penstock.workers.lease import Sightings
+from penstock.workers.partitions import Partition
+from penstock.workers.publication import Published
+from penstock.workers.sources import PartitionSource
+from penstock.workers.stabilization import Situation, Stabilizer
+
+log = logging.getLogger(__name__)
+
+AUDIT_EVERY = 20
+"""Steps after which all claims are looked at, even if nothing seems to have happened."""
+
+
+def situation(
+    published: Published, workers: Mapping[str, WorkerRecord], partitions: Collection[Partition]
+) -> Situation:
+    """Why there should be another assignment. Pure."""
+    if not published.version:
+        return Situation.COLD_START
+    if any(member not in workers or workers[member].state == RETIRED for member in published.members):
+        return Situation.EMERGENCY
+    assigned = {p for some in published.partitions.values() for p in some}
+    parked = set(published.parked)
+    expected = {p for p in partitions if p.id not in parked}
+    active = {worker for worker, record in workers.items() if record.state == ACTIVE}
+    # What is parked may have found a worker: then the members have changed too.
+    changed = active != set(published.members) or assigned != expected or not parked <= {p.id for p in partitions}
+    return Situation.PLANNED if changed else Situation.NONE
+
+
+class Leader:
+    """The leader's part of one member. It keeps nothing that the next leader could not read."""
+
+    def __init__(
+        self, control: Control, bucket: Bucket, options: GroupOptions, source: PartitionSource, worker_id: str
+    ) -> None:
+        self._control = control
+        self._bucket = bucket
+        self._options = options
+        self._source = source
+        self._worker_id = worker_id
+        self._assignments = publication.Assignments(bucket)
+        self._sightings = Sightings(options.ttl)
+        self._stabilizer = Stabilizer(options.windows)
+        self._steps = 0
+        self.published = 0
+        """Assignments made."""
+        self.freed = 0
+        """Partitions taken from dead workers."""
+
+    def blink(self) -> None:
+        """We could not look for a while: nobody is to be given up for that."""
+        self._sightings.blink()
+
+    async def step(self, retention: Retention) -> bool:
+        """Do what is due; returns whether a new assignment was published."""
+        entries = await self._bucket.entries(identity.FAMILY)
+        await self._retire(entries)
+        workers = workers_in(entries)
+        if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
+            await self._clear_away(workers, entries, retention)
+        return await self._assign(workers)
+
+    def _is_audit(self) -> bool:
+        self._steps += 1
+        return self._steps % AUDIT_EVERY == 1
+
+    # -- the dead ------------------------------------------------------------------------------------------------------
+
+    async def _retire(self, entries: dict[str, Entry]) -> None:
+        self._sightings.look({key: entry.revision for key, entry in entries.items()})
+        for key, entry in list(entries.items()):
+            record = WorkerRecord.parse(entry.value)
+            if record.state == RETIRED or not self._sightings.silent(key):
+                continue
+            given_up = replace(record, state=RETIRED).to_json()
+            try:
+                entries[key] = Entry(given_up, await self._bucket.put(key, given_up, entry.revision))
+                log.warning("%s has been silent for %g s and is given up", key, self._options.ttl)
+            except Conflict:
+                log.info("%s was heard of at the last moment", key)
+
+    async def _clear_away(
+        self, workers: dict[str, WorkerRecord], entries: dict[str, Entry], retention: Retention
+    ) -> None:
+        consumers = await self._consumers()
+        await self._adopt_orphans(consumers, workers, entries)
+        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        claims |= await self._free(handoff.dead_claims(claims, workers), consumers)
+        for worker_id in [w for w, record in workers.items() if record.state == RETIRED]:
+            if not handoff.is_needed(worker_id, claims.values(), retention):
+                await self._remove(worker_id, consumers.get(worker_id, ()), entries[worker_key(worker_id)])
+                del workers[worker_id]
+
+    async def _free(self, dead: Iterable[Claim], consumers: Mapping[str, Collection[ConsumerInfo]]) -> dict[str, Claim]:
+        floors = {worker: min(one.ack_floor_stream_seq for one in some) for worker, some in consumers.items() if some}
+        freed = [handoff.after_crash(claim, floors.get(claim.owner or "")) for claim in dead]
+        done = await claim_store.store(self._bucket, freed)
+        self.freed += len(done)
+        return {claim.partition: claim for claim in done}
+
+    async def _remove(self, worker_id: str, consumers: Iterable[ConsumerInfo], entry: Entry) -> None:
+        """First the consumer, then the id: nobody can have the id while its consumer is being deleted."""
+        for consumer in consumers:
+            with suppress(ConsumerNotFound):
+                await self._control.jetstream.delete_consumer(self._options.stream, consumer.name)
+        with suppress(Conflict):  # another leader was quicker
+            await self._bucket.delete(worker_key(worker_id), entry.revision)
+
+    async def _adopt_orphans(
+        self,
+        consumers: Mapping[str, Collection[ConsumerInfo]],
+        workers: dict[str, WorkerRecord],
+        entries: dict[str, Entry],
+    ) -> None:
+        """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's."""
+        for worker_id in [w for w in consumers if w not in workers]:
+            record = WorkerRecord(instance="unknown", state=RETIRED)
+            with suppress(Conflict):  # somebody has claimed the id meanwhile, and the consumer with it
+                revision = await self._bucket.create(worker_key(worker_id), record.to_json())
+                workers[worker_id] = record
+                entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
+
+    async def _consumers(self) -> dict[str, list[ConsumerInfo]]:
+        """The consumers of the group by worker id."""
+        found: dict[str, list[ConsumerInfo]] = {}
+        for consumer in await self._control.jetstream.consumers(self._options.stream):
+            metadata = consumer.config.get("metadata") or {}
+            if metadata.get("penstock.group") == self._options.group:
+                found.setdefault(str(metadata.get("penstock.worker")), []).append(consumer)
+        return found
+
+    # -- the living ----------------------------------------------------------------------------------------------------
+
+    async def _assign(self, workers: Mapping[str, WorkerRecord]) -> bool:
+        partitions = await self._source.partitions()
+        published = await self._assignments.current()
+        members = [record.member(w) for w, record in sorted(workers.items()) if record.state == ACTIVE]
+        now = situation(published, workers, partitions)
+        if not self._stabilizer.due(now, (tuple(members), tuple(partitions))) or not members:
+            return False
+        owners = await self._claimed(partitions)
+        await self._publish(published, partitions, members, owners if now is Situation.COLD_START else published.owners)
+        log.info(
+            "assignment %d: %d partitions, %d workers (%s)", published.version + 1, len(partitions), len(members), now
+        )
+        return True
+
+    async def _publish(
+        self,
+        published: Published,
+        partitions: Collection[Partition],
+        members: list[Member],
+        owners: Mapping[str, str],
+    ) -> None:
+        following = assign(partitions, members, owners, self._options.strategy)
+        by_id, names = {p.id: p for p in partitions}, tuple(member.id for member in members)
+        draft = publication.Draft(following, by_id, names, self._options.stream, self._worker_id)
+        await self._bucket.commit(publication.writes(published, draft))
+        self._stabilizer.acted()
+        self.published += 1
+
+    async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:
+        """Make sure that every partition has a claim; returns the owners there are."""
+        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        missing = [p for p in partitions if p.id not in claims]
+        if missing:
+            consumers = [one for some in (await self._consumers()).values() for one in some]
+            start = await self._first_sequence()
+            await claim_store.store(self._bucket, (first_claim(p, consumers, start) for p in missing))
+        return {p: claim.owner for p, claim in claims.items() if claim.owner}
+
+    async def _first_sequence(self) -> int:
+        if self._options.start == "all":
+            return 0
+        return (await self._control.jetstream.stream_info(self._options.stream)).state.last_seq
+
+
+def first_claim(partition: Partition, consumers: Collection[ConsumerInfo], start: int) -> Claim:
+    """The claim of a partition that has none: new, or it went with the bucket and somebody's consumer knows of it."""
+    covering = [c for c in consumers if any(subjects.covered(s, c.filters) for s in partition.subjects)]
+    if not covering:
+        return Claim(partition.id, start)
+    floor = min(consumer.ack_floor_stream_seq for consumer in covering)
+    holders = tuple(sorted({consumer.config["metadata"]["penstock.worker"] for consumer in covering}))
+    return Claim(partition.id, floor, holders=holders)

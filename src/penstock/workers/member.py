@@ -1,0 +1,368 @@
+"""One life of a worker in its group: from the claim of an id to its end, by choice or by loss.
+
+Three loops run side by side, so that none waits for another: the heartbeat, the look at one's own partitions, and the
+leader's look at everybody's, while this worker leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.errors import ApiError, ConsumerNotFound, OutcomeUnknown, PenstockError, Unavailable
+from penstock.workers import handoff
+from penstock.workers.claims import Claim, KVClaims, claim_key, claims_in
+from penstock.workers.election import Election
+from penstock.workers.group_options import GroupOptions
+from penstock.workers.handoff import Retention, Steps, View
+from penstock.workers.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identity, workers_in
+from penstock.workers.kv import Bucket, Control
+from penstock.workers.leader import Leader
+from penstock.workers.lease import clock
+from penstock.workers.partitions import Partition
+from penstock.workers.publication import Assignments
+
+log = logging.getLogger(__name__)
+
+WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
+
+
+class GroupWorker(Protocol):
+    """What a member needs of its worker; `workers.worker.Worker` is one."""
+
+    @property
+    def behind(self) -> Collection[str]:
+        """Partitions that wait for `catch_up`."""
+        ...
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def update(self, partitions: Iterable[Partition]) -> object: ...
+    async def drain(self, partition_ids: Collection[str]) -> Mapping[str, int]: ...
+    async def catch_up(self, partition: Partition, first_sequence: int, last_sequence: int) -> None: ...
+    def done_through(self, partition_id: str) -> int: ...
+
+
+WorkerMaker = Callable[[str, KVClaims], GroupWorker]
+"""Makes the worker for an id, once the id is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatistics:
+    """How a member stands."""
+
+    worker_id: str
+    mode: str
+    leads: bool
+    version: int
+    """Of the assignment it works by."""
+    partitions: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    held: tuple[str, ...]
+    catching_up: tuple[str, ...]
+    claims: int
+    claims_lost: int
+    handed_over: int
+    caught_up: int
+    leader_changes: int
+    assignments: int
+    freed: int
+    kv_writes: int
+
+
+class Member:
+    """A worker with an id. `run` returns when it has left, and raises `ClaimLost` when it is no longer itself."""
+
+    def __init__(self, control: Control, options: GroupOptions, identity: Identity, bucket: Bucket) -> None:
+        self._control = control
+        self._options = options
+        self._bucket = bucket
+        self.identity = identity
+        self.claims = KVClaims(bucket, identity.id, identity.instance, identity.lease)
+        self._assignments = Assignments(bucket)
+        self._election = Election(bucket, identity.id, identity.instance, options.ttl)
+        self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
+        self._known: dict[str, Partition] = {}
+        """Every partition that we have had to do with."""
+        self._wanted: frozenset[str] | None = None
+        self._version = 0
+        self._held: set[str] = set()
+        self._again: set[str] = set()
+        """Taken back before our consumer had let go of them: drained, and still covered."""
+        self._catching: dict[str, asyncio.Task[None]] = {}
+        self._alone = False
+        """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
+        self._recheck = True
+        self._steps = Steps()
+        self._look = asyncio.Event()
+        self._left = asyncio.Event()
+        self._connection_seen = control.connection.opened
+        self._retention = Retention.LIMITS
+        self.mode = WORKING
+        self.handed_over = 0
+        self.caught_up = 0
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def run(self, worker: GroupWorker) -> None:
+        """Take part until `leave` is done, or until the id is lost."""
+        self._worker = worker
+        await worker.start()
+        loops = [asyncio.create_task(loop) for loop in (self._renew(), self._follow(), self._lead())]
+        left = asyncio.create_task(self._left.wait())
+        try:
+            done, _ = await asyncio.wait([*loops, left], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {left}:
+                task.result()
+        finally:
+            for task in (all_ := [*loops, left, *self._catching.values()]):
+                task.cancel()
+            await asyncio.gather(*all_, return_exceptions=True)
+            await worker.stop()
+
+    async def leave(self) -> None:
+        """Hand over everything, and go. What nobody takes in time is left free, where the next owner will find it."""
+        if self.identity.lost or self._left.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._options.leave_within):
+                await self._farewell()
+        except (TimeoutError, PenstockError) as exc:
+            log.warning("%s leaves without having handed over everything: %s", self.identity.id, exc)
+        self._left.set()
+
+    async def _farewell(self) -> None:
+        await self.identity.renew(state=LEAVING)
+        while self.claims.mine or (self._held and not self._alone):
+            self._alone = not await self._others()
+            self._look.set()
+            await asyncio.sleep(self._options.look_soon)
+        await self._election.resign()
+        await self.identity.retire()
+
+    async def _others(self) -> bool:
+        """Whether somebody is left to hand over to."""
+        workers = workers_in(await self._bucket.entries(FAMILY))
+        return any(record.state == ACTIVE for record in workers.values())
+
+    # -- heartbeat -----------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        while True:
+            asked = clock()
+            try:
+                await self.identity.renew(applied=self._version, mode=self.mode)
+                self._healthy()
+            except (Unavailable, OutcomeUnknown, ApiError) as exc:
+                self.identity.unanswered(asked)
+                await self._degraded(exc)
+            await asyncio.sleep(self._options.renew_every)
+
+    def _healthy(self) -> None:
+        opened = self._control.connection.opened
+        if self.mode == DEGRADED or opened != self._connection_seen:
+            log.info("%s: coordination is back", self.identity.id)
+            self._connection_seen, self._recheck = opened, True
+            self._leader.blink()
+            self._election.blink()
+            self._look.set()
+        self.mode = MOVING if self._moving else WORKING
+
+    async def _degraded(self, why: PenstockError) -> None:
+        """Coordination is away: what is ours stays ours, and nothing else changes until it is back."""
+        if self.mode != DEGRADED:
+            log.warning(
+                "%s: degraded, goes on with its %d partitions: %s", self.identity.id, len(self.claims.mine), why
+            )
+        self.mode = DEGRADED
+        try:
+            await self._bucket.ensure()
+        except PenstockError as exc:
+            log.debug("the bucket cannot be looked at: %s", exc)
+
+    @property
+    def _moving(self) -> bool:
+        return bool(self._catching or self._held or self._steps.wait or not self._steps.nothing)
+
+    # -- our own partitions --------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._step()
+            except ClaimLost:
+                raise
+            except PenstockError as exc:
+                log.info("%s: the next look may see more: %s", self.identity.id, exc)
+            await self._pause(self._options.look_soon if self._moving else self._options.look_every)
+
+    async def _pause(self, seconds: float) -> None:
+        self._look.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        except TimeoutError:
+            return
+
+    async def _step(self) -> None:
+        """Look at the assignment and at the claims it concerns, and take the steps that are due."""
+        await self._learn()
+        if not self.identity.lease.valid:
+            return
+        found = await self._relevant_claims()
+        await self._check(found)
+        mine = frozenset(self.claims.mine)
+        view = View(self.identity.id, self.identity.instance, self._wanted, found, mine, frozenset(self._held))
+        steps = self._steps = handoff.next_steps(view, self._retention)
+        await self._give(steps.give)
+        await self._let_go(steps.let_go)
+        await self._take(steps.take)
+        await self._settle()
+
+    async def _learn(self) -> None:
+        stream = await self._control.jetstream.stream_info(self._options.stream)
+        self._retention = Retention(stream.config.get("retention", "limits"))
+        share = (self._version, ()) if self._alone else await self._assignments.share(self.identity.id)
+        if share is None:
+            self._wanted = None
+            return
+        version, partitions = share
+        self._known |= {partition.id: partition for partition in partitions}
+        self._wanted, self._version = frozenset(p.id for p in partitions), version
+
+    async def _relevant_claims(self) -> dict[str, Claim]:
+        """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
+        concerned = (self._wanted or frozenset()) | self.claims.mine.keys() | self._held
+        quiet = not self._held and (self._wanted is None or self._wanted == self.claims.mine.keys())
+        if quiet and not self._recheck and all(claim.settled for claim in self.claims.mine.values()):
+            return {}
+        return claims_in(await self._bucket.values([claim_key(p) for p in sorted(concerned)]))
+
+    async def _check(self, found: Mapping[str, Claim]) -> None:
+        """After a time without connection: what is another's by now is dropped, what has no claim gets one again."""
+        if not self._recheck:
+            return
+        changed = self.claims.compare(found)
+        missing = {p for p in changed if p not in found}
+        await self.claims.assert_again(self._worker.done_through, sorted(missing))
+        stolen = (changed - missing) | (missing - self.claims.mine.keys())
+        await self._stop_catching(stolen)
+        self.claims.drop(stolen)
+        self._held |= stolen
+        self._recheck = False
+
+    # -- the steps -----------------------------------------------------------------------------------------------------
+
+    async def _give(self, partitions: Collection[str]) -> None:
+        """1. drain, 2. free the claim."""
+        if not partitions:
+            return
+        await self._stop_catching(partitions)
+        done = await self._worker.drain(partitions)
+        # Of a partition that was being caught up with, only what the claim says is certain.
+        mine = self.claims.mine
+        freed = await self.claims.give({p: done[p] if mine[p].settled else mine[p].handoff for p in partitions})
+        self._held |= set(partitions)
+        self.handed_over += len(freed)
+
+    async def _let_go(self, partitions: Collection[str]) -> None:
+        """7. remove the subjects from our consumer."""
+        if partitions:
+            self._held -= set(partitions)
+            try:
+                await self._cover()
+            except PenstockError:
+                self._held |= set(partitions)
+                raise
+
+    async def _take(self, free: Collection[Claim]) -> None:
+        """3. take the claim."""
+        if not free:
+            return
+        inherited = [claim for claim in free if claim.owner is not None]
+        floor = await self._ack_floor() if inherited else None
+        known = [handoff.after_crash(claim, floor) if claim.owner else claim for claim in free]
+        taken = {claim.partition for claim in await self.claims.take(known)}
+        self._again |= self._held & taken
+        self._held -= taken
+
+    async def _ack_floor(self) -> int | None:
+        name = f"{self._options.group}-{self.identity.id}"
+        try:
+            return (await self._control.jetstream.consumer_info(self._options.stream, name)).ack_floor_stream_seq
+        except ConsumerNotFound:
+            return None
+
+    async def _settle(self) -> None:
+        """4. add the subjects, 5. catch up, each partition by itself, 6. settle the claim."""
+        new = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in self._catching}
+        if not new:
+            return
+        await self._cover()
+        # Whatever the consumer's cursor has passed over lies below the stream's end as it is now.
+        end = (await self._control.jetstream.stream_info(self._options.stream)).state.last_seq
+        behind = self._again.union(self._worker.behind)
+        await self.claims.settle({p: claim.handoff for p, claim in new.items() if p not in behind})
+        for partition in behind & new.keys():
+            catching = self._catch_up(new[partition], end)
+            self._catching[partition] = asyncio.create_task(catching, name=f"catch up {partition}")
+
+    async def _cover(self) -> None:
+        covered = [self._known[p] for p in sorted({*self.claims.mine, *self._held}) if p in self._known]
+        await self._worker.update(covered)
+
+    async def _catch_up(self, claim: Claim, end: int) -> None:
+        first = claim.handoff + 1 if self._options.hand_over else end + 1
+        try:
+            await self._worker.catch_up(self._known[claim.partition], first, end)
+            await self.claims.settle({claim.partition: end})
+            self._again.discard(claim.partition)
+            self.caught_up += 1
+            self._look.set()
+        except PenstockError as exc:
+            log.info("%s: catching up with %s begins anew: %s", self.identity.id, claim.partition, exc)
+        finally:
+            self._catching.pop(claim.partition, None)
+
+    async def _stop_catching(self, partitions: Collection[str]) -> None:
+        tasks = [self._catching[p] for p in partitions if p in self._catching]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- everybody's partitions ----------------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        while True:
+            try:
+                if await self._election.step() and await self._leader.step(self._retention):
+                    self._look.set()
+            except PenstockError as exc:
+                self._leader.blink()
+                log.info("%s: nobody is given up and nothing assigned for now: %s", self.identity.id, exc)
+            await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
+
+    # -- how it stands -------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> MemberStatistics:
+        return MemberStatistics(
+            worker_id=self.identity.id,
+            mode=self.mode,
+            leads=self._election.leading,
+            version=self._version,
+            partitions=tuple(sorted(self.claims.mine)),
+            waiting_for=self._steps.wait,
+            held=tuple(sorted(self._held)),
+            catching_up=tuple(sorted(self._catching)),
+            claims=self.claims.made,
+            claims_lost=self.claims.lost,
+            handed_over=self.handed_over,
+            caught_up=self.caught_up,
+            leader_changes=self._election.changes,
+            assignments=self._leader.published,
+            freed=self._leader.freed,
+            kv_writes=self._bucket.writes,
+        )

@@ -1,0 +1,123 @@
+"""Where a group's partitions come from: a list, a KV key that may change, what the stream holds, or a number.
+
+Asked by the leader only, again and again: a source whose answer changes makes a new assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import Json
+from penstock.errors import ConfigError
+from penstock.workers.kv import Bucket
+from penstock.workers.partitions import Partition, SubjectPattern
+
+KEY = "partitions.list"
+VERSION = 1
+FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
+
+
+class PartitionSource(Protocol):
+    """Says which partitions there are."""
+
+    async def partitions(self) -> Sequence[Partition]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list that never changes."""
+
+    listed: tuple[Partition, ...]
+
+    def __post_init__(self) -> None:
+        ids = [partition.id for partition in self.listed]
+        if len(set(ids)) < len(ids):
+            raise ConfigError("two partitions have the same id; give each its own")
+
+    async def partitions(self) -> Sequence[Partition]:
+        return self.listed
+
+
+@dataclass(frozen=True, slots=True)
+class SeenInStream:
+    """A partition for every subject that the stream holds now.
+
+    On streams that delete what is done a subject comes and goes: its partition does too, and its claim stays.
+    """
+
+    jetstream: JetStream
+    stream: str
+    pattern: SubjectPattern
+
+    async def partitions(self) -> Sequence[Partition]:
+        info = await self.jetstream.stream_info(self.stream, subjects_filter=self.pattern.filter)
+        return self.pattern.partitions(info.state.subjects)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """`count` partitions `0`, `1`, … for any number of keys: `partition_of` says where a key belongs.
+
+    `subject` has `{partition}` in it, such as `orders.{partition}.>`. The count is chosen once: another count sends
+    keys elsewhere, and their order is lost over the change.
+    """
+
+    count: int
+    subject: str
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.subject.count("{partition}") != 1:
+            raise ConfigError(f"hashing needs a count and a subject with {{partition}} in it, got {self}")
+
+    async def partitions(self) -> Sequence[Partition]:
+        return [Partition(str(n), (self.subject.replace("{partition}", str(n)),)) for n in range(self.count)]
+
+    def partition_of(self, key: str) -> int:
+        """The partition of a key, as the server's own `{{partition(count,…)}}` mapping computes it."""
+        return fnv1a(key.encode()) % self.count
+
+    def subject_of(self, key: str) -> str:
+        """The subject under which a message of this key is published, with `>` and `*` still to be filled in."""
+        return self.subject.replace("{partition}", str(self.partition_of(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class InBucket:
+    """The list under the key `partitions.list` of the group's bucket, which may be changed while the group runs."""
+
+    bucket: Bucket
+
+    async def partitions(self) -> Sequence[Partition]:
+        entry = await self.bucket.get(KEY)
+        return parse_partitions(entry.value["partitions"]) if entry else ()
+
+    async def write(self, partitions: Iterable[Partition]) -> None:
+        """Replace the list."""
+        await self.bucket.put(KEY, {"v": VERSION, "partitions": [partition_json(p) for p in partitions]})
+
+
+def fnv1a(data: bytes) -> int:
+    """The 32-bit FNV-1a hash."""
+    value = FNV_START
+    for byte in data:
+        value = (value ^ byte) * FNV_PRIME & FNV_MASK
+    return value
+
+
+def partition_json(partition: Partition) -> Json:
+    made: Json = {"id": partition.id, "subjects": list(partition.subjects)}
+    if partition.weight != 1:
+        made["weight"] = partition.weight
+    if partition.labels:
+        made["labels"] = sorted(partition.labels)
+    return made
+
+
+def parse_partitions(raw: Iterable[Mapping[str, Any]]) -> tuple[Partition, ...]:
+    return tuple(
+        Partition(one["id"], tuple(one["subjects"]), one.get("weight", 1), frozenset(one.get("labels", ())))
+        for one in raw
+    )
