@@ -102,7 +102,7 @@ def test_a_leader_killed_before_or_after_the_commit_leaves_all_or_nothing(
         batch.extend("s.a", MEMBERS)
         flight = publisher.launch(batch)
         first, last = publisher.connection.inbox(), publisher.connection.inbox()
-        publisher.connection.send(b"".join(frames_of(batch.commit(first, last))[:frames_sent]))
+        publisher.connection.send(b"".join(frames_of(b"".join(batch.commit(first, last)))[:frames_sent]))
         publisher.connection.flush()
         stream.kill()
         said = resolved(publisher, flight.ref)

@@ -238,7 +238,7 @@ def cut_off(nats_server: EmbeddedServer, batch: Batch, after_frames: int | None 
         publisher.send_commit(flight)
     else:
         first, last = publisher.connection.inbox(), publisher.connection.inbox()
-        publisher.connection.send(b"".join(frames_of(batch.commit(first, last))[:after_frames]))
+        publisher.connection.send(b"".join(frames_of(b"".join(batch.commit(first, last)))[:after_frames]))
         publisher.connection.flush()
     publisher.close()
     return flight.ref
@@ -277,7 +277,7 @@ def test_resolve_drops_a_batch_that_is_still_open(nats_server: EmbeddedServer, j
     # Whoever still had the rest could not commit it any more.
     reply = judge.connection.inbox()
     batch.sent = 2
-    judge.connection.send(batch.commit("", reply))
+    judge.connection.send(b"".join(batch.commit("", reply)))
     with pytest.raises(BatchRejected):
         batch.verdict(None, judge.connection.wait(reply), 0)
     assert payloads(judge, "S") == []

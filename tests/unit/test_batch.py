@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock import publish
 from penstock.errors import ApiError, ServerBusy
 from penstock.publish import Batch, BatchAck
-from penstock.publish.batch import drop, probe, probed
+from penstock.publish.batch import PIECE, drop, probe, probed
 from penstock.wire import frames, headers
 
 
@@ -71,7 +71,7 @@ def test_the_server_reads_the_members_in_order_however_they_are_sent(
             if number in flushes:
                 sent += batch.ahead("first")
     two_answers = batch.first_answers
-    sent += batch.commit("first", "last")
+    sent += b"".join(batch.commit("first", "last"))
     found = server_reads(sent)
     end = found.pop() if eob else None
     assert [(one.subject, one.data) for one in found] == [(subject, data) for subject, data, _ in rows]
@@ -91,7 +91,21 @@ def test_the_server_reads_the_members_in_order_however_they_are_sent(
     assert not any(one.reply for one in found[1:-1])
     if not flushes or at_once:
         assert two_answers is not single
-    assert batch.commit("first", "last") == b"" or eob
+    assert b"".join(batch.commit("first", "last")) == b"" or eob
+
+
+@pytest.mark.parametrize("eob", [False, True])
+@pytest.mark.parametrize("count", [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 1_000])
+def test_a_large_batch_is_sent_in_pieces_and_committed_by_the_last(count: int, eob: bool) -> None:
+    batch = Batch("S", end_of_batch=eob)
+    batch.extend("orders", [b"%d" % number for number in range(count)])
+    pieces = list(batch.commit("first", "last"))
+    assert len(pieces) == -(-count // PIECE)
+    assert not any(b"Nats-Batch-Commit" in piece for piece in pieces[:-1])
+    found = server_reads(b"".join(pieces))
+    assert [one.number for one in found] == list(range(1, count + 1 + eob))
+    assert [one.data for one in found[:count]] == [b"%d" % number for number in range(count)]
+    assert "Nats-Batch-Commit" in found[-1].headers
 
 
 @given(members)
@@ -99,9 +113,9 @@ def test_a_batch_can_be_sent_again_from_the_start(rows: list[tuple[str, bytes, d
     batch = Batch("S")
     for subject, data, own in rows:
         batch.add(subject, data, own)
-    once = batch.commit("first", "last")
+    once = b"".join(batch.commit("first", "last"))
     batch.rewind()
-    assert batch.commit("first", "last") == once
+    assert b"".join(batch.commit("first", "last")) == once
 
 
 def answer(error: dict[str, object] | None = None, **ack: object) -> frames.Message:

@@ -312,7 +312,8 @@ class AtomicBatch:
             raise ConnectionLost(", ".join(connection.settings.servers), "in the middle of a batch")
         first, last = connection.inbox(self._subject), connection.inbox(self._subject)
         try:
-            await connection.send(content.commit(first, last))
+            for piece in content.commit(first, last):
+                await connection.send(piece)
             answer = await connection.wait(last, what=f"the commit of batch {self.batch_id!r}")
             idle = time.monotonic() - self._heard
             start = await self._answer_to_first(first) if two_answers else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from penstock.errors import ConfigError, PenstockError
@@ -32,6 +32,8 @@ UNSUPPORTED = "Nats-Expected-Last-Msg-Id"
 
 GIVEN_UP_AFTER = 10.0
 """Seconds of silence after which the server drops a batch."""
+PIECE = 250
+"""Members that are encoded and sent at once."""
 NEVER_A_SEQUENCE = 2**40
 """A number that no batch and no stream reaches: a message that claims it is refused, and never stored."""
 
@@ -43,8 +45,8 @@ _NUMBER = re.compile(r"\d+")
 
 
 def new_id() -> str:
-    """A batch id that nobody else has."""
-    return secrets.token_hex(16)
+    """A batch id that nobody else has; short, since every message carries it and the stream keeps it."""
+    return secrets.token_hex(8)
 
 
 class Batch:
@@ -203,15 +205,18 @@ class Batch:
         stop = len(self) if self.end_of_batch else len(self) - 1
         return self._encoded(stop, first_reply, None)
 
-    def commit(self, first_reply: str, last_reply: str) -> bytes:
-        """Everything that is not sent, and the commit."""
+    def commit(self, first_reply: str, last_reply: str) -> Iterator[bytes]:
+        """Everything that is not sent, and the commit, in pieces: the server works on one while the next is encoded."""
         if not self.subjects:
             raise ConfigError("a batch needs at least one message")
+        for stop in range(self.sent + PIECE, len(self), PIECE):
+            yield self._encoded(stop, first_reply, None)
         if not self.end_of_batch:
-            return self._encoded(len(self), first_reply, last_reply)
-        lines = _SEQUENCE_LINES[len(self) + 1] + _END_OF_BATCH
-        end = _published(self.subjects[-1], last_reply, self._prefix + lines + b"\r\n", b"")
-        return self._encoded(len(self), first_reply, None) + end
+            yield self._encoded(len(self), first_reply, last_reply)
+        else:
+            lines = _SEQUENCE_LINES[len(self) + 1] + _END_OF_BATCH
+            end = _published(self.subjects[-1], last_reply, self._prefix + lines + b"\r\n", b"")
+            yield self._encoded(len(self), first_reply, None) + end
 
     @property
     def first_answers(self) -> bool:

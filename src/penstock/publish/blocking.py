@@ -163,7 +163,8 @@ class BlockingPublisher:
         flight.first = self.connection.inbox() if flight.content.first_answers else ""
         flight.last = self.connection.inbox()
         try:
-            self.connection.send(flight.content.commit(flight.first, flight.last))
+            for piece in flight.content.commit(flight.first, flight.last):
+                self.connection.send(piece)
         except ConnectionLost as exc:
             raise BatchOutcomeUnknown(flight.ref, str(exc)) from exc
         return flight

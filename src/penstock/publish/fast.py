@@ -291,4 +291,5 @@ def _ignore(_: Lost) -> None:
 
 
 def new_inbox() -> str:
-    return f"_INBOX.{secrets.token_hex(8)}"
+    """A subject for answers; short, since every message carries it."""
+    return f"_INBOX.{secrets.token_hex(6)}"

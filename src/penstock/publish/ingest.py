@@ -97,7 +97,7 @@ class Ingest:
     ) -> None:
         self.stream = stream
         self.options = options
-        self.batch_id = batch_id or secrets.token_hex(8)
+        self.batch_id = batch_id or secrets.token_hex(6)
         self.stored = 0
         """Positions up to here are settled: stored, or (only with `on_gap="continue"`) lost."""
         self.added = 0
