@@ -21,7 +21,7 @@ OWNERS = {
     "trustme": {"testing"},
 }
 
-INNER = {"settings", "errors", "examples", "retry", "units", "subjects"}
+INNER = {"settings", "errors", "examples", "holds", "retry", "units", "subjects"}
 MIDDLE = {"publish", "broker", "wire"}
 OUTER = {"spark", "workers", "facts", "sourcing", "deadletter", "topology", "observe"}
 EDGE = {"cli", "testing", "bench", "examples"}

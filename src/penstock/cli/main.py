@@ -27,6 +27,7 @@ COMMANDS = {
     "consumer": "penstock.cli.consumer:consumer",
     "fetch": "penstock.cli.facts:fetch",
     "confirm": "penstock.cli.facts:confirm",
+    "dlq": "penstock.cli.dlq:dlq",
     "pipeline": "penstock.cli.pipeline:pipeline",
     "server": "penstock.cli.server:server",
     "sources": "penstock.cli.sources:sources",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
 from penstock.broker.model import parse_time
+from penstock.deadletter.letters import home
 from penstock.errors import MessageNotFound, NotFound
 from penstock.publish import advisories
 
@@ -169,9 +171,11 @@ async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> d
 
 
 async def _subject_counts(js: JetStream, streams: Sequence[StreamInfo]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    """Dead letters by the `dlq:` of the consumers that gave up."""
+    counts: Counter[str] = Counter()
     for stream in streams:
-        counts |= (await js.stream_info(stream.name, subjects_filter=">")).state.subjects
+        for subject, count in (await js.stream_info(stream.name, subjects_filter=">")).state.subjects.items():
+            counts[home(subject)] += count
     return counts
 
 

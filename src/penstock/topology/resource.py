@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.deadletter import streams as deadletter
 from penstock.sourcing import modes
+from penstock.subjects import any_overlap
 from penstock.topology import ownership
 from penstock.topology.model import DEFAULT_NAME, Platform, SourceSpec, StreamSpec
 
@@ -71,7 +73,24 @@ class Desired:
         consumers = {
             Resource(spec.stream, name): ownership.described(spec) for name, spec in platform.consumers.items()
         }
-        return cls(platform.name, {**streams, **consumers, **managed_consumers(platform)})
+        return cls(platform.name, {**streams, **implied_streams(platform), **consumers, **managed_consumers(platform)})
+
+
+def implied_streams(platform: Platform) -> Configs:
+    """What dead letters need beside their own stream, as far as no declared stream does it already.
+
+    The server tells once that a consumer has given up on a message: somebody must keep it, from the first day on.
+    """
+    if not any(consumer.dlq for consumer in platform.consumers.values()):
+        return {}
+    captured = [subject for spec in platform.streams.values() for subject in spec.subjects]
+    replicas = platform.environment.replicas
+    wanted = (deadletter.advisories_config(replicas), deadletter.audit_config(replicas))
+    return {
+        Resource(config["name"]): config
+        for config in wanted
+        if config["name"] not in platform.streams and not any_overlap(config["subjects"], captured)
+    }
 
 
 def bound(spec: StreamSpec) -> Json:

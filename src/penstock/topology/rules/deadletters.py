@@ -16,7 +16,7 @@ def holds_dead_letters(stream: StreamSpec) -> bool:
 
 
 def is_captured(case: Case, subject: str) -> bool:
-    """Whether some stream captures this literal subject."""
+    """Whether some stream captures subjects of this form."""
     return next(case.captures.overlapping(subject), None) is not None
 
 
@@ -47,11 +47,11 @@ def needs_dlq(case: Case) -> Iterator[Hit]:
 )
 def captured(case: Case) -> Iterator[Hit]:
     for consumer in case.platform.consumers.values():
-        if consumer.dlq and not is_captured(case, consumer.dlq):
+        if consumer.dlq and not is_captured(case, f"{consumer.dlq}.*.*"):  # each letter on a subject of its own
             yield at(
                 consumer,
                 "dlq",
-                f"no stream captures {consumer.dlq!r}, the dead letters of consumer {consumer.name!r}",
+                f"no stream captures '{consumer.dlq}.>', the dead letters of consumer {consumer.name!r}",
                 f"declare a stream with `subjects: [{DLQ_SUBJECTS}]`, or correct the subject",
             )
     for flow in case.platform.pipelines.values():

@@ -1,0 +1,417 @@
+"""`penstock dlq`: look at dead letters, bring them back, take them away, and catch those that nobody caught."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any, TypeVar
+
+import click
+
+from penstock.broker import StreamInfo, connect
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_OK,
+    Context,
+    err,
+    flag_values,
+    json_option,
+    out,
+    print_json,
+    progress,
+    sync,
+    usage,
+)
+from penstock.cli.dlq_view import (
+    audit_table,
+    groups_table,
+    letter_json,
+    plan_table,
+    reconciled_table,
+    shown,
+    told,
+)
+from penstock.deadletter import audit, inventory, streams
+from penstock.deadletter.capturer import Capturer
+from penstock.deadletter.editing import Edit, merge_patch
+from penstock.deadletter.letters import DeadLetter, FiledLetter
+from penstock.deadletter.reconcile import reconcile as search
+from penstock.deadletter.replay import MAX_REPLAYS, ReplayOptions, Tally, obstacle
+from penstock.deadletter.replay import discard as discarding
+from penstock.deadletter.replay import replay as replaying
+from penstock.deadletter.selection import Selection, grouped
+from penstock.errors import ConfigError, NotFound
+from penstock.settings import Settings
+from penstock.units import parse_duration
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SELECTING = [
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    click.option("--consumer", "readers", multiple=True, metavar="NAME",
+                 help="Given up by this consumer or pipeline, also as STREAM/NAME; repeatable."),
+    click.option("--error", "errors", multiple=True, metavar="TEXT",
+                 help="A fingerprint, a type, or a part of the error's message; repeatable."),
+    click.option("--since", metavar="WHEN", help="Failed since: a time, or so long ago, such as 2h."),
+    click.option("--until", metavar="WHEN", help="Failed before: a time, or so long ago."),
+]  # fmt: skip
+
+
+def selecting(command: F) -> F:
+    """The flags that say which letters are meant."""
+    return reduce(lambda made, option: option(made), reversed(SELECTING), command)
+
+
+def _selection(
+    ids: tuple[str, ...], readers: tuple[str, ...], errors: tuple[str, ...], since: str | None, until: str | None
+) -> Selection:
+    return Selection(readers=readers, errors=errors, since=_when(since), until=_when(until), ids=ids)
+
+
+def _when(text: str | None) -> datetime | None:
+    """A time as it is written, or as long ago."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        with flag_values():
+            return datetime.now(UTC) - parse_duration(text)
+    if moment.tzinfo is None:
+        usage(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return moment.astimezone(UTC)
+
+
+@click.group()
+def dlq() -> None:
+    """Dead letters: what consumers gave up on.
+
+    \b
+    Example:
+      penstock dlq ls
+      penstock dlq replay --consumer billing_worker --dry-run
+    """
+
+
+@dlq.command(epilog="Exit code 2: there are dead letters.")
+@selecting
+@click.option("--letters", is_flag=True, help="Every letter, not only groups.")
+@json_option
+@click.pass_obj
+def ls(context: Context, /, letters: bool, as_json: bool, **which: Any) -> int:
+    """List dead letters, grouped by who gave up and why.
+
+    \b
+    Example:
+      penstock dlq ls
+      penstock dlq ls --consumer billing_worker --since 1d --letters
+    """
+    found = _letters(context.settings(), _selection(**which))
+    if as_json:
+        print_json(_listing(found, letters))
+    elif not found:
+        out.print("no dead letters" + ("" if _selection(**which).is_everything else " that match"))
+    else:
+        out.print(groups_table(grouped(found)))
+        if letters:
+            out.print()
+            out.print(shown(found))
+    return EXIT_ATTENTION if found else EXIT_OK
+
+
+def _listing(found: list[FiledLetter], letters: bool) -> dict[str, Any]:
+    listing: dict[str, Any] = {
+        "version": 1,
+        "letters_total": len(found),
+        "groups": [asdict(group) for group in grouped(found)],
+    }
+    if letters:
+        listing["letters"] = [letter_json(filed, body=False) for filed in found]
+    return listing
+
+
+@dlq.command()
+@click.argument("id_", metavar="ID")
+@json_option
+@click.pass_obj
+def show(context: Context, id_: str, as_json: bool) -> int:
+    """Show everything about the dead letter ID; the beginning of the id is enough.
+
+    \b
+    Example:
+      penstock dlq show 9f2c51
+    """
+    found = _letters(context.settings(), Selection(ids=(id_,)))
+    if not found:
+        raise ConfigError(f"there is no dead letter {id_!r}; `penstock dlq ls --letters` lists them")
+    if len({filed.id for filed in found}) > 1:
+        raise ConfigError(f"{len(found)} dead letters begin with {id_!r}; give more of the id")
+    if as_json:
+        print_json(letter_json(found[-1], body=True))
+    else:
+        out.print(told(found[-1]), markup=False, soft_wrap=True)
+    return EXIT_OK
+
+
+@dlq.command(epilog="Exit code 2: letters were left where they are.")
+@selecting
+@click.option("--all", "everything", is_flag=True, help="All letters that can be replayed.")
+@click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Messages a second, at most.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="At most so many letters.")
+@click.option("--only-failed", is_flag=True, help="Reach only the consumer that gave up, not the others of its stream.")
+@click.option("--max-replays", type=click.IntRange(min=1), default=MAX_REPLAYS, show_default=True, metavar="N",
+              help="Leave alone what failed again after so many replays.")  # fmt: skip
+@click.option("--edit", "patch", metavar="JSON", help="Change each event by a JSON merge patch (RFC 7396).")
+@click.option("--editor", is_flag=True, help="Open each event in $EDITOR.")
+@click.option("--reason", default="", metavar="TEXT", help="Why, for the audit.")
+@click.option("--actor", metavar="NAME", help="Who, for the audit.  [default: you, here]")
+@json_option
+@click.pass_obj
+@sync
+async def replay(
+    context: Context,
+    /,
+    everything: bool,
+    dry_run: bool,
+    rate: float | None,
+    limit: int | None,
+    only_failed: bool,
+    max_replays: int,
+    patch: str | None,
+    editor: bool,
+    reason: str,
+    actor: str | None,
+    as_json: bool,
+    **which: Any,
+) -> int:
+    """Publish dead letters again, to their original subjects, and take them away.
+
+    A letter goes only after its message is stored. Killed in between, run it again: nothing is published twice. Each
+    message keeps its body and event_id, and has a message id of its own, so that no duplicate window swallows it.
+
+    \b
+    Example:
+      penstock dlq replay --consumer billing_worker --error ValueError --dry-run
+      penstock dlq replay --all --rate 200 --only-failed --reason "fixed in 1.4.2"
+    """
+    settings, wanted = context.settings(), _selection(**which)
+    _check_chosen(wanted, everything)
+    if patch and editor:
+        usage("--edit and --editor both change events: give one of them")
+    with flag_values():
+        edit: Edit | None = merge_patch(patch) if patch else _in_editor if editor else None
+    options = ReplayOptions(only_failed=only_failed, rate=rate, max_replays=max_replays, edit=edit, limit=limit)
+    if dry_run:
+        return await asyncio.to_thread(_dry_run, settings, wanted, options, as_json)
+    with _counting("replaying") as count:
+        tally = await replaying(
+            settings, wanted, options, actor=actor or audit.this_user(), reason=reason, on_progress=count
+        )
+    return _report(tally, "replayed", as_json)
+
+
+def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_json: bool) -> int:
+    """What a replay would do, by group."""
+    found = _letters(settings, wanted)[: options.limit]
+    held = [(filed, obstacle(filed, options)) for filed in found]
+    able = [filed for filed, why in held if why is None]
+    reasons = Tally()
+    reasons.skipped.update(why for _, why in held if why)
+    if as_json:
+        print_json({**_listing(able, letters=False), "dry_run": True, "skipped": dict(reasons.skipped)})
+    else:
+        out.print(plan_table(grouped(able), reasons.skipped))
+    return EXIT_ATTENTION if reasons.skipped else EXIT_OK
+
+
+@dlq.command()
+@selecting
+@click.option("--all", "everything", is_flag=True, help="All dead letters there are.")
+@click.option("--reason", required=True, metavar="TEXT", help="Why they may go, for the audit.")
+@click.option("--actor", metavar="NAME", help="Who, for the audit.  [default: you, here]")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+@sync
+async def discard(
+    context: Context,
+    /,
+    everything: bool,
+    reason: str,
+    actor: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **which: Any,
+) -> int:
+    """Take dead letters away for good. The audit keeps what they were, who did it, and why.
+
+    \b
+    Example:
+      penstock dlq discard --consumer billing_worker --until 20d --reason "billed by hand"
+    """
+    settings, wanted = context.settings(), _selection(**which)
+    _check_chosen(wanted, everything)
+    found = await asyncio.to_thread(_letters, settings, wanted)
+    if dry_run:
+        if as_json:
+            print_json({**_listing(found, letters=False), "dry_run": True})
+        else:
+            out.print(plan_table(grouped(found), Tally().skipped))
+        return EXIT_OK
+    if found and not yes:
+        click.confirm(f"Take {len(found)} dead letters away for good?", abort=True, err=True)
+    with _counting("discarding") as count:
+        tally = await discarding(settings, wanted, actor=actor or audit.this_user(), reason=reason, on_progress=count)
+    return _report(tally, "discarded", as_json)
+
+
+@dlq.command()
+@click.option("--until-caught-up", is_flag=True, help="End when no advisory is waiting.")
+@click.option("--undeclared", is_flag=True, help="Also consumers without `dlq:`, below dlq.STREAM.CONSUMER.")
+@json_option
+@click.pass_obj
+@sync
+async def capture(context: Context, until_caught_up: bool, undeclared: bool, as_json: bool) -> int:
+    """Make dead letters of what the server says consumers gave up on.
+
+    Runs until it is stopped; several may run at once. It catches what no worker could: a process that crashes on a
+    message, or a consumer that knows nothing of dead letters.
+
+    \b
+    Example:
+      penstock dlq capture
+    """
+    capturer, stop = Capturer(context.settings(), undeclared=undeclared), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    done = await capturer.run(stop, until_caught_up=until_caught_up)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        out.print(f"{done.advisories} advisories: {done.stored} letters stored, {done.known} known, "
+                  f"{done.unconcerned} of no concern, {done.failed} put back")  # fmt: skip
+        if done.last_error:
+            err.print(done.last_error, markup=False, soft_wrap=True)
+    return EXIT_ATTENTION if done.last_error else EXIT_OK
+
+
+@dlq.command(epilog="Exit code 2: of some consumer it is not certain that nothing is missing.")
+@click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
+@json_option
+@click.pass_obj
+@sync
+async def reconcile(context: Context, consumers: tuple[str, ...], as_json: bool) -> int:
+    """Find what consumers gave up on without anybody hearing of it, and make letters of that.
+
+    Looks at every consumer with a `dlq:`, or at those named. A consumer with messages in flight is left alone: pause it
+    first.
+
+    \b
+    Example:
+      penstock dlq reconcile
+    """
+    found = await search(context.settings(), consumers)
+    if as_json:
+        print_json({"version": 1, "consumers": [asdict(one) for one in found]})
+    else:
+        out.print(reconciled_table(found) if found else "no consumers with a `dlq:`")
+    return EXIT_ATTENTION if any(one.undecided for one in found) else EXIT_OK
+
+
+@dlq.command("audit")
+@click.option("--since", metavar="WHEN", help="Only since: a time, or so long ago, such as 2h.")
+@json_option
+@click.pass_obj
+@sync
+async def audit_(context: Context, since: str | None, as_json: bool) -> int:
+    """List what was done to dead letters, by whom and why.
+
+    \b
+    Example:
+      penstock dlq audit --since 1d
+    """
+    settings, moment = context.settings(), _when(since)
+    async with connect(settings) as broker:
+        try:
+            info = await broker.jetstream.stream_info(streams.AUDIT)
+        except NotFound:
+            info = None
+    subject = f"{streams.AUDIT_PREFIX}.letters.>"
+    found = await asyncio.to_thread(audit.records, settings, info, [subject], moment) if info else []
+    if as_json:
+        print_json({"version": 1, "records": [{**raw, "at": message.time} for message, raw in found]})
+    else:
+        out.print(audit_table(found) if found else "nothing was done to dead letters")
+    return EXIT_OK
+
+
+# -- shared ----------------------------------------------------------------------------------------------------------
+
+
+def _letters(settings: Settings, wanted: Selection) -> list[FiledLetter]:
+    """The letters that match, with a bar while they are read."""
+    infos = asyncio.run(_streams(settings))
+    total = sum(info.state.messages for info in infos)
+    found = []
+    with progress() as bar:
+        task = bar.add_task("reading dead letters", total=total)
+        for filed in inventory.letters(settings, infos):
+            bar.advance(task)
+            if wanted.matches(filed):
+                found.append(filed)
+    return found
+
+
+async def _streams(settings: Settings) -> list[StreamInfo]:
+    async with connect(settings) as broker:
+        return await inventory.letter_streams(broker.jetstream)
+
+
+def _check_chosen(wanted: Selection, everything: bool) -> None:
+    if wanted.is_everything and not everything:
+        usage("say which letters: ids, --consumer, --error, --since or --until; or --all")
+    if everything and not wanted.is_everything:
+        usage("--all is all of them: leave out ids, --consumer, --error, --since and --until, or leave out --all")
+
+
+def _in_editor(letter: DeadLetter) -> bytes:
+    """The event as a person has changed it; unchanged when the editor was left without saving."""
+    try:
+        text = letter.body.decode()
+    except UnicodeDecodeError:
+        return letter.body
+    return (click.edit(text, extension=".json") or text).encode()
+
+
+@contextmanager
+def _counting(what: str) -> Iterator[Callable[[Tally], None]]:
+    with progress() as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda tally: bar.update(task, completed=tally.done + tally.found_done)
+
+
+def _report(tally: Tally, done: str, as_json: bool) -> int:
+    left = sum(tally.skipped.values()) + len(tally.refused)
+    if as_json:
+        print_json({
+            "version": 1, done: tally.done, "removed_after_interruption": tally.found_done,
+            "skipped": dict(tally.skipped), "refused": [{"letter": id_, "error": why} for id_, why in tally.refused],
+        })  # fmt: skip
+        return EXIT_ATTENTION if left else EXIT_OK
+    out.print(f"{tally.done} {done}")
+    if tally.found_done:
+        out.print(f"{tally.found_done} that an interrupted run had replayed were taken away")
+    for why, count in tally.skipped.most_common():
+        err.print(f"{count} left: {why}", markup=False, soft_wrap=True)
+    for id_, why in tally.refused[:10]:
+        err.print(f"{id_} refused: {why}", markup=False, soft_wrap=True)
+    return EXIT_ATTENTION if left else EXIT_OK

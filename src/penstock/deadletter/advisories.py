@@ -1,0 +1,90 @@
+"""What the server says when a consumer gives up on a message, as a value. No I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from penstock.broker.model import ConsumerInfo, StoredMessage, parse_time
+from penstock.deadletter.letters import BY_ADVISORY, DeadLetter, Failure, of_message
+from penstock.subjects import is_literal
+from penstock.units import from_nanoseconds
+
+MAX_DELIVER_TYPE: Final = "io.nats.jetstream.advisory.v1.max_deliver"
+TERMINATED_TYPE: Final = "io.nats.jetstream.advisory.v1.terminated"
+REMOVED_REASONS: Final = frozenset({"Message deleted by stream limits", "Unacknowledged message was deleted"})
+"""Said by the server when a message was removed under a consumer's hands: nobody has given up on anything."""
+DEFAULT_ACK_WAIT: Final = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Advisory:
+    """A consumer gave up on a message: its deliveries ran out, or it was terminated."""
+
+    stream: str
+    consumer: str
+    sequence: int
+    deliveries: int
+    time: datetime
+    terminated: bool = False
+    reason: str = ""
+
+    @property
+    def failure(self) -> Failure:
+        if self.terminated:
+            return Failure("Terminated", self.reason or "terminated by its consumer, which gave no reason")
+        return Failure("MaxDeliveries", f"not acknowledged after {self.deliveries} deliveries")
+
+    @property
+    def concerns_letters(self) -> bool:
+        return not (self.terminated and self.reason in REMOVED_REASONS)
+
+
+def parse(data: bytes) -> Advisory | None:
+    """The advisory as the server publishes it; None for anything else."""
+    try:
+        raw = json.loads(data)
+        if raw["type"] not in (MAX_DELIVER_TYPE, TERMINATED_TYPE):
+            return None
+        return Advisory(
+            stream=raw["stream"],
+            consumer=raw["consumer"],
+            sequence=int(raw["stream_seq"]),
+            deliveries=int(raw.get("deliveries", 0)),
+            time=parse_time(raw.get("timestamp", "")) or datetime.now(UTC),
+            terminated=raw["type"] == TERMINATED_TYPE,
+            reason=str(raw.get("reason") or ""),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def letter(
+    advisory: Advisory, message: StoredMessage | None, consumer: ConsumerInfo, captured_by: str = BY_ADVISORY
+) -> DeadLetter:
+    """The letter of what the consumer gave up on; without the message, all that is left to say."""
+    filters = [one for one in consumer.filters if is_literal(one)]
+    return of_message(
+        subject=message.subject if message else filters[0] if len(filters) == 1 else "",
+        stream=advisory.stream,
+        sequence=advisory.sequence,
+        stored=message.time if message else None,
+        consumer=advisory.consumer,
+        body=message.data if message else b"",
+        headers=message.headers if message else {},
+        deliveries=advisory.deliveries,
+        failure=advisory.failure,
+        failed_at=advisory.time,
+        captured_by=captured_by,
+        body_gone=message is None,
+    )
+
+
+def last_attempt(advisory: Advisory, consumer: ConsumerInfo) -> datetime:
+    """About when the last delivery was made: its time to be acknowledged has passed since, unless it was terminated."""
+    if advisory.terminated:
+        return advisory.time
+    waits = consumer.config.get("backoff") or [consumer.config.get("ack_wait")]
+    return advisory.time - (from_nanoseconds(waits[-1]) if waits[-1] else DEFAULT_ACK_WAIT)

@@ -1,0 +1,193 @@
+"""What was done to dead letters: one record a letter that was replayed or discarded, and two a chunk of a replay.
+
+The record of a letter is also what keeps it from being replayed twice, and from being captured again by a latecomer.
+The records of a chunk say what was about to be published where, so that the next run can find out how far a killed one
+came, however long ago that was.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import Json, StoredMessage, StreamInfo
+from penstock.deadletter import streams
+from penstock.deadletter.inventory import messages
+from penstock.deadletter.letters import FiledLetter
+from penstock.errors import NotFound
+from penstock.settings import Settings
+
+VERSION: Final = 1
+REPLAYED, DISCARDED = "replayed", "discarded"
+BEGUN, ENDED = "begun", "ended"
+
+
+def this_user() -> str:
+    """Who does it, unless told otherwise."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in a container
+        name = "unknown"
+    return f"{name}@{socket.gethostname()}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deed:
+    """What is done in one run, by whom, and why."""
+
+    run: str
+    actor: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """A letter that was replayed or discarded."""
+
+    action: str
+    deed: Deed
+    letter: FiledLetter
+    target: tuple[str, int] | None = None
+    """Stream and sequence of the message that the replay has stored."""
+    edited: bool = False
+    only_failed: bool = False
+    """Whether the message is meant for the consumer that gave up alone."""
+
+    def json(self) -> Json:
+        letter = self.letter.letter
+        told: Json = {
+            "version": VERSION,
+            "action": self.action,
+            "run": self.deed.run,
+            "actor": self.deed.actor,
+            "reason": self.deed.reason,
+            "letter": self.letter.id,
+            "filed": {
+                "stream": self.letter.stream,
+                "subject": self.letter.subject,
+                "sequence": self.letter.sequence,
+                "time": self.letter.time.isoformat(),
+            },
+            "origin": {
+                "stream": letter.stream,
+                "subject": letter.subject,
+                "sequence": letter.sequence,
+                "consumer": letter.consumer,
+                "pipeline": letter.pipeline,
+            },
+            "event_id": letter.event_id,
+            "error": letter.failure.type,
+            "fingerprint": letter.fingerprint,
+        }
+        if self.target:
+            stored = {"stream": self.target[0], "sequence": self.target[1]}
+            told["replay"] = {
+                **stored,
+                "replays": letter.replays + 1,
+                "message_id": self.letter.message_id,
+                "edited": self.edited,
+                "only_failed": self.only_failed,
+            }
+        return told
+
+    @property
+    def subject(self) -> str:
+        return streams.settled_subject(self.letter.id)
+
+    def encode(self) -> bytes:
+        return _encoded(self.json())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Letters that are about to be replayed together."""
+
+    deed: Deed
+    number: int
+    letters: tuple[str, ...]
+    """The message ids of their replays."""
+    floors: dict[str, int] = field(default_factory=dict)
+    """The last sequence of each stream concerned, before anything was published: the replays can only lie behind."""
+    edited: bool = False
+    only_failed: bool = False
+
+    @property
+    def subject(self) -> str:
+        return streams.run_subject(self.deed.run)
+
+    def begun(self) -> bytes:
+        said = {"letters": self.letters, "floors": self.floors, "edited": self.edited, "only_failed": self.only_failed}
+        return self._said(BEGUN, **said, actor=self.deed.actor, reason=self.deed.reason)
+
+    def ended(self, how: str) -> bytes:
+        """`how` it ended: by itself, or found by a later run."""
+        return self._said(ENDED, how=how)
+
+    def _said(self, state: str, **more: Any) -> bytes:
+        return _encoded({"version": VERSION, "run": self.deed.run, "chunk": self.number, "state": state, **more})
+
+
+def _encoded(value: Json) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open_chunks(records: Iterable[Json]) -> list[Chunk]:
+    """The chunks that were begun and whose end nobody has written."""
+    found: dict[tuple[str, int], Chunk] = {}
+    for raw in records:
+        key = (raw["run"], raw["chunk"])
+        if raw["state"] == BEGUN:
+            deed = Deed(run=raw["run"], actor=raw.get("actor", ""), reason=raw.get("reason", ""))
+            found[key] = Chunk(
+                deed=deed,
+                number=raw["chunk"],
+                letters=tuple(raw["letters"]),
+                floors=raw["floors"],
+                edited=raw.get("edited", False),
+                only_failed=raw.get("only_failed", False),
+            )
+        else:
+            found.pop(key, None)
+    return list(found.values())
+
+
+def settled(records: Iterable[Json]) -> set[tuple[str, int, str]]:
+    """Where the letters lay that were replayed or discarded: stream, sequence and time."""
+    return {(raw["filed"]["stream"], raw["filed"]["sequence"], raw["filed"]["time"]) for raw in records}
+
+
+def place(filed: FiledLetter) -> tuple[str, int, str]:
+    return filed.stream, filed.sequence, filed.time.isoformat()
+
+
+async def audit_stream(jetstream: JetStream) -> StreamInfo:
+    """The stream of the audit, made if it is not there."""
+    try:
+        return await jetstream.stream_info(streams.AUDIT)
+    except NotFound:
+        return await jetstream.create_stream(streams.audit_config())
+
+
+def records(
+    settings: Settings, info: StreamInfo, subjects: Sequence[str], since: datetime | None = None
+) -> list[tuple[StoredMessage, Json]]:
+    """The records on these subjects, in order; what is no record is left out."""
+    found = []
+    for message in messages(settings, info, info.state.first_seq, info.state.last_seq, tuple(subjects)):
+        if since is None or (message.time and message.time >= since):
+            try:
+                raw = json.loads(message.data)
+            except ValueError:
+                continue
+            if isinstance(raw, dict) and raw.get("version") == VERSION:
+                found.append((message, raw))
+    return found

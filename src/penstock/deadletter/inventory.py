@@ -1,0 +1,53 @@
+"""The letters that are there, read from their streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import StoredMessage, StreamInfo
+from penstock.deadletter.letters import FiledLetter, read
+from penstock.deadletter.selection import Selection
+from penstock.settings import Settings
+from penstock.subjects import covers
+from penstock.topology.model import DLQ_SUBJECTS
+from penstock.wire.reader import Range, read_range
+
+
+async def letter_streams(jetstream: JetStream) -> list[StreamInfo]:
+    """The streams that hold dead letters and nothing else."""
+    found = await jetstream.streams(DLQ_SUBJECTS)
+    return [info for info in found if _holds_letters(info)]
+
+
+def _holds_letters(info: StreamInfo) -> bool:
+    captured = info.config.get("subjects") or ()
+    return bool(captured) and all(covers(DLQ_SUBJECTS, subject) for subject in captured)
+
+
+def letters(settings: Settings, streams: list[StreamInfo], wanted: Selection | None = None) -> Iterator[FiledLetter]:
+    """The letters that were there when the streams were looked at, oldest first in each stream."""
+    for info in streams:
+        for message in messages(settings, info, info.state.first_seq, info.state.last_seq):
+            filed = read(message)
+            if wanted is None or wanted.matches(filed):
+                yield filed
+
+
+def messages(
+    settings: Settings, info: StreamInfo, first: int, last: int, subjects: tuple[str, ...] = ()
+) -> Iterator[StoredMessage]:
+    """The messages of a stream from `first` to `last`, without a trace on the server where it would count."""
+    direct = info.config.get("retention", "limits") != "limits"
+    wanted = Range(stream=info.name, first=max(first, 1), last=last, subjects=subjects, direct=direct)
+    for batch in read_range(settings, wanted):
+        for row in batch.to_pylist():
+            yield StoredMessage(
+                stream=info.name,
+                subject=row["subject"],
+                sequence=row["sequence"],
+                time=row["timestamp"].astimezone(UTC),
+                data=row["data"],
+                headers={name: list(values) for name, values in row["headers"] or ()},
+            )

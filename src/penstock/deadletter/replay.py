@@ -1,0 +1,367 @@
+"""Bringing dead letters back: every letter's message is stored again, once, and only then is the letter taken away.
+
+What happens, in order, to a chunk of letters:
+    1. the audit says what is about to be published, and where the streams end now
+    2. the messages are published, each with an id of its own that is the same whenever this letter is replayed
+    3. the audit says of each letter where its message lies
+    4. the letters are removed
+    5. the audit says that the chunk is done
+A crash after 1 or 2 leaves letters whose messages are, or are not, in their streams; the next run looks behind the ends
+of step 1 and finds out, however long ago that was. Inside the stream's duplicate window the message id alone would do.
+A crash after 3 leaves letters that the audit knows as replayed: they are removed without being published. On WorkQueue
+and Interest streams a message that was processed meanwhile cannot be found any more: there, after a crash and outside
+the window, an event can come twice, as its consumer must expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import Json, StoredMessage, StreamInfo
+from penstock.deadletter import audit, headers, inventory, steps, streams
+from penstock.deadletter.audit import Chunk, Deed, Record
+from penstock.deadletter.editing import Edit, NotEditable, edited
+from penstock.deadletter.letters import FiledLetter
+from penstock.deadletter.selection import Selection
+from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.publish.plain import PlainPublisher, PubAck
+from penstock.settings import Settings
+from penstock.subjects import covers, is_literal, problem
+from penstock.topology.model import DLQ_SUBJECTS
+from penstock.wire import aio
+
+CHUNK: Final = 256
+AT_ONCE: Final = 64
+"""Letters that are removed at the same time."""
+MAX_REPLAYS: Final = 3
+"""An event that failed again after so many replays is not the next replay's to heal."""
+EXPECT_STREAM: Final = "Nats-Expected-Stream"
+
+Place = tuple[str, int]
+"""Stream and sequence of a stored message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayOptions:
+    """How letters are replayed."""
+
+    only_failed: bool = False
+    """Concern the consumer that gave up, and no other."""
+    rate: float | None = None
+    """Messages a second, at most."""
+    max_replays: int = MAX_REPLAYS
+    edit: Edit | None = None
+    limit: int | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run did."""
+
+    done: int = 0
+    """Letters replayed, or discarded."""
+    found_done: int = 0
+    """Letters that an earlier, interrupted run had replayed; they were only removed."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Letters left where they are, by the reason."""
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Letters that the server would not store again, with its words."""
+
+
+OnProgress = Callable[[Tally], None]
+
+
+def obstacle(filed: FiledLetter, options: ReplayOptions) -> str | None:
+    """Why this letter cannot be replayed; None when it can."""
+    letter = filed.letter
+    if letter.body_gone:
+        return "its body is gone: the message had left its stream before it was captured"
+    if not letter.subject or problem(letter.subject) or not is_literal(letter.subject):
+        return "its original subject is not known"
+    if covers(DLQ_SUBJECTS, letter.subject):
+        return "it was a dead letter itself: nothing is published among those"
+    if letter.replays >= options.max_replays:
+        return f"replayed {letter.replays} times already (--max-replays {options.max_replays})"
+    if options.only_failed and not letter.consumer:
+        return "no consumer gave up on it that a replay could be meant for"
+    return None
+
+
+def message_headers(filed: FiledLetter, options: ReplayOptions) -> dict[str, list[str] | str]:
+    """The headers of a replayed message: its own, without orders to the server, and where it comes from."""
+    letter = filed.letter
+    own = {name: list(values) for name, values in letter.headers.items() if not name.lower().startswith("nats-")}
+    first = letter.first_failure or letter.last_failure
+    added = {
+        headers.LETTER: filed.message_id,
+        headers.REPLAYS: str(letter.replays + 1),
+        headers.FIRST_FAILURE: first.isoformat() if first else None,
+        headers.EVENT_ID: letter.event_id,
+        headers.ONLY: f"{letter.stream}/{letter.consumer}" if options.only_failed else None,
+        EXPECT_STREAM: letter.stream or None,
+    }
+    return {**own, **{name: value for name, value in added.items() if value}}
+
+
+async def replay(
+    settings: Settings,
+    wanted: Selection,
+    options: ReplayOptions,
+    *,
+    actor: str,
+    reason: str = "",
+    on_progress: OnProgress = lambda _: None,
+) -> Tally:
+    """Replay the letters that are there now and match. What an earlier run left unfinished is finished first."""
+    deed = Deed(run=secrets.token_hex(6), actor=actor, reason=reason)
+    async with opened(settings) as room:
+        await room.finish_interrupted()
+        chosen = room.chosen(wanted)
+        letters = islice(chosen, options.limit) if options.limit else chosen
+        size = CHUNK if not options.rate else max(1, min(CHUNK, int(options.rate)))
+        number = 0
+        while chunk := await asyncio.to_thread(_next_chunk, letters, size):
+            await room.replay(chunk, deed, number, options)
+            await room.clear()
+            number += 1
+            on_progress(room.tally)
+        await room.clear()
+        return room.tally
+
+
+async def discard(
+    settings: Settings, wanted: Selection, *, actor: str, reason: str, on_progress: OnProgress = lambda _: None
+) -> Tally:
+    """Take letters away for good: first the audit says so (crash after: the next run removes them), then they go."""
+    if not reason.strip():
+        raise ConfigError("say why these dead letters may go: the audit keeps it")
+    deed = Deed(run=secrets.token_hex(6), actor=actor, reason=reason)
+    async with opened(settings) as room:
+        await room.finish_interrupted()
+        letters = room.chosen(wanted)
+        while chunk := await asyncio.to_thread(_next_chunk, letters, CHUNK):
+            await room.discard(chunk, deed)
+            await room.clear()
+            on_progress(room.tally)
+        await room.clear()
+        return room.tally
+
+
+def _next_chunk(letters: Iterator[FiledLetter], size: int) -> list[FiledLetter]:
+    return list(islice(letters, size))
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Room]:
+    """The connections of one run."""
+    async with (
+        await aio.connect(settings, name="penstock dlq") as connection,
+        PlainPublisher(settings) as publisher,
+    ):
+        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        yield Room(settings, jetstream, publisher)
+
+
+class Room:
+    """Where letters are worked on."""
+
+    def __init__(self, settings: Settings, jetstream: JetStream, publisher: PlainPublisher) -> None:
+        self._settings = settings
+        self._jetstream = jetstream
+        self._publisher = publisher
+        self._letters: list[StreamInfo] = []
+        self._leftovers: list[FiledLetter] = []
+        self._settled: set[tuple[str, int, str]] = set()
+        self._free_at = time.monotonic()
+        self.tally = Tally()
+
+    # -- what is there -----------------------------------------------------------------------------------------------
+
+    async def finish_interrupted(self) -> None:
+        """Read the audit, and find what earlier runs had published before they were interrupted.
+
+        Letters that turn out to be replayed are removed as `chosen` comes across them.
+        """
+        info = await audit.audit_stream(self._jetstream)
+        self._letters = await inventory.letter_streams(self._jetstream)
+        open_ = audit.open_chunks(await self._records(info, f"{streams.AUDIT_PREFIX}.runs.*"))
+        self._settled = audit.settled(await self._records(info, f"{streams.AUDIT_PREFIX}.letters.>"))
+        if not open_:
+            return
+        everything = await asyncio.to_thread(lambda: list(inventory.letters(self._settings, self._letters)))
+        by_id = {filed.message_id: filed for filed in everything}
+        for chunk in open_:
+            await self._finish(chunk, by_id)
+
+    async def _records(self, info: StreamInfo, subject: str) -> list[Json]:
+        found = await asyncio.to_thread(audit.records, self._settings, info, [subject])
+        return [raw for _, raw in found]
+
+    async def _finish(self, chunk: Chunk, letters: Mapping[str, FiledLetter]) -> None:
+        there = await self._published(chunk)
+        records = [
+            _replayed(letters[id_], at, chunk)
+            for id_, at in there.items()
+            if id_ in letters and audit.place(letters[id_]) not in self._settled
+        ]
+        await self._note(records)
+        await self._say(chunk.subject, chunk.ended("found by a later run"))
+
+    async def _published(self, chunk: Chunk) -> dict[str, Place]:
+        """Which messages of an interrupted chunk are in their streams, and where."""
+        expected, there = set(chunk.letters), {}
+        for stream, floor in chunk.floors.items():
+            with suppress(NotFound):
+                info = await self._jetstream.stream_info(stream)
+                for message in await asyncio.to_thread(self._behind, info, floor):
+                    id_ = next(iter(message.headers.get(headers.LETTER, ())), "")
+                    if id_ in expected:
+                        there[id_] = (stream, message.sequence)
+        return there
+
+    def _behind(self, info: StreamInfo, floor: int) -> list[StoredMessage]:
+        return list(inventory.messages(self._settings, info, floor + 1, info.state.last_seq))
+
+    def chosen(self, wanted: Selection) -> Iterator[FiledLetter]:
+        """The letters that match. Those that the audit knows as settled are put aside, to be removed only."""
+        for filed in inventory.letters(self._settings, self._letters):
+            if audit.place(filed) in self._settled:
+                self._leftovers.append(filed)
+            elif wanted.matches(filed):
+                yield filed
+
+    async def clear(self) -> None:
+        """Remove the letters that were put aside."""
+        leftovers, self._leftovers = self._leftovers, []
+        await self._remove(leftovers)
+        self.tally.found_done += len(leftovers)
+
+    # -- what is done ------------------------------------------------------------------------------------------------
+
+    async def replay(self, letters: Sequence[FiledLetter], deed: Deed, number: int, options: ReplayOptions) -> None:
+        """Replay a chunk of letters, step by step."""
+        ready = self._ready(letters, options)
+        if not ready:
+            return
+        chunk = await self._chunk(ready, deed, number, options)
+        await self._say(chunk.subject, chunk.begun())
+        steps.reached(steps.REPLAY_BEGUN)
+        stored = await self._publish(ready, options)
+        steps.reached(steps.REPLAY_PUBLISHED)
+        await self._note([_replayed(filed, at, chunk) for filed, at in stored])
+        steps.reached(steps.REPLAY_NOTED)
+        await self._remove([filed for filed, _ in stored])
+        steps.reached(steps.LETTERS_REMOVED)
+        await self._say(chunk.subject, chunk.ended("done"))
+        self.tally.done += len(stored)
+
+    def _ready(self, letters: Sequence[FiledLetter], options: ReplayOptions) -> list[tuple[FiledLetter, bytes]]:
+        """Letters that can be replayed, with the bodies to publish; the others are counted."""
+        ready = []
+        for filed in letters:
+            if why := obstacle(filed, options):
+                self.tally.skipped[why] += 1
+                continue
+            try:
+                ready.append((filed, edited(filed.letter, options.edit)))
+            except NotEditable as exc:
+                self.tally.skipped[str(exc)] += 1
+        return ready
+
+    async def _chunk(
+        self, ready: Sequence[tuple[FiledLetter, bytes]], deed: Deed, number: int, options: ReplayOptions
+    ) -> Chunk:
+        floors = {}
+        for stream in sorted({filed.letter.stream for filed, _ in ready}):
+            with suppress(NotFound):
+                floors[stream] = (await self._jetstream.stream_info(stream)).state.last_seq
+        return Chunk(
+            deed=deed,
+            number=number,
+            letters=tuple(filed.message_id for filed, _ in ready),
+            floors=floors,
+            edited=options.edit is not None,
+            only_failed=options.only_failed,
+        )
+
+    async def _publish(
+        self, ready: Sequence[tuple[FiledLetter, bytes]], options: ReplayOptions
+    ) -> list[tuple[FiledLetter, Place]]:
+        """Publish in the order of the letters; returns those that are stored, and where."""
+        outcomes: list[PubAck | PenstockError] = []
+        for filed, body in ready:
+            await self._pace(options.rate)
+            made = message_headers(filed, options)
+            outcomes += await self._publisher.add(filed.letter.subject, body, made, filed.message_id)
+            steps.reached(steps.MESSAGE_SENT)
+        outcomes += await self._publisher.finish()
+        stored = []
+        for (filed, _), outcome in zip(ready, outcomes, strict=True):
+            if isinstance(outcome, PubAck):
+                stored.append((filed, (outcome.stream, outcome.sequence)))
+            else:
+                self.tally.refused.append((filed.id, str(outcome)))
+        return stored
+
+    async def discard(self, letters: Sequence[FiledLetter], deed: Deed) -> None:
+        await self._note([Record(action=audit.DISCARDED, deed=deed, letter=filed) for filed in letters])
+        steps.reached(steps.REPLAY_NOTED)
+        await self._remove(letters)
+        self.tally.done += len(letters)
+
+    async def _note(self, records: Sequence[Record]) -> None:
+        """Write what was done, and return when all of it is stored."""
+        outcomes: list[PubAck | PenstockError] = []
+        for record in records:
+            id_ = f"{record.action}.{record.letter.message_id}"
+            outcomes += await self._publisher.add(record.subject, record.encode(), None, id_)
+        outcomes += await self._publisher.finish()
+        for outcome in outcomes:
+            if isinstance(outcome, PenstockError):
+                raise outcome
+        self._settled |= {audit.place(record.letter) for record in records}
+
+    async def _say(self, subject: str, data: bytes) -> None:
+        outcomes = [*await self._publisher.add(subject, data), *await self._publisher.finish()]
+        for outcome in outcomes:
+            if isinstance(outcome, PenstockError):
+                raise outcome
+
+    async def _remove(self, letters: Sequence[FiledLetter]) -> None:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(filed: FiledLetter) -> None:
+            async with gate:
+                with suppress(NotFound):  # somebody else has removed it
+                    await self._jetstream.delete_message(filed.stream, filed.sequence)
+
+        await asyncio.gather(*(one(filed) for filed in letters))
+
+    async def _pace(self, rate: float | None) -> None:
+        if not rate:
+            return
+        now = time.monotonic()
+        if self._free_at > now:
+            await self._publisher.send()
+            await asyncio.sleep(self._free_at - now)
+        self._free_at = max(now, self._free_at) + 1 / rate
+
+
+def _replayed(filed: FiledLetter, at: Place, chunk: Chunk) -> Record:
+    return Record(
+        action=audit.REPLAYED,
+        deed=chunk.deed,
+        letter=filed,
+        target=at,
+        edited=chunk.edited,
+        only_failed=chunk.only_failed,
+    )

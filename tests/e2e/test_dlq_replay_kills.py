@@ -1,0 +1,101 @@
+"""`penstock dlq replay` killed, and run again: everything once, and the audit complete."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.integration.deadletter.stage import Stage, bury, events, replay_problems, work_until_done
+
+from penstock import holds
+from penstock.broker.embedded import EmbeddedServer
+from penstock.deadletter import steps
+from penstock.testing import eventually
+from penstock.wire import aio
+
+STEPS = [
+    steps.REPLAY_BEGUN,
+    steps.MESSAGE_SENT,
+    steps.REPLAY_PUBLISHED,
+    steps.REPLAY_NOTED,
+    steps.LETTERS_REMOVED,
+]
+SEED = 20261116
+
+
+@pytest.fixture
+async def stage(nats_server: EmbeddedServer) -> AsyncIterator[Stage]:
+    async with await aio.connect(nats_server.settings) as connection:
+        yield Stage(nats_server.settings, connection)
+
+
+def start(server: EmbeddedServer, *words: str, hold: Path | None = None) -> subprocess.Popen[bytes]:
+    """`penstock dlq replay`, as a process that can be killed."""
+    environment = {**os.environ, holds.VARIABLE: str(hold)} if hold else dict(os.environ)
+    command = [sys.executable, "-m", "penstock", "--servers", server.url, "dlq", "replay", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code; an error that it told is shown."""
+    _, told = process.communicate(timeout=300)
+    assert process.returncode in (0, -signal.SIGKILL), told.decode()
+    return process.returncode
+
+
+async def test_killed_at_every_step_and_run_again_outside_the_window_everything_is_stored_once(
+    nats_server: EmbeddedServer, stage: Stage, tmp_path: Path
+) -> None:
+    await stage.build(window_ms=100)
+    await stage.publish(events(5 * len(STEPS)))
+    for step in STEPS:
+        await bury(stage, 5, error=step)
+    for step in STEPS:  # each run begins with what the one before has left
+        (tmp_path / step).touch()
+        process = start(nats_server, "--error", step, hold=tmp_path)
+        held = tmp_path / f"{step}.{process.pid}"
+        await asyncio.to_thread(eventually, held.exists, 60, f"the replay to reach {step!r}")
+        process.kill()
+        assert finish(process) == -signal.SIGKILL
+        await asyncio.sleep(0.2)  # the window is over
+    assert await asyncio.to_thread(finish, start(nats_server, "--all")) == 0
+    assert await asyncio.to_thread(replay_problems, stage, {f"e{n}" for n in range(5 * len(STEPS))}) == []
+
+
+async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int, kills: int, longest: float) -> None:
+    """Replay `count` letters with a process that is killed at random; then a consumer that was fixed processes them."""
+    seed = random.Random(SEED)
+    await stage.build(window_ms=100)
+    await stage.publish(events(count))
+    await bury(stage, count)
+    done = 0
+    for _ in range(kills):
+        process = start(server, "--all")
+        await asyncio.sleep(0.4 + seed.uniform(0, longest))
+        process.kill()
+        done += await asyncio.to_thread(finish, process) == 0
+    assert await asyncio.to_thread(finish, start(server, "--all")) == 0
+    expected = {f"e{n}" for n in range(count)}
+    assert await asyncio.to_thread(replay_problems, stage, expected) == [], f"seed {SEED}, {done} runs ended early"
+    assert await work_until_done(server, "billing", mode="fixed") == 0
+    assert await asyncio.to_thread(stage.output) == dict.fromkeys(expected, 1)
+
+
+async def test_hundreds_replayed_with_kills_in_the_middle_are_each_processed_once(
+    nats_server: EmbeddedServer, stage: Stage
+) -> None:
+    await killed_over_and_over(nats_server, stage, 600, kills=3, longest=0.8)
+
+
+@pytest.mark.soak
+async def test_ten_thousand_replayed_with_kills_in_the_middle_are_each_processed_once(
+    nats_server: EmbeddedServer, stage: Stage
+) -> None:
+    await killed_over_and_over(nats_server, stage, 10_000, kills=5, longest=3.0)
