@@ -14,14 +14,13 @@ from click.testing import CliRunner
 
 from penstock.broker import connect
 from penstock.broker.connection import Broker
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
+from penstock.broker.jetstream import JetStream, Requester
+from penstock.broker.model import Json, StreamInfo
 from penstock.cli.main import penstock
 from penstock.cli.sources import migrations
-from penstock.sourcing import migrate
+from penstock.sourcing import migrate, mirrors
 from penstock.sourcing.links import links
 from penstock.sourcing.migrate import Migration, MigrationRefused
-from penstock.sourcing.modes import required
 from penstock.testing import LeafPair, eventually_async, leaf_pair, stream_data
 from penstock.topology import actual, plan
 from penstock.topology.apply import apply as carry_out
@@ -30,6 +29,7 @@ from penstock.topology.resource import Desired
 
 EPHEMERAL: Json = {"name": "ORIGIN", "domain": "leaf"}
 MANAGED: Json = {**EPHEMERAL, "consumer": {"name": "reader", "server_managed": True}}
+EMPTY: Json = {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0, "consumer_count": 0}
 OWN: Json = {**EPHEMERAL, "consumer": {"name": "mine", "deliver_subject": "to.the.hub"}}
 
 
@@ -61,11 +61,18 @@ async def apply(hub: Broker, path: Path) -> None:
     await carry_out(hub.jetstream, plan.plan(desired, await actual.read(hub.jetstream, desired)))
 
 
-async def migrated(js: JetStream, hub: Broker, path: Path) -> list[int]:
+async def migrated(js: JetStream, pair: LeafPair, path: Path) -> list[int]:
+    """What `penstock sources migrate --yes` does, over any connection."""
     platform = load(path)
     desired = Desired.of(platform)
-    found = await actual.read(hub.jetstream, desired)
-    return [await migrate.run(js, one) for one in migrations(platform, desired, found)]
+    folder = path.parent / "backup"
+    async with connect(pair.hub.settings) as hub:
+        found = await actual.read(hub.jetstream, desired)
+    wanted = migrations(platform, desired, found, mirrors.interrupted(folder))
+    return [
+        await (mirrors.run(js, pair.hub.settings, one, folder) if one.mirror else migrate.run(js, one))
+        for one in wanted
+    ]
 
 
 async def publish(leaf: Broker, first: int, count: int) -> None:
@@ -89,32 +96,51 @@ async def origin(leaf: Broker, retention: str) -> None:
     await leaf.jetstream.create_stream({"name": "ORIGIN", "subjects": ["o.>"], "retention": retention})
 
 
-@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-async def test_a_living_source_migrates_from_ephemeral_to_managed_to_the_users_own(
-    pair: LeafPair, tmp_path: Path, retention: str
+SOME = [("sources", "limits"), ("sources", "workqueue"), ("sources", "interest"), ("mirror", "interest")]
+REST = [pytest.param("mirror", one, marks=pytest.mark.soak) for one in ("limits", "workqueue")]
+
+
+@pytest.mark.parametrize(("kind", "retention"), [*SOME, *REST])
+async def test_a_living_stream_migrates_through_all_modes_and_back_without_loss_or_repetition(
+    pair: LeafPair, tmp_path: Path, kind: str, retention: str
 ) -> None:
     async with both(pair) as (hub, leaf):
         await origin(leaf, retention)
-        await apply(hub, platform_file(tmp_path, EPHEMERAL))
-
-        async def heard() -> bool:  # only then does an interest stream keep anything
-            return (await hub.jetstream.stream_info("COPY")).sources[0].active is not None
-
-        await eventually_async(heard, 20)
-        publishing = asyncio.create_task(publish(leaf, 0, 600))
-        await eventually_async(lambda: reached(hub, 50), 20)
-        await migrated(hub.jetstream, hub, path := platform_file(tmp_path, MANAGED))
-        await publishing
-        await arrived(pair, hub, 600)
-        desired = Desired.of(load(path))
-        assert not plan.plan(desired, await actual.read(hub.jetstream, desired)).with_risk(plan.Risk.LOSES_POSITION)
-        assert await leaf.jetstream.consumer_names("ORIGIN") == ["reader"]
-        if retention != "workqueue":
-            await leaf.jetstream.create_consumer("ORIGIN", {**required("mine", "to.the.hub"), "deliver_policy": "all"})
-            publishing = asyncio.create_task(publish(leaf, 600, 100))
-            await migrated(hub.jetstream, hub, platform_file(tmp_path, OWN))
+        await apply(hub, platform_file(tmp_path, EPHEMERAL, kind))
+        await eventually_async(lambda: active(hub), 20)  # only then does an interest stream keep anything
+        count = 0
+        for source, left in ((MANAGED, "reader"), (OWN, "mine"), (MANAGED, "reader"), (EPHEMERAL, "JS_")):
+            publishing = asyncio.create_task(publish(leaf, count, 150))
+            await eventually_async(lambda count=count: reached(hub, count + 20), 60, "messages to flow")
+            await migrated(hub.jetstream, pair, path := platform_file(tmp_path, source, kind))
             await publishing
-            await arrived(pair, hub, 700)
+            count += 150
+            await arrived(pair, hub, count)
+            await in_step(hub, path)
+            names = await leaf.jetstream.consumer_names("ORIGIN")
+            assert all(name.startswith((left, "mine")) for name in names), names
+            if left == "reader" and "mine" in names:
+                await leaf.jetstream.delete_consumer("ORIGIN", "mine")  # the user's own stays until the user removes it
+
+
+async def in_step(hub: Broker, path: Path) -> None:
+    """The plan sees nothing to do, but for the marks of ownership."""
+    desired = Desired.of(load(path))
+    made = plan.plan(desired, await actual.read(hub.jetstream, desired))
+    assert [change for change in made.changes if not change.only_marks] == []
+
+
+async def test_a_source_goes_back_to_ephemeral_as_often_as_one_likes(pair: LeafPair, tmp_path: Path) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "limits")
+        await apply(hub, platform_file(tmp_path, {**EPHEMERAL, "filter_subject": "o.*"}))
+        for count, source in enumerate((MANAGED, EPHEMERAL) * 2, 1):
+            await publish(leaf, 10 * count - 10, 10)
+            await arrived(pair, hub, 10 * count)
+            await migrated(hub.jetstream, pair, path := platform_file(tmp_path, {**source, "filter_subject": "o.*"}))
+            await in_step(hub, path)
+        await publish(leaf, 40, 10)
+        await arrived(pair, hub, 50)
 
 
 async def reached(hub: Broker, count: int) -> bool:
@@ -125,52 +151,72 @@ class Dead(Exception):
     """What stands for the end of the process that migrates."""
 
 
-@pytest.mark.parametrize("retention", ["limits", "interest"])
+@pytest.mark.parametrize(
+    ("kind", "retention", "before", "after", "step"),
+    [
+        ("sources", "limits", EPHEMERAL, MANAGED, 4),
+        ("sources", "interest", MANAGED, EPHEMERAL, 4),
+        ("mirror", "interest", EPHEMERAL, MANAGED, 3),
+        pytest.param("sources", "workqueue", EPHEMERAL, MANAGED, 1, marks=pytest.mark.soak),
+        pytest.param("sources", "interest", EPHEMERAL, OWN, 1, marks=pytest.mark.soak),
+        pytest.param("sources", "limits", MANAGED, EPHEMERAL, 1, marks=pytest.mark.soak),
+        pytest.param("mirror", "workqueue", MANAGED, EPHEMERAL, 1, marks=pytest.mark.soak),
+        pytest.param("mirror", "limits", EPHEMERAL, MANAGED, 1, marks=pytest.mark.soak),
+    ],
+)
 async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_next(
-    pair: LeafPair, tmp_path: Path, retention: str
+    pair: LeafPair, tmp_path: Path, kind: str, retention: str, before: Json, after: Json, step: int
 ) -> None:
-    requests = 1
-    while True:
+    requests, survived = 1, False
+    while not survived:
         async with both(pair) as (hub, leaf):
             await origin(leaf, retention)
-            await apply(hub, platform_file(tmp_path, EPHEMERAL))
-            await eventually_async(lambda hub=hub: active(hub), 20)
+            await apply(hub, platform_file(tmp_path, before, kind))
+            await eventually_async(lambda hub=hub: active(hub), 60)
             await publish(leaf, 0, 30)
             await eventually_async(lambda hub=hub: reached(hub, 10), 20)
-            left = requests
-
-            async def dying(subject: str, payload: bytes, timeout: float, hub: Broker = hub) -> bytes:
-                nonlocal left
-                if left == 0:
-                    raise Dead
-                left -= 1
-                return await hub.request(subject, payload, timeout)
-
-            path = platform_file(tmp_path, MANAGED)
-            survived = True
-            try:
-                await migrated(JetStream(dying), hub, path)
-            except Dead:
-                survived = False
+            path = platform_file(tmp_path, after, kind)
+            survived = await lived(JetStream(dying(hub, requests)), pair, path)
             await publish(leaf, 30, 10)
-            await migrated(hub.jetstream, hub, path)
+            await migrated(hub.jetstream, pair, path)
             await arrived(pair, hub, 40)
             assert Migration.noted(await hub.jetstream.stream_info("COPY")) is None
-        if survived:
-            return
-        requests += 3
+            assert not list((tmp_path / "backup").glob("*"))
+        requests += step
+
+
+async def lived(js: JetStream, pair: LeafPair, path: Path) -> bool:
+    try:
+        await migrated(js, pair, path)
+    except Dead:
+        return False
+    return True
+
+
+def dying(hub: Broker, left: int) -> Requester:
+    """Requests of a process that ends after so many of them."""
+
+    async def request(subject: str, payload: bytes, timeout: float) -> bytes:
+        nonlocal left
+        if left == 0:
+            raise Dead
+        left -= 1
+        return await hub.request(subject, payload, timeout)
+
+    return request
 
 
 async def active(hub: Broker) -> bool:
-    return (await hub.jetstream.stream_info("COPY")).sources[0].active is not None
+    info = await hub.jetstream.stream_info("COPY")
+    return all(one is not None and one.active is not None for one in (info.sources or (info.mirror,)))
 
 
-async def test_back_to_ephemeral_is_refused_for_it_would_copy_again(pair: LeafPair, tmp_path: Path) -> None:
-    async with both(pair) as (hub, leaf):
-        await origin(leaf, "limits")
-        await apply(hub, platform_file(tmp_path, MANAGED))
-        with pytest.raises(MigrationRefused, match="would copy again"):
-            await migrated(hub.jetstream, hub, platform_file(tmp_path, EPHEMERAL))
+def test_a_source_with_transforms_of_everything_cannot_go_back(tmp_path: Path) -> None:
+    old = {"name": "ORIGIN", "consumer": {"name": "reader", "deliver_subject": "d"}}
+    new = {"name": "ORIGIN", "subject_transforms": [{"src": ">", "dest": "x.>"}]}
+    info = StreamInfo.parse({"config": {"name": "COPY", "sources": [old]}, "state": EMPTY})
+    with pytest.raises(MigrationRefused, match="would copy again"):
+        migrate.check(Migration("COPY", old, new, {}), info)
 
 
 def run(pair: LeafPair, *arguments: str) -> tuple[int, str]:

@@ -64,14 +64,18 @@ def effect(consumer: ConsumerInfo, target: int, counts: Counts) -> ResetEffect:
 def bounds(consumer: ConsumerInfo, target: int, stream: StreamInfo) -> ResetEffect:
     """Pure: the effect on a WorkQueue or Interest stream, where counting would need a second consumer and so disturb
     what the stream keeps. What was acknowledged is gone there, and cannot be repeated."""
-    floor, end = consumer.ack_floor_stream_seq, stream.state.last_seq
-    skipped = min(consumer.unprocessed, max(0, min(target - 1, end) - floor))
+    state, floor = stream.state, consumer.ack_floor_stream_seq
+    end, below = state.last_seq, max(floor, state.first_seq - 1)
+    skipped = min(consumer.unprocessed, max(0, min(target - 1, end) - below))
+    # Without filters and holes, every sequence between is a message that it has not acknowledged.
+    whole = not consumer.filters and state.messages == end - state.first_seq + 1
+    in_order = consumer.config.get("ack_policy") in ("all", "flow_control")
     return ResetEffect(
         target=target,
         repeated=consumer.ack_pending if target <= consumer.delivered_stream_seq else 0,
         repeated_acked=0,
         skipped=skipped,
-        exact=skipped == 0 or target > end,
+        exact=skipped == 0 or target > end or (whole and in_order),
         fate="left behind" if stream.config.get("retention") == "workqueue" else "deleted",
     )
 

@@ -13,7 +13,7 @@ import click
 from rich.markup import escape
 from rich.text import Text
 
-from penstock.broker import ConsumerInfo, JetStream, StreamInfo, connect
+from penstock.broker import ConsumerInfo, ConsumerReset, JetStream, StreamInfo, connect
 from penstock.broker.jetstream import refuse_beyond_end
 from penstock.broker.resets import Fate, ResetEffect, foresee
 from penstock.cli.common import (
@@ -30,6 +30,7 @@ from penstock.cli.common import (
     usage,
 )
 from penstock.errors import AccessDenied, MessageNotFound
+from penstock.sourcing import resets as sourcing
 from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
 
 COLUMNS: list[Column] = [
@@ -116,6 +117,8 @@ async def show(context: Context, stream: str, name: str, as_json: bool) -> int:
 async def pause(context: Context, stream: str, name: str, length: str | None, until: str | None, as_json: bool) -> int:
     """Stop deliveries to the consumer NAME of STREAM for a while. Messages wait; nothing is lost.
 
+    A stream that reads through this consumer copies nothing meanwhile.
+
     \b
     Example:
       penstock consumer pause BILLING billing_worker --for 1h
@@ -126,11 +129,15 @@ async def pause(context: Context, stream: str, name: str, length: str | None, un
     if when <= datetime.now(UTC):
         usage(f"a pause ends in the future, not at {when.isoformat()}")
     async with connect(context.settings()) as broker:
-        ends = await broker.jetstream.pause_consumer(stream, name, when)
+        js = broker.jetstream
+        ends = await js.pause_consumer(stream, name, when)
+        info = await js.consumer_info(stream, name)
+        retention = (await js.stream_info(stream)).config.get("retention", "limits")
     if as_json:
         print_json({"stream": stream, "consumer": name, "paused_until": ends})
     else:
         out.print(f"{stream} / {name} is paused until {ends:%Y-%m-%d %H:%M:%S %Z}")
+        _say(sourcing.pause_words(info, retention), info)
     return EXIT_OK
 
 
@@ -149,11 +156,19 @@ async def resume(context: Context, stream: str, name: str, as_json: bool) -> int
     """
     async with connect(context.settings()) as broker:
         await broker.jetstream.resume_consumer(stream, name)
+        info = await broker.jetstream.consumer_info(stream, name)
     if as_json:
         print_json({"stream": stream, "consumer": name, "paused_until": None})
     else:
         out.print(f"{stream} / {name} delivers again")
+        _say(sourcing.resume_words(info), info)
     return EXIT_OK
+
+
+def _say(words: str, info: ConsumerInfo) -> None:
+    """What a command means to the stream that reads through the consumer, if one does."""
+    if words and sourcing.is_sourcing(info):
+        err.print(words, markup=False, soft_wrap=True)
 
 
 @consumer.command()
@@ -162,6 +177,7 @@ async def resume(context: Context, stream: str, name: str, as_json: bool) -> int
 @click.option("--to", "seq", type=click.IntRange(1), metavar="SEQ", help="Continue with this stream sequence.")
 @click.option("--to-time", metavar="TIME", help="Continue with the first message stored at or after it (RFC 3339).")
 @click.option("--to-start", is_flag=True, help="Continue with the first message of the stream.")
+@click.option("--remove-skipped", is_flag=True, help="WorkQueue: remove what is skipped from the stream.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj
@@ -173,13 +189,15 @@ async def reset(
     seq: int | None,
     to_time: str | None,
     to_start: bool,
+    remove_skipped: bool,
     yes: bool,
     as_json: bool,
 ) -> int:
     """Move the consumer NAME of STREAM, after telling what that repeats or skips.
 
     Without --to, --to-time or --to-start it stays where it is, right behind the last message that it acknowledged with
-    all before it, and what is in flight is delivered again.
+    all before it, and what is in flight is delivered again. A consumer that a stream reads through is paused for the
+    moment of its reset.
 
     \b
     Example:
@@ -194,19 +212,26 @@ async def reset(
         found, info = await js.stream_info(stream), await js.consumer_info(stream, name)
         target = await _target(js, found, info, seq, to_time, to_start)
         foreseen = await foresee(js, found, info, target)
+        if remove_skipped and foreseen.fate != "left behind":
+            usage(f"--remove-skipped is for WorkQueue streams; with {stream}, {FATES[foreseen.fate]}")
         err.print(_told(foreseen, info), soft_wrap=True)
+        _say(sourcing.reset_words(info, foreseen), info)
         if not yes:
             click.confirm(f"Reset {stream} / {name} to sequence {target}?", abort=True, err=True)
         # Without a target the server itself stays at the floor, which it allows to every kind of consumer.
         moved = seq is not None or to_time is not None or to_start
-        done = await js.reset_consumer(stream, name, target if moved else None)
+        done = await _reset(js, info, target if moved else None)
+        removed = await sourcing.remove_skipped(js, info, target) if remove_skipped and foreseen.skipped else 0
     await _start_over(context, stream, name)
     if as_json:
-        print_json({**_effect(foreseen), "reset_seq": done.reset_seq, "consumer": _facts(done.consumer)})
+        facts = {**_effect(foreseen), "reset_seq": done.reset_seq, "removed": removed}
+        print_json({**facts, "consumer": _facts(done.consumer)})
     else:
         out.print(
             f"{stream} / {name} continues at sequence {done.reset_seq}, {_messages(done.consumer.pending)} before it"
         )
+        if remove_skipped:
+            out.print(f"removed {_messages(removed)} that were skipped")
     return EXIT_OK
 
 
@@ -217,6 +242,12 @@ async def _start_over(context: Context, stream: str, name: str) -> None:
     with suppress(AccessDenied):  # then its books are not ours to change, and it finds out about the reset by itself
         async with Facts(context.settings(), "penstock consumer") as facts:
             await facts.forget_pages(name, stream=stream)
+
+
+async def _reset(js: JetStream, info: ConsumerInfo, target: int | None) -> ConsumerReset:
+    if sourcing.is_sourcing(info):
+        return await sourcing.reset(js, info, target)
+    return await js.reset_consumer(info.stream, info.name, target)
 
 
 async def _target(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
 from penstock.broker import connect
+from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
 from penstock.cli.common import (
     EXIT_ATTENTION,
@@ -25,13 +28,15 @@ from penstock.cli.common import (
 )
 from penstock.cli.platform import env_option, file_argument
 from penstock.errors import AccessDenied, AlreadyExists, StreamNotFound, Unavailable
+from penstock.settings import Settings
 from penstock.sourcing import migrate as migrating
-from penstock.sourcing import modes
+from penstock.sourcing import mirrors, modes
+from penstock.sourcing.accounts import API, Grant, needs_grant
 from penstock.sourcing.links import Link, State, links
 from penstock.sourcing.migrate import Migration
 from penstock.topology import actual, ownership
 from penstock.topology.load import load
-from penstock.topology.model import Platform, SourceSpec
+from penstock.topology.model import Platform, SourceSpec, StreamSpec
 from penstock.topology.resource import Actual, Desired, Resource, deliver_subject, managed_consumers, source_consumer
 
 COLUMNS: list[Column] = [
@@ -185,9 +190,8 @@ async def create_consumer(
         config["replay_policy"] = "original"
     if filters:
         config |= {"filter_subject": filters[0]} if len(filters) == 1 else {"filter_subjects": list(filters)}
-    api = resource.api or "$JS.API"
     if only_print:
-        _hand_over(api, resource.stream, config)
+        _hand_over(resource, config)
         return EXIT_OK
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
     async with connect(settings) as broker:
@@ -203,7 +207,7 @@ async def create_consumer(
             err.print(
                 f"the origin cannot be reached ({exc}); hand this over to its owner:", markup=False, soft_wrap=True
             )
-            _hand_over(api, resource.stream, config)
+            _hand_over(resource, config)
             return EXIT_ATTENTION
     out.print(f"made {resource}, delivering to {subject}", markup=False)
     return EXIT_OK
@@ -223,28 +227,39 @@ def _user_managed(platform: Platform, stream: str, origin: str | None) -> Source
     return found[0]
 
 
-def _hand_over(api: str, stream: str, config: Json) -> None:
-    """The exact request, as anybody with access can send it."""
-    body = {"stream_name": stream, "config": config, "action": "create"}
-    home = "$JS.API"
-    click.echo(f"# send this to the subject {home}.CONSUMER.CREATE.{stream}.{config['name']} where {stream} lives")
-    if api != home:
-        click.echo(f"# (from here it is reached as {api})")
+def _hand_over(consumer: Resource, config: Json) -> None:
+    """The exact request, as anybody with access can send it, and what an account must grant."""
+    body = {"stream_name": consumer.stream, "config": config, "action": "create"}
+    subject = f"{API}.CONSUMER.CREATE.{consumer.stream}.{consumer.name}"
+    click.echo(f"# send this to the subject {subject} where {consumer.stream} lives")
+    if consumer.api:
+        click.echo(f"# (from here it is reached as {consumer.api})")
     click.echo(json.dumps(body, indent=2, sort_keys=True))
+    if needs_grant(consumer.api):
+        grant = Grant(consumer.stream, consumer.name, str(consumer.api), config["deliver_subject"])
+        click.echo(f"# in the server's configuration, for the account of {consumer.stream}:\n{grant.exports()}")
+        click.echo(f"# for the account that reads:\n{grant.imports()}")
 
 
 @sources.command(epilog="Exit code 0: every source reads as declared. 2: something is to be done, and was not.")
 @file_argument
 @env_option
 @click.option("--yes", is_flag=True, help="Do it; without, only the plan is shown.")
+@click.option(
+    "--backup",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where mirrors are kept while they are exchanged.  [default: .penstock/migrations beside FILE]",
+)
 @json_option
 @click.pass_obj
 @sync
-async def migrate(context: Context, file: str, env: str | None, yes: bool, as_json: bool) -> int:
-    """Change how living sources read their origins to what the file declares, without losing or repeating anything.
+async def migrate(context: Context, file: str, env: str | None, yes: bool, backup: Path | None, as_json: bool) -> int:
+    """Change how living sources and mirrors read their origins to what the file declares. Nothing is lost or repeated.
 
-    From ephemeral to a durable of Penstock's or of your own, or from one durable to another, while messages flow. A
-    migration that was interrupted is finished. What else differs from the file is left to `penstock apply`.
+    Between ephemeral, a durable of Penstock's and one of your own, in any direction, while messages flow. A migration
+    that was interrupted is finished. What else differs from the file is left to `penstock apply`. A mirror is saved,
+    deleted and restored, so its readers find it missing for a moment.
 
     \b
     Example:
@@ -254,27 +269,42 @@ async def migrate(context: Context, file: str, env: str | None, yes: bool, as_js
     platform = load(file, env)
     desired = Desired.of(platform)
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
+    folder = backup or Path(file).parent / ".penstock" / "migrations"
+    behind: dict[str, int] = {}
     async with connect(settings) as broker:
         found = await actual.read(broker.jetstream, desired)
-        wanted = migrations(platform, desired, found)
+        wanted = migrations(platform, desired, found, mirrors.interrupted(folder))
+        if not as_json:
+            _show_migrations(wanted)
         for migration in wanted:
-            if Migration.noted(found.streams[migration.stream]) is None:
-                migrating.check(migration, found.streams[migration.stream])
-        done = [(one, await migrating.run(broker.jetstream, one)) for one in wanted] if yes else []
+            info = found.streams.get(migration.stream)
+            if info and Migration.noted(info) is None:
+                migrating.check(migration, info)
+        for migration in wanted if yes else ():
+            behind[migration.stream] = await _migrated(broker.jetstream, settings, migration, folder)
+            if not as_json:
+                click.echo(f"{migration.stream} goes on behind sequence {behind[migration.stream]} of its origin")
     if as_json:
-        print_json([{**_migration_facts(one), "behind": dict(_behind(done)).get(one.stream)} for one in wanted])
-    elif wanted:
-        for one in wanted:
-            click.echo(f"{one.stream} from {one.origin}: {_reads(one.old)} -> {_reads(one.new)}")
-        for stream, behind in _behind(done):
-            click.echo(f"{stream} goes on behind sequence {behind} of its origin")
-    else:
-        click.echo("every source reads as declared")
+        print_json([{**_migration_facts(one), "behind": behind.get(one.stream)} for one in wanted])
     return EXIT_ATTENTION if wanted and not yes else EXIT_OK
 
 
-def _behind(done: list[tuple[Migration, int]]) -> list[tuple[str, int]]:
-    return [(one.stream, behind) for one, behind in done]
+async def _migrated(js: JetStream, settings: Settings, migration: Migration, folder: Path) -> int:
+    if migration.mirror:
+        return await mirrors.run(js, settings, migration, folder)
+    return await migrating.run(js, migration)
+
+
+def _show_migrations(wanted: list[Migration]) -> None:
+    for one in wanted:
+        click.echo(f"{one.stream} from {one.origin}: {_reads(one.old)} -> {_reads(one.new)}")
+        if one.mirror:
+            click.echo("  a mirror: saved to a file, deleted and restored; its readers find it missing for a moment")
+        if one.old_name and one.old_name != one.new_name:
+            click.echo(f"  consumer {one.old_name} goes if Penstock made it; one of your own stays, and an Interest")
+            click.echo("  origin keeps messages for it; a WorkQueue origin takes no second one, so there it goes too")
+    if not wanted:
+        click.echo("every source reads as declared")
 
 
 def _reads(source: Json) -> str:
@@ -286,21 +316,34 @@ def _migration_facts(migration: Migration) -> Json:
     return {"stream": migration.stream, "origin": migration.origin, "from": migration.old, "to": migration.new}
 
 
-def migrations(platform: Platform, desired: Desired, found: Actual) -> list[Migration]:
-    """The sources whose consumer differs from what the file declares, and migrations that were begun. Pure."""
-    consumers = managed_consumers(platform)
+def migrations(
+    platform: Platform, desired: Desired, found: Actual, interrupted: Sequence[Migration] = ()
+) -> list[Migration]:
+    """The sources and mirrors whose consumer differs from what the file declares, and migrations begun. Pure."""
+    left = {one.stream: one for one in interrupted}
     made = []
     for name, spec in platform.streams.items():
         info = found.streams.get(name)
-        if info is None:
-            continue
-        if begun := Migration.noted(info):
+        if begun := (Migration.noted(info) if info else None) or left.get(name):
             made.append(begun)
-            continue
-        for source, new in zip(spec.sources, desired.configs[Resource(name)].get("sources") or (), strict=True):
-            old = next((one for one in info.config.get("sources") or () if one["name"] == source.name), None)
-            if old is not None and (old.get("consumer") or None) != (new.get("consumer") or None):
-                config = consumers.get(source_consumer(source)) if source.consumer else None
-                marked = ownership.marked(config, platform.name) if config else {}
-                made.append(Migration(name, old, new, marked))
+        elif info:
+            made += _changed(platform, spec, desired.configs[Resource(name)], info.config)
     return made
+
+
+def _changed(platform: Platform, spec: StreamSpec, wanted: Json, shown: Json) -> Iterator[Migration]:
+    consumers = managed_consumers(platform)
+    for source, new, old in zip(spec.origins, _origins(wanted), _paired(wanted, shown), strict=True):
+        if old is not None and (old.get("consumer") or None) != (new.get("consumer") or None):
+            config = consumers.get(source_consumer(source)) if source.consumer else None
+            marked = ownership.marked(config, platform.name) if config else {}
+            yield Migration(spec.name, old, new, marked, mirror=spec.mirror is not None)
+
+
+def _origins(config: Json) -> list[Json]:
+    return [config["mirror"]] if config.get("mirror") else list(config.get("sources") or ())
+
+
+def _paired(wanted: Json, shown: Json) -> list[Json | None]:
+    """For each wanted origin the one of that name that the server shows, if there is one."""
+    return [next((one for one in _origins(shown) if one["name"] == new["name"]), None) for new in _origins(wanted)]

@@ -34,7 +34,7 @@ from penstock.publish.errors import DuplicateId, WrongSequence
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
 from penstock.sourcing import copies
-from penstock.sourcing.copies import Copier, Mark, Part
+from penstock.sourcing.copies import Backlog, Copier, Mark, Part
 from penstock.sourcing.flow import Flow
 from penstock.sourcing.mapping import Mapping, SubjectMap
 from penstock.sourcing.receiver import Chunk, Receiver, consumer_config
@@ -224,7 +224,10 @@ class Bridge:
 
 
 class _Pump:
-    """Moves messages from a receiver into batches, a few of them under way."""
+    """Moves messages from a receiver into batches, a few of them under way.
+
+    A full batch is sent at once; what is left of a chunk waits for the next one, as long as the destination is busy.
+    """
 
     def __init__(
         self, bridge: Bridge, publisher: BlockingPublisher, receiver: Receiver, copier: Copier, last: int
@@ -235,46 +238,53 @@ class _Pump:
         self._copier = copier
         self._last = last
         """The destination's last sequence, with everything under way."""
+        self._backlog = Backlog(BATCH, BATCH_BYTES)
         self._flights: deque[tuple[Flight, Part]] = deque()
         self._pace = Pace(bridge.config.rate)
 
     def run(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
         for chunk in self._receiver.chunks():
             if chunk is not None:
-                self._carry(chunk)
-            elif until_caught_up and self._receiver.flow.settled and not self._receiver.lag:
-                return
-            if stop():
+                self._take(chunk)
+                # A small chunk is all there is: nothing would come to be sent with what is left of it.
+                self._send(everything=len(chunk) < BATCH)
+            else:
+                self._send(everything=True)
+                self._land(0)
+            caught_up = chunk is None and self._receiver.flow.settled and not self._receiver.lag
+            if stop() or (until_caught_up and caught_up):
+                self._land(0)
                 return
 
-    def _carry(self, chunk: Chunk) -> None:
+    def _take(self, chunk: Chunk) -> None:
         rows = chunk.rows()
-        mapped, lines = self._bridge.mapped(rows.subjects), self._copier.lines(rows)
-        for part in copies.parts(mapped, lines, rows, BATCH, BATCH_BYTES):
-            self._pace.wait(len(part.data))
-            self._send(part)
-        while self._flights:
-            self._land()
+        self._backlog.add(self._bridge.mapped(rows.subjects), self._copier.lines(rows), rows)
 
-    def _send(self, part: Part) -> None:
-        if len(self._flights) >= IN_FLIGHT:
-            self._land()
+    def _send(self, everything: bool) -> None:
+        while len(self._backlog) >= BATCH or (everything and self._backlog):
+            self._land(IN_FLIGHT - 1 if len(self._backlog) >= BATCH else 0)
+            part = self._backlog.take()
+            self._pace.wait(len(part.data))
+            self._begin(part)
+
+    def _begin(self, part: Part) -> None:
         batch = Batch(self._bridge.config.destination)
         part.lines[0] += headers.line(EXPECTED_LAST, str(self._last))
         batch.extend_encoded(part.subjects, part.data, part.lines, expected=self._last)
         self._flights.append((self._publisher.begin(batch), part))
         self._last += len(part.data)
 
-    def _land(self) -> None:
-        """Wait for the oldest batch, and tell the origin that its messages are stored."""
-        flight, part = self._flights.popleft()
-        try:
-            self._publisher.finish(flight)
-        except DuplicateId:
-            self._bridge.renames_ids(part)
-            raise
-        self._bridge.noted(part, self._receiver)
-        self._receiver.stored(part.last_sequence)
+    def _land(self, left: int) -> None:
+        """Wait until no more than so many are under way, and tell the origin what is stored."""
+        while len(self._flights) > left:
+            flight, part = self._flights.popleft()
+            try:
+                self._publisher.finish(flight)
+            except DuplicateId:
+                self._bridge.renames_ids(part)
+                raise
+            self._bridge.noted(part, self._receiver)
+            self._receiver.stored(part.last_sequence)
 
 
 class Pace:

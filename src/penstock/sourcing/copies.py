@@ -9,7 +9,6 @@ sources: the destination would act on them a second time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.wire import headers
@@ -76,14 +75,36 @@ class Part(NamedTuple):
     last_sequence: int
 
 
-def parts(subjects: list[bytes], lines: list[bytes], rows: Rows, most: int, most_bytes: int) -> Iterable[Part]:
-    """Cut messages into parts of at most so many messages, and about so many bytes."""
-    start = 0
-    while start < len(subjects):
-        stop = min(start + most, len(subjects))
-        size = sum(map(len, rows.data[start:stop])) + sum(map(len, lines[start:stop]))
-        while size > most_bytes and stop - start > 1:
-            stop = start + (stop - start + 1) // 2
-            size = sum(map(len, rows.data[start:stop])) + sum(map(len, lines[start:stop]))
-        yield Part(subjects[start:stop], lines[start:stop], rows.data[start:stop], rows.sequences[stop - 1])
-        start = stop
+class Backlog:
+    """Copies that wait to be sent, in order, from however many chunks."""
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        """A part has at most so many messages, and about so many bytes."""
+        self._most = most
+        self._most_bytes = most_bytes
+        self._subjects: list[bytes] = []
+        self._lines: list[bytes] = []
+        self._data: list[bytes] = []
+        self._sequences: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def add(self, subjects: list[bytes], lines: list[bytes], rows: Rows) -> None:
+        self._subjects += subjects
+        self._lines += lines
+        self._data += rows.data
+        self._sequences += rows.sequences
+
+    def take(self) -> Part:
+        """The oldest of them, as many as fit one batch."""
+        stop = min(self._most, len(self))
+        while stop > 1 and self._size(stop) > self._most_bytes:
+            stop = (stop + 1) // 2
+        part = Part(self._subjects[:stop], self._lines[:stop], self._data[:stop], self._sequences[stop - 1])
+        for one in (self._subjects, self._lines, self._data, self._sequences):
+            del one[:stop]
+        return part
+
+    def _size(self, stop: int) -> int:
+        return sum(map(len, self._data[:stop])) + sum(map(len, self._lines[:stop]))

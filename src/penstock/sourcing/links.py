@@ -119,8 +119,7 @@ async def _consumer(there: JetStream, stream: str, config: Json) -> tuple[Consum
 async def automatic(there: JetStream, origin: str, stream: str) -> ConsumerInfo | None:
     """The durable that the server made itself for a WorkQueue or Interest origin; ephemeral ones are not listed."""
     for consumer in await there.consumers(origin):
-        reader = (consumer.config.get("metadata") or {}).get("_nats.src.stream")
-        if consumer.name.startswith(modes.AUTOMATIC) and reader in (stream, None):
+        if consumer.name.startswith(modes.AUTOMATIC) and modes.reader_of(consumer.config) in (stream, None):
             return consumer
     return None
 

@@ -9,26 +9,31 @@ again. So the old one is taken out, what it has copied is found, and the new one
 3. have the new consumer, moved behind it (crash after: found as it should be, and moved again);
 4. bind the new source and remove the note with the same update (crash after: done, but for an old consumer);
 5. remove the old consumer, if it was ours.
-An Interest origin would delete what nobody waits for, so there the new consumer is made before step 1. A WorkQueue
-origin takes no second consumer, and keeps what nobody has taken, so there the old one goes before step 3.
+An Interest origin would delete what nobody waits for, so there the new consumer is made before step 1, and where the
+server makes it, the old one goes only after that. A WorkQueue origin takes no second consumer, and keeps what nobody
+has taken, so there the old one goes before step 3. Mirrors are another matter: `mirrors` has them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Self
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
+from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.errors import ConfigError, ConsumerNotFound, MessageNotFound, Unavailable
-from penstock.sourcing import links, modes
+from penstock.sourcing import links, modes, standins
+from penstock.sourcing.receiver import MOVABLE
 
 NOTE = "penstock.migration"
 HEADER = "Nats-Stream-Source"
 SETTLES = 0.5
 """Seconds in which messages that were on their way when the source was taken out are stored."""
+MADE_WITHIN = 60.0
+"""Seconds in which the server makes a consumer of its own: after a failure it waits 30 before it tries again."""
 
 
 class MigrationRefused(ConfigError):
@@ -37,19 +42,20 @@ class MigrationRefused(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One source that is to be read in another way."""
+    """One source, or the mirror, that is to be read in another way."""
 
     stream: str
     old: Json
     """As the server has it now."""
     new: Json
-    """As it is to be, with its consumer."""
+    """As it is to be, with its consumer; without one it is the server's to make."""
     consumer: Json
     """The consumer's configuration, where Penstock makes it; empty when it is somebody else's."""
     copied: int = 0
     """Origin sequence that the old source had copied when it was taken out, at least."""
     above: int = 0
     """The stream's last sequence at that moment."""
+    mirror: bool = False
 
     @property
     def origin(self) -> str:
@@ -59,10 +65,16 @@ class Migration:
     def api(self) -> str | None:
         return (self.new.get("external") or {}).get("api")
 
+    @property
+    def new_name(self) -> str | None:
+        return (self.new.get("consumer") or {}).get("name")
+
+    @property
+    def old_name(self) -> str | None:
+        return (self.old.get("consumer") or {}).get("name")
+
     def note(self) -> str:
-        return json.dumps(
-            {name: getattr(self, name) for name in ("stream", "old", "new", "consumer", "copied", "above")}
-        )
+        return json.dumps({name: getattr(self, name) for name in self.__slots__})
 
     @classmethod
     def noted(cls, info: StreamInfo) -> Self | None:
@@ -74,14 +86,14 @@ class Migration:
 def check(migration: Migration, info: StreamInfo) -> None:
     """Raise `MigrationRefused` for what cannot be done."""
     who = f"the source {migration.origin!r} of {migration.stream!r}"
-    if not migration.new.get("consumer"):
-        raise MigrationRefused(
-            f"{who}: the server remembers how far an ephemeral source was, and would copy again what came since; "
-            "to go back, make a new stream, and source into that"
-        )
     twins = [one for one in info.config.get("sources") or () if one["name"] == migration.origin]
     if len(twins) > 1:
         raise MigrationRefused(f"{who}: the stream reads it {len(twins)} times, and their copies cannot be told apart")
+    if not migration.mirror and not migration.new_name and not standins.stand_in(migration.new, 1, 1):
+        raise MigrationRefused(
+            f"{who}: the server remembers how far an ephemeral source with these subject_transforms was, and would "
+            "copy again what came since; make a new stream, and source into that"
+        )
 
 
 async def run(js: JetStream, migration: Migration) -> int:
@@ -92,40 +104,123 @@ async def run(js: JetStream, migration: Migration) -> int:
     retention = (await there.stream_info(migration.origin)).config.get("retention", "limits")
     if begun is None:
         check(migration, info)
-        await _checked_consumer(there, migration)
+        migration = await with_consumer(there, migration)
         if retention == "interest":
-            await _have_consumer(there, migration)
+            await have_consumer(there, migration)
         begun = await _take_out(js, migration, info)
     copied = await _copied(js, begun)
-    if retention == "workqueue":
-        await _remove_old(there, begun)
-    await _have_consumer(there, begun)
-    await _move(there, begun, copied, retention)
-    await _bind(js, begun)
-    await _remove_old(there, begun)
+    await place(there, begun, copied, retention)
+    await _bind(js, begun, copied)
+    await remove_old(there, begun)
     return copied
 
 
-async def _checked_consumer(there: JetStream, migration: Migration) -> None:
-    """A consumer of somebody else's must be there, and fit, before anything is touched."""
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+async def with_consumer(there: JetStream, migration: Migration) -> Migration:
+    """The migration with what is needed of the consumer known; one of the user's must fit, or is made like the old."""
+    if migration.consumer or migration.new_name is None:
+        return migration
+    subject = migration.new["consumer"]["deliver_subject"]
+    try:
+        found = await there.consumer_info(migration.origin, migration.new_name)
+    except ConsumerNotFound:
+        return replace(migration, consumer=await _like_the_old(there, migration, subject))
+    wrong = list(modes.misfits(found.config, subject))
+    if found.config.get("deliver_policy") not in MOVABLE:
+        wrong.append(f"its deliver policy is {found.config.get('deliver_policy')}, with which it cannot be moved")
+    if wrong:
+        raise MigrationRefused(f"consumer {found.name!r} of {migration.origin!r}: {'; '.join(wrong)}")
+    return migration
+
+
+async def _like_the_old(there: JetStream, migration: Migration, subject: str) -> Json:
+    """The configuration of a consumer of the user's own that is not there yet: it reads what the old source reads."""
+    assert migration.new_name is not None, "asked for only where the new source names a consumer"
+    source = dict(migration.old)
+    if migration.old_name:
+        old = await there.consumer_info(migration.origin, migration.old_name)
+        source |= {key: old.config[key] for key in ("filter_subject", "filter_subjects") if old.config.get(key)}
+    made = modes.managed_consumer(migration.stream, source, migration.new_name, subject)
+    kept = {key: value for key, value in made.items() if key not in ("metadata", "opt_start_seq", "opt_start_time")}
+    filters = {"filter_subjects": source["filter_subjects"]} if source.get("filter_subjects") else {}
+    return {**kept, **filters, "deliver_policy": "all"}
+
+
+async def have_consumer(there: JetStream, migration: Migration) -> None:
+    """Make the new consumer if it is ours to make, and not there."""
     if migration.consumer:
+        try:
+            await there.consumer_info(migration.origin, migration.consumer["name"])
+        except ConsumerNotFound:
+            await there.create_consumer(migration.origin, migration.consumer)
+
+
+async def place(there: JetStream, begun: Migration, copied: int, retention: str) -> None:
+    """Have the new consumer right behind what is copied; what the old one left unacknowledged is copied, too."""
+    if retention == "workqueue":
+        old = await _old(there, begun)
+        await _delete(there, begun, old)
+        filters = (old.filters if old else ()) or (begun.old.get("filter_subject"),)
+        for subject in filters if copied else ():
+            await there.purge_stream(begun.origin, subject=subject, before_seq=copied + 1)
+    await have_consumer(there, begun)
+    if not copied:
         return
-    wanted = migration.new["consumer"]
-    found = await there.consumer_info(migration.origin, wanted["name"])
-    if wrong := list(modes.misfits(found.config, wanted["deliver_subject"])):
-        raise MigrationRefused(f"consumer {wanted['name']!r} of {migration.origin!r}: {'; '.join(wrong)}")
+    if begun.new_name:
+        await there.reset_consumer(begun.origin, begun.new_name, copied + 1)
+    elif retention == "interest" and begun.old_name and await _old(there, begun):
+        # It holds the messages until the server's own consumer is there, and lets go of those that are copied.
+        await there.reset_consumer(begun.origin, begun.old_name, copied + 1)
+
+
+async def remove_old(there: JetStream, begun: Migration) -> None:
+    """Remove the consumer of the old source: the server's own, or ours. One of the user's stays."""
+    if begun.new_name is None:
+        await _server_has_its_own(there, begun)
+    found = await _old(there, begun)
+    if found and (begun.old_name is None or modes.is_managed(found.config)):
+        await _delete(there, begun, found)
+
+
+async def _old(there: JetStream, begun: Migration) -> ConsumerInfo | None:
+    """The consumer of the old source, if it is another than the new one, and can be seen."""
+    if begun.old_name is None:
+        return await links.automatic(there, begun.origin, begun.stream) if begun.new_name else None
+    if begun.old_name == begun.new_name:
+        return None
+    return next((one for one in await there.consumers(begun.origin) if one.name == begun.old_name), None)
+
+
+async def _delete(there: JetStream, begun: Migration, found: ConsumerInfo | None) -> None:
+    if found:
+        try:
+            await there.delete_consumer(begun.origin, found.name)
+        except ConsumerNotFound:
+            return  # the server was faster: it removes its own
+
+
+async def _server_has_its_own(there: JetStream, begun: Migration) -> None:
+    """On WorkQueue and Interest origins, wait for the durable that the server makes itself."""
+    if (await there.stream_info(begun.origin)).config.get("retention", "limits") == "limits":
+        return
+    deadline = time.monotonic() + MADE_WITHIN
+    while await links.automatic(there, begun.origin, begun.stream) is None:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"the server of {begun.stream!r} has not made a consumer of {begun.origin!r} in {MADE_WITHIN:g} s; the "
+                f"old one, {begun.old_name!r}, still holds its messages: delete it when the new one is there"
+            )
+        await asyncio.sleep(SETTLES)
+
+
+# -- the stream --------------------------------------------------------------------------------------------------------
 
 
 async def _take_out(js: JetStream, migration: Migration, info: StreamInfo) -> Migration:
     source = next((one for one in info.sources if one.name == migration.origin), None)
-    begun = Migration(
-        migration.stream,
-        migration.old,
-        migration.new,
-        migration.consumer,
-        copied=source.raw.get("seq", 0) if source else 0,
-        above=info.state.last_seq,
-    )
+    begun = replace(migration, copied=source.raw.get("seq", 0) if source else 0, above=info.state.last_seq)
 
     def change(config: Json) -> Json:
         rest = [one for one in config.get("sources") or () if one["name"] != migration.origin]
@@ -137,10 +232,7 @@ async def _take_out(js: JetStream, migration: Migration, info: StreamInfo) -> Mi
 
 async def _copied(js: JetStream, begun: Migration) -> int:
     """Origin sequence of the last message that the old source has copied, once nothing more of it comes."""
-    last = -1
-    while last != (now := (await js.stream_info(begun.stream)).state.last_seq):
-        last = now
-        await asyncio.sleep(SETTLES)
+    last = await still(js, begun.stream)
     copied, sequence = begun.copied, begun.above
     while sequence < last:
         try:
@@ -159,52 +251,28 @@ async def _copied(js: JetStream, begun: Migration) -> int:
     return copied
 
 
+async def still(js: JetStream, stream: str) -> int:
+    """The stream's last sequence, once that no longer moves."""
+    last = -1
+    while last != (now := (await js.stream_info(stream)).state.last_seq):
+        last = now
+        await asyncio.sleep(SETTLES)
+    return last
+
+
 def _source_of(values: dict[str, list[str]]) -> tuple[str, int]:
     """Origin and sequence of a message that a source has copied: `NAME[:hash…] SEQUENCE FILTER …`."""
     parts = values.get(HEADER, [""])[0].split(" ")
     return (parts[0].split(":")[0], int(parts[1])) if len(parts) > 1 else ("", 0)
 
 
-async def _have_consumer(there: JetStream, migration: Migration) -> None:
-    if migration.consumer:
-        try:
-            await there.consumer_info(migration.origin, migration.consumer["name"])
-        except ConsumerNotFound:
-            await there.create_consumer(migration.origin, migration.consumer)
-
-
-async def _move(there: JetStream, begun: Migration, copied: int, retention: str) -> None:
-    """Put the new consumer right behind what is copied; what the old one left unacknowledged is copied, too."""
-    name = begun.new["consumer"]["name"]
-    if not copied:
-        return
-    await there.reset_consumer(begun.origin, name, copied + 1)
-    if retention == "workqueue":
-        subject = (begun.consumer or begun.new).get("filter_subject")
-        await there.purge_stream(begun.origin, subject=subject, before_seq=copied + 1)
-
-
-async def _bind(js: JetStream, begun: Migration) -> None:
+async def _bind(js: JetStream, begun: Migration, copied: int) -> None:
     def change(config: Json) -> Json:
         rest = [one for one in config.get("sources") or () if one["name"] != begun.origin]
         kept = {key: value for key, value in (config.get("metadata") or {}).items() if key != NOTE}
-        return {**config, "sources": [*rest, begun.new], "metadata": kept}
+        new = begun.new
+        if begun.new_name is None:
+            new, kept = standins.noted(begun.new, copied + 1, kept)
+        return {**config, "sources": [*rest, new], "metadata": kept}
 
     await js.update_stream(begun.stream, change)
-
-
-async def _remove_old(there: JetStream, begun: Migration) -> None:
-    """Remove the consumer of the old source: the server's own, or ours. One of the user's stays."""
-    old = (begun.old.get("consumer") or {}).get("name")
-    if old == begun.new["consumer"]["name"]:
-        return
-    found = (
-        await links.automatic(there, begun.origin, begun.stream)
-        if old is None
-        else next((one for one in await there.consumers(begun.origin) if one.name == old), None)
-    )
-    if found and (old is None or modes.is_managed(found.config)):
-        try:
-            await there.delete_consumer(begun.origin, found.name)
-        except ConsumerNotFound:
-            return  # the server was faster: it removes its own

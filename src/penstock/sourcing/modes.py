@@ -45,6 +45,12 @@ def is_managed(consumer: Json) -> bool:
     return SOURCING in (consumer.get("metadata") or {})
 
 
+def reader_of(consumer: Json) -> str | None:
+    """The stream that reads through a consumer, by the marks of whoever made it: us, or the reading server."""
+    marks = consumer.get("metadata") or {}
+    return next((marks[key] for key in (SOURCING, "_nats.src.stream", "_nats.mirror.stream") if marks.get(key)), None)
+
+
 def default_deliver_subject(stream: str, source: Json, consumer: str) -> str:
     """Where a server-managed consumer delivers: the same on every apply, another one for every source."""
     prefix = (source.get("external") or {}).get("deliver") or "penstock.source"

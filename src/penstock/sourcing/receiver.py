@@ -44,18 +44,15 @@ class Interrupted(Unavailable):
 class Chunk:
     """Messages in the order of the stream, valid until the next one is asked for."""
 
-    def __init__(self, scanner: Scanner, first: int, stop: int) -> None:
+    def __init__(self, scanner: Scanner, first: int, stop: int, last_sequence: int) -> None:
         self._scanner = scanner
         self._first = first
         self._stop = stop
+        self.last_sequence = last_sequence
+        """Stream sequence of the last message; for `Receiver.stored`."""
 
     def __len__(self) -> int:
         return self._stop - self._first
-
-    @property
-    def last_sequence(self) -> int:
-        """Stream sequence of the last message; for `Receiver.stored`."""
-        return self._scanner.sequences()[self._stop - 1]
 
     def rows(self) -> Rows:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
@@ -201,7 +198,7 @@ class Receiver:
         first = bisect_right(sequences, self.flow.position, first, stop)
         if first < stop:
             self.flow.position = sequences[stop - 1]
-            yield Chunk(self._scanner, first, stop)
+            yield Chunk(self._scanner, first, stop, self.flow.position)
 
     def _resynchronize(self) -> Iterator[Chunk]:
         kept = self.flow.resynchronized([delivery_of(reply) for reply in self._scanner.replies()], self._asked)

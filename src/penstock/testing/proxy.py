@@ -19,11 +19,13 @@ def keep_all(_: bytes) -> bool:
 class LossyProxy:
     """Forwards to a server on loopback; `drop_up` and `drop_down` lose messages, `cut` breaks connections.
 
-    Connections are taken one after the other or side by side, each with two threads. Plain TCP only.
+    Connections are taken one after the other or side by side, each with two threads. With `whole`, bytes are passed on
+    as they come, also those of a compressed or encrypted link between servers; then there is only `cut`.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, whole: bool = False) -> None:
         self._server = ("127.0.0.1", port)
+        self._whole = whole
         self.drop_up: Drop = keep_all
         """What the client publishes."""
         self.drop_down: Drop = keep_all
@@ -72,7 +74,8 @@ class LossyProxy:
         up = (client, server, lambda line: self.drop_up(line))
         down = (server, client, lambda line: self.drop_down(line))
         for source, target, drop in (up, down):
-            threading.Thread(target=_forward, args=(source, target, drop), daemon=True).start()
+            work, args = (_relay, (source, target)) if self._whole else (_forward, (source, target, drop))
+            threading.Thread(target=work, args=args, daemon=True).start()
 
 
 def _forward(source: socket.socket, target: socket.socket, drop: Drop) -> None:
@@ -81,6 +84,13 @@ def _forward(source: socket.socket, target: socket.socket, drop: Drop) -> None:
             body = stream.read(_body_size(line))
             if not (body and drop(line.rstrip())):
                 target.sendall(line + body)
+    _close(source, target)
+
+
+def _relay(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
     _close(source, target)
 
 

@@ -268,8 +268,8 @@ def _source_consumer(node: Node, raw: Json | None, problems: Problems) -> Source
     if raw is None:
         return None
     consumer = SourceConsumer(raw.get("name", ""), raw.get("server_managed", False), raw.get("deliver_subject"))
-    if not consumer.server_managed and consumer.deliver_subject is None:
-        where = node.get("consumer") or node
+    where = node.get("consumer") or node
+    if not consumer.server_managed and where.get("deliver_subject") is None:
         problems.add(where, "a source's own consumer needs a deliver_subject; or write `server_managed: true`")
     return consumer
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from penstock.broker import metadata
 from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError
+from penstock.sourcing import standins
 from penstock.topology import compare, defaults, order, ownership, risk
 from penstock.topology.compare import FieldChange
 from penstock.topology.resource import Actual, Desired, Resource
@@ -120,6 +121,7 @@ def _stream_change(
     if stream is None:
         return _creation(resource, config, desired.platform)
     wanted = _fitting(_marked(config, desired.platform, stream.config, take_over), stream.config)
+    wanted = standins.in_place(wanted, stream.config)
     after = {**stream.config, **wanted}
     fields = compare.differences(wanted, stream.config, defaults.of_stream(after))
     around = Surroundings(stream, after, _other_subjects(resource, desired) if fields else ())

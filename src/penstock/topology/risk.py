@@ -185,7 +185,9 @@ def _captures(change: FieldChange, around: Surroundings) -> Verdict:
 
 def _mirror(change: FieldChange, around: Surroundings) -> Verdict:
     if change.after:
-        return _impossible("the server never changes the mirror of a stream")
+        return _impossible(
+            "the server never changes the mirror of a stream; `penstock sources migrate` exchanges how a mirror reads"
+        )
     return Verdict(Risk.LOSES_POSITION, "the stream stops following its origin, for good")
 
 

@@ -344,6 +344,36 @@ CASES = [
         ),
         3,
     ),
+    LintCase(
+        "O08",
+        streams("A: {max_age: 1d, mirror: {name: B, domain: d}}"),
+        streams("A: {max_age: 1d, mirror: {name: B, domain: d, consumer: {name: x, server_managed: true}}}"),
+        2,
+    ),
+    LintCase(
+        "O09",
+        streams(
+            "A: {max_age: 1d, sources: [{name: B, domain: d, opt_start_seq: 5, opt_start_time: 2030-01-01T00:00:00Z, "
+            "consumer: {name: x, server_managed: true}}]}"
+        ),
+        streams(
+            "A: {max_age: 1d, sources: [{name: B, domain: d, opt_start_seq: 5, "
+            "consumer: {name: x, server_managed: true}}]}"
+        ),
+        2,
+    ),
+    LintCase(
+        "O10",
+        streams(
+            "A: {subjects: [a.>], max_age: 1d, sources: [{name: B, domain: d, "
+            "consumer: {name: x, deliver_subject: a.x}}]}"
+        ),
+        streams(
+            "A: {subjects: [a.>], max_age: 1d, sources: [{name: B, domain: d, "
+            "consumer: {name: x, deliver_subject: to.x}}]}"
+        ),
+        2,
+    ),
     # pipelines
     LintCase(
         "P01",

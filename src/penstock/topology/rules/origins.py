@@ -95,8 +95,14 @@ def _misfits(platform: Platform, origin: SourceSpec) -> Iterator[str]:
         yield f"it belongs to stream {declared.stream!r}"
     if declared.ack_policy != "flow_control":
         yield f"its ack_policy is {declared.ack_policy}, not flow_control"
-    if declared.config.get("deliver_subject") != origin.consumer.deliver_subject:
+    if not declared.is_push:
+        yield "it is a pull consumer, and a source needs a push consumer"
+    elif declared.config["deliver_subject"] != origin.consumer.deliver_subject:
         yield "its deliver_subject is another one"
+    if declared.config.get("deliver_group"):
+        yield "it delivers to a queue group, of which a source is no member"
+    if declared.config.get("headers_only"):
+        yield "headers_only is on: the copies would have no data"
 
 
 @rule(
@@ -174,3 +180,51 @@ def shared_consumer(case: Case) -> Iterator[Hit]:
 def _consumer_key(origin: SourceSpec) -> tuple[str, str, str]:
     assert origin.consumer is not None
     return origin.consumer.name, origin.name, str(origin.config.get("external", {}).get("api", ""))
+
+
+@rule(
+    "O08",
+    Severity.WARNING,
+    "ephemeral source from elsewhere",
+    "Whether the origin is a workqueue or interest stream cannot be seen from here; if it is, an ephemeral reader may "
+    "lose messages. Newer servers make a durable with a random name, which nobody can find or move.",
+)
+def ephemeral_from_elsewhere(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        if origin.is_external and not origin.consumer:
+            yield at(
+                stream,
+                origin,
+                f"stream {stream.name!r} reads {origin.name!r} of another domain or account without a durable",
+                f"add `consumer: {{name: {stream.name.lower()}-{origin.name.lower()}, server_managed: true}}`, or say "
+                "with `ignore:` that the origin has retention limits",
+            )
+
+
+@rule(
+    "O09",
+    Severity.ERROR,
+    "two starts",
+    "A source begins at a sequence or at a time; the server takes the sequence and forgets the time.",
+)
+def two_starts(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        if "opt_start_seq" in origin.config and "opt_start_time" in origin.config:
+            message = f"the source {origin.name!r} of {stream.name!r} has an opt_start_seq and an opt_start_time"
+            yield at(stream, origin, message, "keep one of them")
+
+
+@rule(
+    "O10",
+    Severity.ERROR,
+    "deliver subject captured by a stream",
+    "What the consumer of a source delivers would be stored by that stream too: the server refuses it where it sees "
+    "the circle, and elsewhere every message is stored a second time.",
+)
+def captured_deliveries(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        subject = origin.consumer.deliver_subject if origin.consumer else None
+        for captured, other in case.captures.overlapping(subject) if subject else ():
+            message = f"the source {origin.name!r} of {stream.name!r} delivers to {subject!r}, which {other.name!r}"
+            fix = "choose a deliver_subject that no stream captures, or leave it out with `server_managed: true`"
+            yield at(stream, origin, f"{message} captures with {captured!r}", fix)

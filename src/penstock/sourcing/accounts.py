@@ -1,0 +1,63 @@
+"""What two accounts must grant each other so that a stream of one can read a stream of the other. Pure.
+
+The reading server needs three things of the origin's account, and no more: to reset the one consumer, to hear what it
+delivers, and to answer its flow-control requests. With these it reads through a consumer that the origin's owner made.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+API = "$JS.API"
+_DOMAIN = re.compile(r"\$JS\.[^.]+\.API")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The rights of one source, or mirror, in the words of a server's configuration."""
+
+    stream: str
+    """The origin."""
+    consumer: str
+    api: str
+    """The prefix under which the reading account has the origin's API."""
+    deliver_subject: str
+
+    def exports(self) -> str:
+        """For the account that has the origin."""
+        return "\n".join(
+            [
+                "exports: [",
+                f'  {{ service: "{self._reset}" }}',
+                f'  {{ stream: "{self.deliver_subject}" }}',
+                f'  {{ service: "{self._flow}" }}',
+                "]",
+            ]
+        )
+
+    def imports(self, account: str = "ORIGINS_ACCOUNT") -> str:
+        """For the account that reads."""
+        here = self.api + self._reset.removeprefix(API)
+        return "\n".join(
+            [
+                "imports: [",
+                f'  {{ service: {{ account: {account}, subject: "{self._reset}" }}, to: "{here}" }}',
+                f'  {{ stream: {{ account: {account}, subject: "{self.deliver_subject}" }} }}',
+                f'  {{ service: {{ account: {account}, subject: "{self._flow}" }} }}',
+                "]",
+            ]
+        )
+
+    @property
+    def _reset(self) -> str:
+        return f"{API}.CONSUMER.RESET.{self.stream}.{self.consumer}"
+
+    @property
+    def _flow(self) -> str:
+        return f"$JS.FC.{self.stream}.{self.consumer}.>"
+
+
+def needs_grant(api: str | None) -> bool:
+    """Whether a prefix leads to another account: that of a domain leads to the same account elsewhere."""
+    return api is not None and api != API and not _DOMAIN.fullmatch(api)

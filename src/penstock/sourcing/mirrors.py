@@ -1,0 +1,193 @@
+"""Changes how a mirror reads its origin. The server never changes a mirror, so it is saved, and restored as another.
+
+1. note the intention in the stream's metadata, and make it a plain stream with the same update: copying stops
+   (crash after: the note says what is left to do; nothing flows, nothing is lost);
+2. save the stream with its consumers to a file (crash after: it is saved again);
+3. have the new consumer, moved behind what is copied: a mirror's last sequence is its origin's (crash after: again);
+4. delete the stream (crash after: the file has everything, and the next run goes on with it);
+5. restore it from the file with the new mirror (crash after: done, but for an old consumer and the file);
+6. remove the old consumer, if it was ours, and the file.
+Readers of the mirror find it missing between 4 and 5. Origins are treated as `migrate` treats those of sources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.broker import codes
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import Json, StreamInfo
+from penstock.errors import ConfigError, StreamNotFound, Unavailable
+from penstock.settings import Settings
+from penstock.sourcing import migrate
+from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
+from penstock.wire import blocking
+
+CHUNK = 128 * 1024
+ANSWER_WITHIN = 60.0
+"""Seconds for a chunk; the server may have to read or write a large one behind others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A saved mirror: its data, and a small file that says what it was and what it is to be."""
+
+    folder: Path
+    stream: str
+
+    @property
+    def data(self) -> Path:
+        return self.folder / f"{self.stream}.snapshot"
+
+    @property
+    def about(self) -> Path:
+        return self.folder / f"{self.stream}.json"
+
+    def facts(self) -> Json:
+        facts: Json = json.loads(self.about.read_text())
+        return facts
+
+    def remove(self) -> None:
+        self.about.unlink(missing_ok=True)
+        self.data.unlink(missing_ok=True)
+
+
+def interrupted(folder: Path) -> list[Migration]:
+    """Migrations whose mirror may be in a file alone."""
+    found = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    return [Migration(**json.loads(path.read_text())["migration"]) for path in found]
+
+
+async def run(js: JetStream, settings: Settings, migration: Migration, folder: Path) -> int:
+    """Carry it out, or finish what was begun; returns the sequence behind which the mirror goes on."""
+    there = js.at_prefix(migration.api) if migration.api else js
+    retention = (await there.stream_info(migration.origin)).config.get("retention", "limits")
+    backup, info = Backup(folder, migration.stream), await _info(js, migration.stream)
+    begun = Migration.noted(info) if info else migration
+    if info and begun is None:
+        if backup.about.exists():  # restored before the interruption
+            return await _finished(there, migration, info.state.last_seq, backup)
+        begun = await _stopped(js, there, migration, info, retention)
+    assert begun is not None, "noted, begun just now, or read from the file"
+    if info:
+        await migrate.still(js, begun.stream)
+        await asyncio.to_thread(save, settings, begun, backup)
+    copied = int(backup.facts()["state"]["last_seq"])
+    await migrate.place(there, begun, copied, retention)
+    if info:
+        await js.delete_stream(begun.stream)
+    await asyncio.to_thread(restore, settings, backup)
+    return await _finished(there, begun, copied, backup)
+
+
+async def _info(js: JetStream, stream: str) -> StreamInfo | None:
+    try:
+        return await js.stream_info(stream)
+    except StreamNotFound:
+        return None
+
+
+async def _stopped(
+    js: JetStream, there: JetStream, migration: Migration, info: StreamInfo, retention: str
+) -> Migration:
+    """Step 1."""
+    if info.config.get("storage") == "memory":
+        raise MigrationRefused(f"mirror {migration.stream!r} lives in memory, and the server saves only files")
+    begun = await migrate.with_consumer(there, migration)
+    if retention == "interest":
+        await migrate.have_consumer(there, begun)
+    await js.update_stream(migration.stream, lambda config: _plain(config, begun))
+    return begun
+
+
+def _plain(config: Json, begun: Migration) -> Json:
+    """A plain stream, with a subject that nobody publishes to: without one the server would take its name."""
+    metadata = {**(config.get("metadata") or {}), NOTE: begun.note()}
+    return {**config, "mirror": None, "subjects": [_nobodys(begun.stream)], "metadata": metadata}
+
+
+def _nobodys(stream: str) -> str:
+    return f"_penstock.migrating.{stream}"
+
+
+def _restored(config: Json, begun: Migration) -> Json:
+    kept = {key: value for key, value in config.items() if key not in ("subjects", "mirror")}
+    metadata = {key: value for key, value in (config.get("metadata") or {}).items() if key != NOTE}
+    return {**kept, "mirror": begun.new, "metadata": metadata}
+
+
+async def _finished(there: JetStream, begun: Migration, copied: int, backup: Backup) -> int:
+    await migrate.remove_old(there, begun)
+    backup.remove()
+    return copied
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def save(settings: Settings, begun: Migration, backup: Backup) -> None:
+    """Step 2: the data first, what it is about last, both forced to disk."""
+    backup.folder.mkdir(parents=True, exist_ok=True)
+    backup.about.unlink(missing_ok=True)
+    with blocking.connect(settings, name="penstock migrate") as connection, backup.data.open("wb") as file:
+        inbox = f"_INBOX.{secrets.token_hex(11)}"
+        connection.subscribe(inbox)
+        ask = {"deliver_subject": inbox, "chunk_size": CHUNK}
+        about = _asked(connection, settings, f"STREAM.SNAPSHOT.{begun.stream}", json.dumps(ask).encode())
+        for chunk in _chunks(connection, begun.stream):
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    note = json.loads(begun.note())
+    facts = {"migration": note, "config": _restored(about["config"], begun), "state": about["state"]}
+    draft = backup.about.with_suffix(".draft")
+    draft.write_text(json.dumps(facts))
+    draft.replace(backup.about)
+
+
+def _chunks(connection: blocking.Connection, stream: str) -> Iterator[bytes]:
+    while True:
+        message = connection.receive(ANSWER_WITHIN)
+        code, text = message.status or (0, "")
+        if code >= 400:
+            raise Unavailable(f"stream {stream!r} could not be saved: {code} {text}")
+        if not message.data:
+            return
+        yield message.data
+        if message.reply:
+            connection.publish(message.reply, b"")
+
+
+def restore(settings: Settings, backup: Backup) -> None:
+    """Step 5. Raises when the server does not take it; the file stays."""
+    facts = backup.facts()
+    with blocking.connect(settings, name="penstock migrate") as connection, backup.data.open("rb") as file:
+        ask = {"config": facts["config"], "state": facts["state"]}
+        verb = f"STREAM.RESTORE.{backup.stream}"
+        target = str(_asked(connection, settings, verb, json.dumps(ask).encode())["deliver_subject"])
+        while chunk := file.read(CHUNK):
+            _refused(backup, connection.request(target, chunk, timeout=ANSWER_WITHIN).data)
+        _refused(backup, connection.request(target, b"", timeout=ANSWER_WITHIN).data)
+
+
+def _refused(backup: Backup, answer: bytes) -> None:
+    error = json.loads(answer).get("error") if answer else None
+    if error:
+        raise ConfigError(
+            f"the server does not take stream {backup.stream!r} back ({error.get('description')}); its messages are in "
+            f"{str(backup.data)!r}, and the next run tries again"
+        )
+
+
+def _asked(connection: blocking.Connection, settings: Settings, verb: str, body: bytes) -> Json:
+    prefix = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
+    answer: Json = json.loads(connection.request(f"{prefix}.{verb}", body, timeout=ANSWER_WITHIN).data)
+    if error := answer.get("error"):
+        raise codes.refusal(verb, error)
+    return answer
