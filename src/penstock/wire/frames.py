@@ -141,6 +141,14 @@ class Parser:
             self._failed = str(exc)
             raise
 
+    def skim(self, look: Callable[[bytearray, int], int]) -> None:
+        """Let somebody take whole frames off the front of what is buffered.
+
+        `look` gets the buffer and where its unread bytes begin, and returns where they begin afterwards.
+        """
+        if self._head is None and not self._failed:
+            self._at = look(self._buffer, self._at)
+
     def take_buffered(self) -> bytes:
         """Hand over the bytes that are fed and not yet parsed; only between frames."""
         if self._head:

@@ -19,19 +19,21 @@ class NoDeadLetters(ConfigError):
 
 
 class SessionAnswers:
-    """Answers over the session of the moment. Without one they are dropped: the message comes again, and is known."""
+    """Answers over the session of the moment. Without one a nak is dropped: the message comes again by itself."""
 
     def __init__(self, connection: aio.Connection, stream: str, reader: str, dlq: str | None) -> None:
         """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition."""
         self.session: Session | None = None
+        self.acks: list[str] = []
+        """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""
         self._connection = connection
         self._stream = stream
         self._reader = reader
         self._dlq = dlq
 
-    def ack(self, reply: str) -> None:
-        if self.session and reply:
-            self.session.ack(reply)
+    def acked(self) -> None:
+        if self.session:
+            self.session.acked()
 
     def nak(self, reply: str, delay: float) -> None:
         if self.session and reply:

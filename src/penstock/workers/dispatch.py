@@ -24,6 +24,8 @@ from penstock.workers.verdicts import DeadLetter, Redeliver, Retries
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 256
+ACKS = 256
+"""So many acknowledgements do not wait for company."""
 TURN = 64
 """Messages of one lane that a runner handles before the next lane has its turn."""
 
@@ -35,7 +37,13 @@ class HandlerTimeout(Exception):
 class Answers(Protocol):
     """How the outcome of a message is made known; implemented by the worker, and by the test kit."""
 
-    def ack(self, reply: str) -> None: ...
+    acks: list[str]
+    """Where to acknowledge messages that are done; whoever adds the first of several calls `acked`."""
+
+    def acked(self) -> None:
+        """There are acknowledgements: send them, soon."""
+        ...
+
     def nak(self, reply: str, delay: float) -> None: ...
     async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
         """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
@@ -45,19 +53,19 @@ class Answers(Protocol):
 class Watch(Protocol):
     """What is counted; implemented by `workers.metrics`."""
 
-    def handled(self, lane: Lane, message: Message, seconds: float) -> None: ...
-    def failed(self, lane: Lane, message: Message, error: BaseException) -> None: ...
-    def dead(self, lane: Lane) -> None: ...
-    def repeated(self, lane: Lane) -> None: ...
+    def handled(self, latencies: list[float]) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+    def dead(self) -> None: ...
+    def repeated(self) -> None: ...
 
 
 class NoWatch:
     """Nobody counts."""
 
-    def handled(self, lane: Lane, message: Message, seconds: float) -> None: ...
-    def failed(self, lane: Lane, message: Message, error: BaseException) -> None: ...
-    def dead(self, lane: Lane) -> None: ...
-    def repeated(self, lane: Lane) -> None: ...
+    def handled(self, latencies: list[float]) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+    def dead(self) -> None: ...
+    def repeated(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +99,7 @@ class Dispatcher:
         """Messages here with their data, in all lanes."""
         self.options = options
         self._handler = handler
+        self._call: AsyncHandler = handler if options.timeout is None else self._in_time
         self._answers = answers
         self._ownership = ownership
         self._watch = watch or NoWatch()
@@ -98,6 +107,9 @@ class Dispatcher:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._waiting_for_owner: set[Lane] = set()
+        self._latencies: list[float] = []
+        self._called = False
+        """Whether a runner was called that has not begun to look."""
         self._came_to_rest = asyncio.Event()
         """Set whenever somebody leaves a lane."""
 
@@ -107,8 +119,8 @@ class Dispatcher:
         """Take a message to its lane; somebody will handle it when its turn comes."""
         arrival = lane.offer(message, self.finished)
         if arrival is Arrival.DONE:
-            self._watch.repeated(lane)
-            self._answers.ack(message.reply)
+            self._watch.repeated()
+            self._ack([message.reply])
             return
         if arrival is not Arrival.SAME:
             self.held += 1
@@ -130,15 +142,20 @@ class Dispatcher:
             self.wake(lane)
 
     def _call_runner(self) -> None:
+        """Have one more runner look for work, unless one is on its way."""
+        if self._called:
+            return
         while self._idle:
             idle = self._idle.popleft()
             if not idle.done():
                 idle.set_result(None)
+                self._called = True
                 return
         if len(self._runners) < self.options.concurrency:
             runner = asyncio.create_task(self._run(), name="handlers")
             self._runners.add(runner)
             runner.add_done_callback(self._ended)
+            self._called = True
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
@@ -149,9 +166,10 @@ class Dispatcher:
 
     async def _run(self) -> None:
         while True:
+            self._called = False
             while self._ready:
                 lane = self._ready.popleft()
-                if self._ready:
+                if self._ready and not self._called:
                     self._call_runner()  # it finds nothing to do, unless the handler here has to wait
                 await self._work(lane)
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -159,66 +177,67 @@ class Dispatcher:
             await idle
 
     async def _work(self, lane: Lane) -> None:
-        """Handle what the lane has, until it is empty, blocked, or the next one's turn has come."""
-        turns, ours = TURN, True
+        """Handle what the lane has, until it is empty, blocked, or the next one's turn has come.
+
+        Every message comes through here: what is usual is done in place, what is not elsewhere.
+        """
+        token_of, handler, clock = self._ownership.token, self._call, time.perf_counter
+        worker, ours = self.options.worker_id, True
+        made = tuple.__new__  # what `MessageContext(…)` comes to, in a third of the time
         try:
-            while turns and ours and (message := lane.next()) is not None:
-                ours = await self._handle(lane, message)
-                turns -= 1
+            for _ in range(TURN):
+                if (message := lane.next()) is None:
+                    break
+                if (token := token_of(lane.id)) is None:
+                    ours = False
+                    break
+                attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
+                about = (message.subject, lane.id, worker, message.received_at, attempt, token)
+                context = made(MessageContext, about)
+                if attempt > 1 and await self._given_up(lane, message, context):
+                    continue
+                lane.started = started = clock()
+                error: BaseException | None = None
+                try:
+                    await handler(message, context)
+                except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and answered to the server
+                    error = _failure_of(exc)
+                seconds = clock() - started
+                lane.started = None
+                if token_of(lane.id) != token:
+                    # Somebody else has it now, and will handle the message: our answer could remove it.
+                    self._let_go(lane, [message.sequence])
+                elif error is None:
+                    lane.took(seconds)
+                    self._finish(lane, message.sequence)
+                    self.handled += 1
+                    self._latencies.append(seconds)
+                else:
+                    await self._failed(lane, message, context, error)
         finally:
             lane.busy = False
             self._came_to_rest.set()
+            if len(self._latencies) >= TURN:
+                self.report()
             if ours:
                 self.wake(lane)
             else:
                 self._waiting_for_owner.add(lane)
 
-    async def _handle(self, lane: Lane, message: Message) -> bool:
-        """Handle one message to its end. False when it could not be begun: the partition is not ours."""
-        token = self._ownership.token(lane.id)
-        if token is None:
-            return False
-        context = self._context(lane, message, lane.attempt(message), token)
-        if gone := verdicts.before_try(context.delivery_count, self.options.retries):
-            await self._bury(lane, message, context, gone, RuntimeError(gone.reason))
-            return True
-        lane.started = started = time.perf_counter()
-        error = await self._attempt(message, context)
-        seconds = time.perf_counter() - started
-        lane.started = None
-        lane.took(seconds)
-        if self._ownership.token(lane.id) != token:
-            # Somebody else has it now, and will handle the message: our answer could remove it.
-            self._let_go(lane, [message.sequence])
-        elif error is None:
-            self._finish(lane, message.sequence)
-            self.handled += 1
-            self._watch.handled(lane, message, seconds)
-        else:
-            await self._failed(lane, message, context, error)
-        return True
+    def report(self) -> None:
+        """Tell how long handlers took since the last time."""
+        latencies, self._latencies = self._latencies, []
+        self._watch.handled(latencies)
 
-    def _context(self, lane: Lane, message: Message, attempt: int, token: int) -> MessageContext:
-        worker = self.options.worker_id
-        return MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
+    async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:
+        """Whether the message was delivered too often to be tried once more."""
+        letter = verdicts.before_try(context.delivery_count, self.options.retries)
+        if letter:
+            await self._bury(lane, message, context, letter, RuntimeError(letter.reason))
+        return letter is not None
 
-    async def _attempt(self, message: Message, context: MessageContext) -> BaseException | None:
-        """Call the handler; returns what it raised. Whatever that is, it is the message's failure, not the worker's."""
-        try:
-            if self.options.timeout is None:
-                await self._handler(message, context)
-            else:
-                await self._in_time(message, context, self.options.timeout)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return RuntimeError("the handler cancelled itself")
-        except Exception as exc:  # noqa: BLE001 -- returned, counted, and answered to the server
-            return exc
-        return None
-
-    async def _in_time(self, message: Message, context: MessageContext, seconds: float) -> None:
+    async def _in_time(self, message: Message, context: MessageContext) -> None:
+        seconds = self.options.timeout
         try:
             async with asyncio.timeout(seconds) as deadline:
                 await self._handler(message, context)
@@ -232,17 +251,21 @@ class Dispatcher:
         attempt = 0
         while (token := self._ownership.token(lane.id)) is not None:
             attempt += 1
-            context = self._context(lane, message, attempt, token)
+            worker, error = self.options.worker_id, None
+            context = MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
             started = time.perf_counter()
-            error = await self._attempt(message, context)
+            try:
+                await self._call(message, context)
+            except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and tried again
+                error = _failure_of(exc)
             if self._ownership.token(lane.id) != token:
                 continue
             if error is None:
                 self.finished.add(message.sequence)
                 self.handled += 1
-                self._watch.handled(lane, message, time.perf_counter() - started)
+                self._watch.handled([time.perf_counter() - started])
                 return True
-            self._watch.failed(lane, message, error)
+            self._watch.failed(error)
             verdict = verdicts.after_failure(error, attempt, self.options.retries)
             if isinstance(verdict, DeadLetter) and await self._kept(lane, message, context, verdict, error):
                 self.finished.add(message.sequence)
@@ -254,10 +277,16 @@ class Dispatcher:
 
     def _finish(self, lane: Lane, sequence: int) -> None:
         self.finished.add(sequence)
-        if lane.items.get(sequence) is not None:
-            self.held -= 1
         if sequence in lane.items and (reply := lane.finish(sequence)):
-            self._answers.ack(reply)
+            self.held -= 1
+            acks = self._answers.acks
+            acks.append(reply)
+            if len(acks) == 1 or len(acks) >= ACKS:
+                self._answers.acked()
+
+    def _ack(self, replies: list[str]) -> None:
+        self._answers.acks.extend(replies)
+        self._answers.acked()
 
     def _let_go(self, lane: Lane, sequences: Iterable[int]) -> list[str]:
         before = lane.holding
@@ -266,7 +295,7 @@ class Dispatcher:
         return replies
 
     async def _failed(self, lane: Lane, message: Message, context: MessageContext, error: BaseException) -> None:
-        self._watch.failed(lane, message, error)
+        self._watch.failed(error)
         verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
         if isinstance(verdict, DeadLetter):
             await self._bury(lane, message, context, verdict, error)
@@ -298,9 +327,9 @@ class Dispatcher:
             await self._answers.bury(message, context, letter, error)
         except Exception as exc:  # noqa: BLE001 -- logged and counted, and the message is not lost: it is tried again
             log.error("%s #%d could not be kept as a dead letter: %s", lane.id, message.sequence, exc)
-            self._watch.failed(lane, message, exc)
+            self._watch.failed(exc)
             return False
-        self._watch.dead(lane)
+        self._watch.dead()
         return True
 
     # -- lanes come and go -----------------------------------------------------------------------------------------
@@ -330,8 +359,7 @@ class Dispatcher:
     def advance(self, lane: Lane, floor: int) -> None:
         """Everything of the lane up to there is done elsewhere: acknowledge what came of it."""
         before = lane.holding
-        for reply in lane.advance(floor):
-            self._answers.ack(reply)
+        self._ack(lane.advance(floor))
         self.held += lane.holding - before
 
     async def close(self) -> None:
@@ -340,3 +368,13 @@ class Dispatcher:
         for runner in runners:
             runner.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
+
+
+def _failure_of(error: BaseException) -> BaseException:
+    """What a handler raised. When it was cancelled from outside, that is no failure of the message: it is raised."""
+    if not isinstance(error, asyncio.CancelledError):
+        return error
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise error
+    return RuntimeError("the handler cancelled itself")

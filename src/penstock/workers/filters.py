@@ -64,7 +64,7 @@ def compressed(wanted: frozenset[str], universe: Collection[str], cap: int) -> f
 
 
 def _best_wildcard(filters: frozenset[str], others: Sequence[str]) -> str | None:
-    """The wildcard in one token that replaces most filters, and matches nothing of others."""
+    """The wildcard in one token that replaces most filters, and overlaps neither others nor the filters it leaves."""
     replaced: Counter[str] = Counter()
     for filter_ in filters:
         tokens = filter_.split(".")
@@ -74,7 +74,8 @@ def _best_wildcard(filters: frozenset[str], others: Sequence[str]) -> str | None
     for candidate, count in sorted(replaced.items(), key=lambda item: (-item[1], item[0])):
         if count < 2:
             return None
-        if not any(subjects.overlap(candidate, other) for other in others):
+        kept = [filter_ for filter_ in filters if not subjects.covers(candidate, filter_)]
+        if not any(subjects.overlap(candidate, other) for other in (*others, *kept)):
             return candidate
     return None
 

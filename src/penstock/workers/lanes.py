@@ -37,16 +37,13 @@ class Finished:
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._size = remembered
-        self._new: set[int] = set()
-        self._old: set[int] = set()
+        self.new: set[int] = set()
+        self.old: set[int] = set()
 
     def add(self, sequence: int) -> None:
-        self._new.add(sequence)
-        if len(self._new) >= self._size:
-            self._old, self._new = self._new, set()
-
-    def __contains__(self, sequence: int) -> bool:
-        return sequence in self._new or sequence in self._old
+        self.new.add(sequence)
+        if len(self.new) >= self._size:
+            self.old, self.new = self.new, set()
 
 
 class Lane:
@@ -85,14 +82,15 @@ class Lane:
     def offer(self, message: Message, finished: Finished) -> Arrival:
         """Take a delivery to its place."""
         sequence = message.sequence
-        if sequence in self.items:
+        items = self.items
+        if sequence in items:
             before, self.items[sequence] = self.items[sequence], message
             self.delayed.discard(sequence)
             self.parked.pop(sequence, None)
             return Arrival.SAME if before else Arrival.BACK
-        if sequence <= self.floor or sequence in finished:
+        if sequence <= self.floor or sequence in finished.new or sequence in finished.old:
             return Arrival.DONE
-        self.items[sequence] = message
+        items[sequence] = message
         heapq.heappush(self._order, sequence)
         return Arrival.NEW
 
@@ -113,7 +111,8 @@ class Lane:
     def finish(self, sequence: int) -> str:
         """It is done; returns where to acknowledge it."""
         message = self._drop(sequence)
-        self.last_done = max(self.last_done, sequence)
+        if sequence > self.last_done:
+            self.last_done = sequence
         return message.reply if message else ""
 
     def delay(self, sequence: int) -> None:
@@ -147,9 +146,10 @@ class Lane:
         else:
             self._order.remove(sequence)
             heapq.heapify(self._order)
-        self.delayed.discard(sequence)
-        self.parked.pop(sequence, None)
-        self.parks.pop(sequence, None)
+        if self.delayed or self.parked or self.parks:
+            self.delayed.discard(sequence)
+            self.parked.pop(sequence, None)
+            self.parks.pop(sequence, None)
         return message
 
     def took(self, seconds: float) -> None:

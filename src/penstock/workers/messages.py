@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ ACK_PREFIX = "$JS.ACK."
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 IN_PROGRESS = b"+WPI"
 NAK = b"-NAK"
+ACKED = " 0\r\n\r\nPUB "
+"""Between two acknowledgements: the end of an empty message, and the beginning of the next."""
 SHORT_FORM = 9
 """Tokens of an acknowledgement subject; servers that say where they are add domain and account before the stream."""
 
@@ -28,16 +30,14 @@ class Message(NamedTuple):
     """Its place in the stream."""
     delivery_count: int
     """1 for the first delivery; counts on with every redelivery."""
-    timestamp_ns: int
-    """When the stream stored it, in nanoseconds since 1970."""
-    pending: int
-    """Messages that the consumer had behind it."""
     reply: str
     """Where it is acknowledged; empty when it was read without a consumer."""
     received_at: datetime
+    raw_headers: bytes = b""
     delivery: int = 0
     """The number of this delivery among all of its consumer."""
-    raw_headers: bytes = b""
+    stored_ns: int = 0
+    """When the stream stored it; 0 when `reply` says it."""
 
     @property
     def headers(self) -> dict[str, list[str]]:
@@ -47,7 +47,13 @@ class Message(NamedTuple):
     @property
     def timestamp(self) -> datetime:
         """When the stream stored it."""
-        return EPOCH + timedelta(microseconds=self.timestamp_ns // 1000)
+        nanoseconds = self.stored_ns or int(_from_count(self.reply)[3])
+        return EPOCH + timedelta(microseconds=nanoseconds // 1000)
+
+    @property
+    def pending(self) -> int:
+        """Messages that the consumer had behind it; 0 when it was read without a consumer."""
+        return int(_from_count(self.reply)[4]) if self.reply else 0
 
     def json(self) -> Any:
         """The data as JSON. Raises `ValueError` when it is none."""
@@ -72,28 +78,22 @@ def delivered(frame: frames.Message, received_at: datetime) -> Message | None:
     reply = frame.reply
     if not reply.startswith(ACK_PREFIX):
         return None
-    tokens = reply.split(".")
-    if len(tokens) == SHORT_FORM:
-        _, _, _, _, count, sequence, delivery, time, pending = tokens
-    else:
-        count, sequence, delivery, time, pending = tokens[6:11]
+    count, sequence, delivery, _, _ = _from_count(reply)
     return Message(
-        frame.subject,
-        frame.data,
-        int(sequence),
-        int(count),
-        int(time),
-        int(pending),
-        reply,
-        received_at,
-        int(delivery),
-        frame.headers,
+        frame.subject, frame.data, int(sequence), int(count), reply, received_at, frame.headers, int(delivery)
     )
 
 
-def acks(replies: Iterable[str]) -> bytes:
+def _from_count(reply: str) -> list[str]:
+    """What an acknowledgement subject tells: delivery count, stream and consumer sequence, time, and pending."""
+    tokens = reply.split(".")
+    start = 4 if len(tokens) == SHORT_FORM else 6
+    return tokens[start : start + 5]
+
+
+def acks(replies: Sequence[str]) -> bytes:
     """Acknowledge all of them in one piece: an empty message to each."""
-    return "".join([f"PUB {reply} 0\r\n\r\n" for reply in replies]).encode()
+    return f"PUB {ACKED.join(replies)} 0\r\n\r\n".encode("utf-8", "surrogateescape")
 
 
 def in_progress(replies: Iterable[str]) -> bytes:

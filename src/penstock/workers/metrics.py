@@ -138,22 +138,22 @@ class WorkerMetrics:
 
     # -- what the pull loop and the handlers tell --------------------------------------------------------------------
 
-    def came(self, message: Message) -> None:
-        self.messages += 1
-        if message.delivery_count > 1:
-            self.redeliveries += 1
-        self.pending = message.pending
+    def came(self, batch: list[Message]) -> None:
+        self.messages += len(batch)
+        self.redeliveries += sum(message.delivery_count > 1 for message in batch)
+        self.pending = batch[-1].pending
 
-    def handled(self, lane: Lane, message: Message, seconds: float) -> None:
-        self.latency.observe(seconds)
+    def handled(self, latencies: list[float]) -> None:
+        for seconds in latencies:
+            self.latency.observe(seconds)
 
-    def failed(self, lane: Lane, message: Message, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         self.failures += 1
 
-    def dead(self, lane: Lane) -> None:
+    def dead(self) -> None:
         self.dead_letters += 1
 
-    def repeated(self, lane: Lane) -> None:
+    def repeated(self) -> None:
         self.repeats += 1
 
     def look(self, lanes: Iterable[Lane], held: int) -> None:

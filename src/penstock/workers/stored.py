@@ -61,11 +61,10 @@ def _message(message: StoredMessage) -> Message:
         message.data,
         message.sequence,
         1,
-        nanoseconds,
-        0,
         "",
         datetime.now(UTC),
-        raw_headers=_block(message.headers),
+        _block(message.headers),
+        stored_ns=nanoseconds,
     )
 
 

@@ -186,8 +186,8 @@ class Worker:
             self._behind.discard(lane.id)
             replies = self._dispatcher.remove(lane)
             if self.consumer.retention != WORK_QUEUE:
-                for reply in replies:
-                    self._answers.ack(reply)
+                self._answers.acks += replies
+        self._answers.acked()
 
     async def _begin(self, outcome: UpdateOutcome) -> None:
         """Let the partitions that were added be handled from where they should."""
@@ -377,6 +377,7 @@ class Worker:
             self._connection,
             self._jetstream,
             options.stream,
+            self._answers.acks,
             self._came,
             self._upkeep.room,
             lambda: self._upkeep.batch.size,
@@ -407,13 +408,22 @@ class Worker:
         for info in infos.values():
             await session.open(info, known)
 
-    def _came(self, message: Message) -> None:
-        self.metrics.came(message)
-        lane = self._routes.lane(message.subject)
-        if lane is not None and _is_for(message, self.consumer.options):
-            self._dispatcher.deliver(lane, message)
-        elif self.consumer.retention != WORK_QUEUE:
-            self._answers.ack(message.reply)  # others' business; on a work queue an acknowledgement would remove it
+    def _came(self, batch: list[Message]) -> None:
+        lane_of, deliver, options = self._routes.lane, self._dispatcher.deliver, self.consumer.options
+        for message in batch:
+            lane = lane_of(message.subject)
+            if lane is None or (message.raw_headers and not _is_for(message, options)):
+                self._foreign(message)
+            else:
+                deliver(lane, message)
+        if batch:
+            self.metrics.came(batch)
+
+    def _foreign(self, message: Message) -> None:
+        """Others' business: our consumer must not wait for it. On a work queue an acknowledgement would remove it."""
+        if self.consumer.retention != WORK_QUEUE:
+            self._answers.acks.append(message.reply)
+            self._answers.acked()
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -423,6 +433,7 @@ class Worker:
                     await self._upkeep.look(session)
                 except PenstockError as exc:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
+            self._dispatcher.report()
             self.metrics.look(self._dispatcher.lanes.values(), self._dispatcher.held)
 
 

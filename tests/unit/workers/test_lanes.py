@@ -15,7 +15,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def message(sequence: int, count: int = 1) -> Message:
-    return Message("s", b"%d" % sequence, sequence, count, 0, 0, f"reply.{sequence}.{count}", NOW)
+    return Message("s", b"%d" % sequence, sequence, count, f"reply.{sequence}.{count}", NOW)
 
 
 @given(st.permutations(range(1, 12)))
