@@ -17,7 +17,7 @@ from tests.integration.deadletter.stage import Stage, bury, events, replay_probl
 from penstock import holds
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import steps
-from penstock.testing import eventually
+from penstock.testing import eventually, eventually_async
 from penstock.wire import aio
 
 STEPS = [
@@ -69,33 +69,37 @@ async def test_killed_at_every_step_and_run_again_outside_the_window_everything_
     assert await asyncio.to_thread(replay_problems, stage, {f"e{n}" for n in range(5 * len(STEPS))}) == []
 
 
-async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int, kills: int, longest: float) -> None:
-    """Replay `count` letters with a process that is killed at random; then a consumer that was fixed processes them."""
+async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int, kills: int) -> None:
+    """Replay `count` letters with a process that is killed in the middle, again and again; then a consumer that was
+    fixed processes them."""
     seed = random.Random(SEED)
     await stage.build(window_ms=100)
     await stage.publish(events(count))
     await bury(stage, count)
-    done = 0
-    for _ in range(kills):
+    for left in sorted((seed.randrange(1, count) for _ in range(kills)), reverse=True):
         process = start(server, "--all")
-        await asyncio.sleep(0.4 + seed.uniform(0, longest))
+        await eventually_async(lambda left=left: fewer_letters(stage, left), 120, f"fewer than {left} letters")
         process.kill()
-        done += await asyncio.to_thread(finish, process) == 0
+        assert await asyncio.to_thread(finish, process) == -signal.SIGKILL, "it was killed before its end"
     assert await asyncio.to_thread(finish, start(server, "--all")) == 0
     expected = {f"e{n}" for n in range(count)}
-    assert await asyncio.to_thread(replay_problems, stage, expected) == [], f"seed {SEED}, {done} runs ended early"
+    assert await asyncio.to_thread(replay_problems, stage, expected) == [], f"seed {SEED}"
     assert await work_until_done(server, "billing", mode="fixed") == 0
     assert await asyncio.to_thread(stage.output) == dict.fromkeys(expected, 1)
+
+
+async def fewer_letters(stage: Stage, left: int) -> bool:
+    return await stage.messages("DLQ") < left
 
 
 async def test_hundreds_replayed_with_kills_in_the_middle_are_each_processed_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:
-    await killed_over_and_over(nats_server, stage, 600, kills=3, longest=0.8)
+    await killed_over_and_over(nats_server, stage, 600, kills=3)
 
 
 @pytest.mark.soak
 async def test_ten_thousand_replayed_with_kills_in_the_middle_are_each_processed_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:
-    await killed_over_and_over(nats_server, stage, 10_000, kills=5, longest=3.0)
+    await killed_over_and_over(nats_server, stage, 10_000, kills=5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,17 @@ def test_quickstart_shows_the_whole_platform_and_stops_what_it_started(tmp_path:
     assert "6 streams and 23 durable consumers" in done.stdout
     assert "billing_worker_usage_metered" in done.stdout
     assert running_servers(tmp_path) == []
+
+
+def test_what_a_handler_failed_on_comes_back_and_the_totals_add_up(tmp_path: Path) -> None:
+    for number in (1, 2):
+        done = quickstart(tmp_path, "--events", "1000")
+        assert done.returncode == 0, done.stderr
+        dead, total = map(int, re.search(r"failures +(\d+) of (\d+) top-ups failed", done.stdout).groups())  # type: ignore[union-attr]  # None fails too
+        assert 0 < dead < total, f"run {number}"
+        assert f"limit corrected, {dead} letters replayed and booked; {total} top-ups" in done.stdout
+        assert "in the books, as much as was paid" in done.stdout
+        assert "0 dead letters" in done.stdout
 
 
 def rows_read(output: str) -> dict[str, int]:

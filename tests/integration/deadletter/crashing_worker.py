@@ -31,9 +31,10 @@ async def main(url: str, consumer: str, mode: str) -> None:
         limit = (await js.consumer_info(STREAM, consumer)).config["max_deliver"]
         pull = Pull(connection, STREAM, consumer, None, 1)
         while True:
-            for message in await pull.fetch(0.3):
+            messages = await pull.fetch(0.3)
+            for message in messages:
                 await handle(connection, message, consumer, mode, limit)
-            if not (await js.consumer_info(STREAM, consumer)).unprocessed:
+            if not messages and not (await js.consumer_info(STREAM, consumer)).unprocessed:
                 return
 
 

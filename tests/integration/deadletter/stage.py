@@ -112,7 +112,7 @@ async def run_worker(server: EmbeddedServer, consumer: str, mode: str = "crash")
     """Run the worker until it ends; its exit code, which is negative when it was killed."""
     process = await asyncio.create_subprocess_exec(sys.executable, str(WORKER), server.url, consumer, mode)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             return await process.wait()
     finally:
         if process.returncode is None:
