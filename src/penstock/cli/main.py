@@ -32,6 +32,7 @@ COMMANDS = {
     "server": "penstock.cli.server:server",
     "sources": "penstock.cli.sources:sources",
     "status": "penstock.cli.status:status",
+    "work": "penstock.cli.work:work",
 }
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""
 

@@ -155,6 +155,15 @@ class WorkerGroup:
         """The id it has now."""
         return self.member.identity.id if self.member else None
 
+    def metrics(self) -> list[WorkerMetrics]:
+        """Its numbers for `workers.metrics.serve`; none before it has joined."""
+        if self.worker is None or self.member is None:
+            return []
+        numbers, told = self.worker.metrics, self.member.statistics()
+        numbers.claims, numbers.leader_changes = told.claims, told.leader_changes
+        numbers.handoffs["out"], numbers.handoffs["in"] = told.handed_over, told.caught_up
+        return [numbers]
+
     def statistics(self) -> MemberStatistics:
         """How this worker stands. Raises before it has joined."""
         if self.member is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,7 +49,7 @@ async def measure(
 
 async def _counted(connection: aio.Connection, jetstream: JetStream, stream: str, subject: str, first: int) -> Lag:
     """The first message not done, and what the server says comes after it: the header of a batch of one."""
-    body = f'{{"seq":{first},"next_by_subj":"{subject}","batch":1}}'.encode()
+    body = json.dumps({"seq": first, "next_by_subj": subject, "batch": 1}).encode()
     answer = await connection.request(jetstream.subject(f"DIRECT.GET.{stream}"), body)
     headers = answer.header_values()
     if "Nats-Sequence" not in headers:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from penstock.errors import ConfigError
 from penstock.workers.lanes import Lane
@@ -196,15 +197,19 @@ class WorkerMetrics:
         }
 
 
-class WorkersCollector:
+Workers = Callable[[], Iterable[WorkerMetrics]]
+"""The workers of a process at this moment."""
+
+
+class WorkersCollector(Collector):
     """Hands the numbers of a process' workers to Prometheus."""
 
-    def __init__(self, *workers: WorkerMetrics) -> None:
-        self.workers = list(workers)
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
 
     def collect(self) -> Iterator[Metric]:
         families = {name: _family(name, described) for name, described in METRICS.items()}
-        for worker in self.workers:
+        for worker in self._workers():
             labels = [worker.worker_id, worker.consumer]
             for name, value in worker.values().items():
                 _add(families[name], labels, value)
@@ -214,15 +219,20 @@ class WorkersCollector:
         return iter(families.values())
 
 
-def serve(port: int, *workers: WorkerMetrics, address: str = "127.0.0.1") -> tuple[int, Any]:
-    """Answer `GET /metrics`; returns the port (0: a free one is chosen) and the server, to be shut down."""
+def serve(port: int, workers: Workers, address: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
+    """Answer `GET /metrics`; returns the port (0: a free one is chosen), and what ends it."""
     registry = CollectorRegistry()
-    registry.register(WorkersCollector(*workers))
+    registry.register(WorkersCollector(workers))
     try:
         server, _ = start_http_server(port, address, registry)
     except OSError as exc:
         raise ConfigError(f"metrics cannot be served on {address}:{port}: {exc}") from exc
-    return int(server.server_port), server
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return int(server.server_port), end
 
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

@@ -129,6 +129,8 @@ class WorkerOptions:
     """Messages of slow partitions that may wait at the server, unacknowledged, without taking others' places."""
     stop_within: float = 30.0
     """Seconds that handlers have to finish when the worker stops."""
+    measure_every: float = 15.0
+    """Seconds between two looks at how far each partition is behind; 0: never."""
     catches_up: bool = True
     """Whether the worker itself catches up with a partition that is added; else somebody must call `catch_up`."""
 

@@ -21,10 +21,12 @@ from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
 from penstock.wire import aio
+from penstock.workers import lag
 from penstock.workers.answers import SessionAnswers
 from penstock.workers.consumer import WORK_QUEUE, Trouble, UpdateOutcome, WorkerConsumer
 from penstock.workers.dispatch import Dispatcher, HandlingOptions
 from penstock.workers.handlers import Handler, Runner
+from penstock.workers.lag import Lag
 from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message
 from penstock.workers.metrics import WorkerMetrics
@@ -107,6 +109,8 @@ class Worker:
         await self._connection.reconnect()
         self._spawn(self._serve(), "serve")
         self._spawn(self._look_for_ever(), "upkeep")
+        if self.options.measure_every:
+            self._spawn(self._measure_for_ever(), "measure")
 
     async def stop(self) -> None:
         """Finish what is being handled, acknowledge it, and leave. The consumer stays for the next run."""
@@ -435,6 +439,22 @@ class Worker:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
             self._dispatcher.report()
             self.metrics.look(self._dispatcher.lanes.values(), self._dispatcher.held)
+
+    async def _measure_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.measure_every)
+            with suppress(PenstockError):  # without an answer the last measure stands
+                await self.measure()
+
+    async def measure(self) -> dict[str, Lag]:
+        """How far each partition is behind, asked of the server now."""
+        lanes = self._dispatcher.lanes
+        live = [self._known[id_] for id_ in lanes if id_ not in self._fresh]
+        done = {id_: lane.done_through for id_, lane in lanes.items()}
+        self.metrics.lag = await lag.measure(
+            self._connection, self._jetstream, self.consumer.options.stream, live, done
+        )
+        return self.metrics.lag
 
 
 def _is_for(message: Message, options: ConsumerOptions) -> bool:
