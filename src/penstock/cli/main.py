@@ -25,6 +25,7 @@ COMMANDS = {
     "bridge": "penstock.cli.bridge:bridge",
     "publish": "penstock.cli.publish:publish",
     "consumer": "penstock.cli.consumer:consumer",
+    "group": "penstock.cli.group:group",
     "fetch": "penstock.cli.facts:fetch",
     "confirm": "penstock.cli.facts:confirm",
     "dlq": "penstock.cli.dlq:dlq",

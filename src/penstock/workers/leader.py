@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock import subjects
 from penstock.broker.model import ConsumerInfo
@@ -57,6 +57,21 @@ def situation(
     return Situation.PLANNED if changed else Situation.NONE
 
 
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What a leader sees when it clears away; the workers and their entries change with what it does."""
+
+    workers: dict[str, WorkerRecord]
+    entries: dict[str, Entry]
+    consumers: Mapping[str, Collection[ConsumerInfo]]
+    partitions: Collection[Partition]
+
+    def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
+        """Subjects of partitions that no owner covers for certain."""
+        open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
+        return [subject for partition in open_ for subject in partition.subjects]
+
+
 class Leader:
     """The leader's part of one member. It keeps nothing that the next leader could not read."""
 
@@ -70,6 +85,7 @@ class Leader:
         self._worker_id = worker_id
         self._assignments = publication.Assignments(bucket)
         self._sightings = Sightings(options.ttl)
+        self._orphans = Sightings(2 * options.ttl)
         self._stabilizer = Stabilizer(options.windows)
         self._steps = 0
         self.published = 0
@@ -80,15 +96,16 @@ class Leader:
     def blink(self) -> None:
         """We could not look for a while: nobody is to be given up for that."""
         self._sightings.blink()
+        self._orphans.blink()
 
     async def step(self, retention: Retention) -> bool:
         """Do what is due; returns whether a new assignment was published."""
         entries = await self._bucket.entries(identity.FAMILY)
         await self._retire(entries)
-        workers = workers_in(entries)
+        workers, partitions = workers_in(entries), await self._source.partitions()
         if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
-            await self._clear_away(workers, entries, retention)
-        return await self._assign(workers)
+            await self._clear_away(_Scene(workers, entries, await self._consumers(), partitions), retention)
+        return await self._assign(workers, partitions)
 
     def _is_audit(self) -> bool:
         self._steps += 1
@@ -109,17 +126,17 @@ class Leader:
             except Conflict:
                 log.info("%s was heard of at the last moment", key)
 
-    async def _clear_away(
-        self, workers: dict[str, WorkerRecord], entries: dict[str, Entry], retention: Retention
-    ) -> None:
-        consumers = await self._consumers()
-        await self._adopt_orphans(consumers, workers, entries)
+    async def _clear_away(self, scene: _Scene, retention: Retention) -> None:
+        await self._adopt_orphans(scene)
         claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
-        claims |= await self._free(handoff.dead_claims(claims, workers), consumers)
-        for worker_id in [w for w, record in workers.items() if record.state == RETIRED]:
-            if not handoff.is_needed(worker_id, claims.values(), retention):
-                await self._remove(worker_id, consumers.get(worker_id, ()), entries[worker_key(worker_id)])
-                del workers[worker_id]
+        claims |= await self._free(handoff.dead_claims(claims, scene.workers), scene.consumers)
+        open_ = scene.unsettled(claims) if retention is Retention.INTEREST else []
+        for worker_id in [w for w, record in scene.workers.items() if record.state == RETIRED]:
+            consumers = scene.consumers.get(worker_id, ())
+            covers = any(subjects.covered(subject, one.filters) for one in consumers for subject in open_)
+            if not covers and not handoff.is_needed(worker_id, claims.values(), retention):
+                await self._remove(worker_id, consumers, scene.entries[worker_key(worker_id)])
+                del scene.workers[worker_id]
 
     async def _free(self, dead: Iterable[Claim], consumers: Mapping[str, Collection[ConsumerInfo]]) -> dict[str, Claim]:
         floors = {worker: min(one.ack_floor_stream_seq for one in some) for worker, some in consumers.items() if some}
@@ -136,19 +153,19 @@ class Leader:
         with suppress(Conflict):  # another leader was quicker
             await self._bucket.delete(worker_key(worker_id), entry.revision)
 
-    async def _adopt_orphans(
-        self,
-        consumers: Mapping[str, Collection[ConsumerInfo]],
-        workers: dict[str, WorkerRecord],
-        entries: dict[str, Entry],
-    ) -> None:
-        """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's."""
-        for worker_id in [w for w in consumers if w not in workers]:
+    async def _adopt_orphans(self, scene: _Scene) -> None:
+        """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's.
+
+        Not at once: after that loss the living come back first, each under its id.
+        """
+        orphans = scene.consumers.keys() - scene.workers.keys()
+        self._orphans.look(dict.fromkeys(orphans, 0))
+        for worker_id in [w for w in orphans if self._orphans.silent(w)]:
             record = WorkerRecord(instance="unknown", state=RETIRED)
             with suppress(Conflict):  # somebody has claimed the id meanwhile, and the consumer with it
                 revision = await self._bucket.create(worker_key(worker_id), record.to_json())
-                workers[worker_id] = record
-                entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
+                scene.workers[worker_id] = record
+                scene.entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
 
     async def _consumers(self) -> dict[str, list[ConsumerInfo]]:
         """The consumers of the group by worker id."""
@@ -161,8 +178,7 @@ class Leader:
 
     # -- the living ----------------------------------------------------------------------------------------------------
 
-    async def _assign(self, workers: Mapping[str, WorkerRecord]) -> bool:
-        partitions = await self._source.partitions()
+    async def _assign(self, workers: Mapping[str, WorkerRecord], partitions: Collection[Partition]) -> bool:
         published = await self._assignments.current()
         members = [record.member(w) for w, record in sorted(workers.items()) if record.state == ACTIVE]
         now = situation(published, workers, partitions)

@@ -22,6 +22,7 @@ from penstock.workers.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identi
 from penstock.workers.kv import Bucket, Control
 from penstock.workers.leader import Leader
 from penstock.workers.lease import clock
+from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.partitions import Partition
 from penstock.workers.publication import Assignments
 
@@ -33,6 +34,8 @@ WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
 class GroupWorker(Protocol):
     """What a member needs of its worker; `workers.worker.Worker` is one."""
 
+    @property
+    def metrics(self) -> WorkerMetrics: ...
     @property
     def behind(self) -> Collection[str]:
         """Partitions that wait for `catch_up`."""
@@ -89,6 +92,8 @@ class Member:
         """Every partition that we have had to do with."""
         self._wanted: frozenset[str] | None = None
         self._version = 0
+        self._covered: set[str] = set()
+        """What our consumer has the subjects of."""
         self._held: set[str] = set()
         self._again: set[str] = set()
         """Taken back before our consumer had let go of them: drained, and still covered."""
@@ -197,6 +202,7 @@ class Member:
                 raise
             except PenstockError as exc:
                 log.info("%s: the next look may see more: %s", self.identity.id, exc)
+            self._count()
             await self._pause(self._options.look_soon if self._moving else self._options.look_every)
 
     async def _pause(self, seconds: float) -> None:
@@ -218,7 +224,8 @@ class Member:
         view = View(self.identity.id, self.identity.instance, self._wanted, found, mine, frozenset(self._held))
         steps = self._steps = handoff.next_steps(view, self._retention)
         await self._give(steps.give)
-        await self._let_go(steps.let_go)
+        at_once = () if self._retention is Retention.INTEREST else steps.give
+        await self._let_go((*steps.let_go, *at_once))
         await self._take(steps.take)
         await self._settle()
 
@@ -269,14 +276,11 @@ class Member:
         self.handed_over += len(freed)
 
     async def _let_go(self, partitions: Collection[str]) -> None:
-        """7. remove the subjects from our consumer."""
+        """7. remove the subjects from our consumer. Nothing is added with it: on a work queue that may have to wait for
+        another worker, which may wait for us."""
         if partitions:
+            await self._cover(self._covered - set(partitions))
             self._held -= set(partitions)
-            try:
-                await self._cover()
-            except PenstockError:
-                self._held |= set(partitions)
-                raise
 
     async def _take(self, free: Collection[Claim]) -> None:
         """3. take the claim."""
@@ -301,7 +305,7 @@ class Member:
         new = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in self._catching}
         if not new:
             return
-        await self._cover()
+        await self._cover(self._covered | new.keys())
         # Whatever the consumer's cursor has passed over lies below the stream's end as it is now.
         end = (await self._control.jetstream.stream_info(self._options.stream)).state.last_seq
         behind = self._again.union(self._worker.behind)
@@ -310,9 +314,9 @@ class Member:
             catching = self._catch_up(new[partition], end)
             self._catching[partition] = asyncio.create_task(catching, name=f"catch up {partition}")
 
-    async def _cover(self) -> None:
-        covered = [self._known[p] for p in sorted({*self.claims.mine, *self._held}) if p in self._known]
-        await self._worker.update(covered)
+    async def _cover(self, partitions: Collection[str]) -> None:
+        await self._worker.update([self._known[p] for p in sorted(partitions)])
+        self._covered = set(partitions)
 
     async def _catch_up(self, claim: Claim, end: int) -> None:
         first = claim.handoff + 1 if self._options.hand_over else end + 1
@@ -344,6 +348,12 @@ class Member:
                 self._leader.blink()
                 log.info("%s: nobody is given up and nothing assigned for now: %s", self.identity.id, exc)
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
+
+    def _count(self) -> None:
+        metrics = self._worker.metrics
+        metrics.claims, metrics.leader_changes = len(self.claims.mine), self._election.changes
+        metrics.handoffs.update({"in": self.claims.made - metrics.handoffs["in"]})
+        metrics.handoffs.update({"out": self.handed_over - metrics.handoffs["out"]})
 
     # -- how it stands -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,223 @@
+"""A group of workers in one process, on a real server: shares, planned handoffs, live partitions, labels, churn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.errors import ConfigError
+from penstock.testing import eventually_async
+from penstock.workers.assignment import RoundRobin
+from penstock.workers.group import WorkerGroup
+from penstock.workers.group_options import GroupOptions
+from penstock.workers.kv import Bucket, Control
+from penstock.workers.messages import Message, MessageContext
+from penstock.workers.overview import look
+from penstock.workers.partitions import Partition
+from penstock.workers.sources import InBucket
+from penstock.workers.stabilization import Windows
+
+PARTITIONS = [Partition(f"p{n}", (f"s.p{n}",)) for n in range(6)]
+RETENTIONS = ["limits", "workqueue", "interest"]
+
+
+class World:
+    """A server with a stream, a list of partitions in the group's bucket, and what handlers have done."""
+
+    def __init__(self, server: EmbeddedServer, control: Control) -> None:
+        self.server = server
+        self.control = control
+        self.source = InBucket(Bucket(control, "penstock_g"))
+        self.done: dict[str, list[int]] = defaultdict(list)
+        self.by: dict[str, set[str]] = defaultdict(set)
+        self.published: dict[str, int] = defaultdict(int)
+        self.groups: list[WorkerGroup] = []
+
+    async def prepare(self, retention: str = "limits", partitions: list[Partition] = PARTITIONS) -> None:
+        config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": True}
+        await self.control.jetstream.create_stream(config)
+        await self.source.bucket.ensure()
+        await self.source.write(partitions)
+
+    async def handle(self, message: Message, context: MessageContext) -> None:
+        self.done[context.partition_id].append(message.json())
+        self.by[context.partition_id].add(context.worker_id)
+
+    async def join(self, **more: Any) -> WorkerGroup:
+        options: dict[str, Any] = {
+            "group": "g",
+            "stream": "S",
+            "source": lambda _, bucket: InBucket(bucket),
+            "strategy": RoundRobin(),
+            "ttl": 5.0,
+            "look_every": 0.1,
+            "look_soon": 0.02,
+            "windows": Windows(cold_start=0.2, planned=0.2, min_interval=0.1),
+        }
+        made = WorkerGroup(
+            self.server.settings,
+            GroupOptions(**{**options, **more}),
+            self.handle,
+            consumer={"window": 0.01, "min_interval": 0.02},
+        )
+        self.groups.append(made)
+        await made.start()
+        return made
+
+    async def shared(self, *sizes: int) -> None:
+        """Wait until the groups own so many partitions each, and nothing moves."""
+
+        async def calm() -> bool:
+            found = await look(self.control, "g")
+            owned = sorted(worker.partitions for worker in found.workers if worker.state == "active")
+            return not found.moves and owned == sorted(sizes)
+
+        await eventually_async(calm, 20, f"shares of {sizes}", state=lambda: look(self.control, "g"))
+
+    async def publish(self, partition: str, count: int = 1) -> None:
+        for _ in range(count):
+            self.published[partition] += 1
+            await self.control.connection.request(f"s.{partition}", json.dumps(self.published[partition]).encode())
+
+    async def all_done(self) -> None:
+        """Everything published is done once, in order."""
+        wanted = {p: list(range(1, count + 1)) for p, count in self.published.items()}
+        await eventually_async(lambda: dict(self.done) == wanted, 20, "all to be done once", state=lambda: self.done)
+
+
+@pytest.fixture
+async def world(nats_server: EmbeddedServer) -> AsyncIterator[World]:
+    control = await Control.connect(nats_server.settings)
+    made = World(nats_server, control)
+    yield made
+    await asyncio.gather(*(group.stop() for group in made.groups))
+    await control.close()
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_workers_join_and_leave_and_every_message_is_done_once_in_order(world: World, retention: str) -> None:
+    """Planned moves alone: no duplicate, whatever the retention."""
+    await world.prepare(retention)
+    await world.join()
+    await world.shared(6)
+    stop = asyncio.Event()
+
+    async def publish_for_ever() -> None:
+        while not stop.is_set():
+            for partition in PARTITIONS:
+                await world.publish(partition.id)
+
+    publishing = asyncio.create_task(publish_for_ever())
+    second = await world.join()
+    await world.shared(3, 3)
+    await world.join()
+    await world.shared(2, 2, 2)
+    await second.stop()
+    await world.shared(3, 3)
+    stop.set()
+    await publishing
+    await world.all_done()
+    assert any(len(workers) > 1 for workers in world.by.values()), "partitions did change hands"
+    handed = sum(group.statistics().handed_over for group in world.groups)
+    assert handed >= 4
+    metrics = [group.worker.metrics for group in world.groups if group.worker]
+    assert sum(m.handoffs["out"] for m in metrics) == handed
+
+
+async def test_a_group_that_ends_and_starts_again_goes_on_where_it_was(world: World) -> None:
+    await world.prepare("interest")
+    first = await world.join()
+    await world.shared(6)
+    await world.publish("p0", 5)
+    await world.all_done()
+    await first.stop()
+    await world.publish("p0", 5)  # nobody is there, and the stream keeps it: somebody's consumer still covers it
+    await world.join()
+    await world.all_done()
+
+
+async def test_partitions_can_be_added_and_removed_while_the_group_runs(world: World) -> None:
+    await world.prepare(partitions=PARTITIONS[:2])
+    await world.join()
+    await world.shared(2)
+    await world.publish("p5", 3)  # there before its partition is
+    await world.source.write([PARTITIONS[0], PARTITIONS[5]])
+    await world.shared(2)
+    await world.publish("p0", 2)
+    await world.publish("p5", 2)
+    await world.all_done()
+
+
+async def test_labels_tie_partitions_to_workers(world: World) -> None:
+    heavy = Partition("gpu", ("s.gpu",), labels=frozenset({"gpu"}))
+    await world.prepare(partitions=[*PARTITIONS[:2], heavy])
+    plain = await world.join()
+    await eventually_async(lambda: set(plain.statistics().partitions) == {"p0", "p1"}, what="the plain ones")
+    found = await look(world.control, "g")
+    assert [p.move for p in found.partitions if p.id == "gpu"] == ["parked: no worker has its labels"]
+    special = await world.join(labels=frozenset({"gpu"}))
+    await eventually_async(lambda: "gpu" in special.statistics().partitions, what="the labelled one to find its worker")
+
+
+async def test_hundreds_of_changes_become_a_few_updates(world: World) -> None:
+    await world.prepare()
+    group = await world.join()
+    await world.shared(6)
+    worker = group.worker
+    assert worker
+    before, skipped = sum(worker.metrics.updates.counts), worker.metrics.updates_skipped
+    changes = [worker.consumer.update(PARTITIONS[: n % 6 + 1]) for n in range(300)]
+    await asyncio.gather(*changes)
+    assert worker.metrics.updates_skipped - skipped >= 290
+    assert sum(worker.metrics.updates.counts) - before <= 10
+    assert len(worker.consumer.applied[0]) == 6, "the last one counts"
+
+
+async def test_new_partitions_may_begin_with_what_comes(world: World) -> None:
+    await world.prepare()
+    await world.publish("p0", 3)
+    await world.join(start="new")
+    await world.shared(6)
+    await world.publish("p0")
+    await eventually_async(lambda: world.done["p0"] == [4], what="only the last", state=lambda: world.done)
+
+
+async def test_group_show_tells_people_and_machines(world: World) -> None:
+    await world.prepare()
+    await world.join(instance="pod-1")
+    await world.shared(6)
+    code, shown = await penstock(world, "group", "show", "g", "--partitions")
+    assert code == 0
+    assert "worker-0 (leads)" in shown
+    assert "6 partitions, 0 on the move" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    code, shown = await penstock(world, "group", "show", "g", "--json")
+    found = json.loads(shown)
+    assert {p["owner"] for p in found["partitions"]} == {"worker-0"}
+    assert (found["stream"], found["leader"], found["schema"]) == ("S", "worker-0", 1)
+    code, shown = await penstock(world, "group", "show", "nobody")
+    assert code == 1
+    assert "there is no group 'nobody'" in shown
+
+
+async def penstock(world: World, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "penstock", "--servers", world.server.url, *arguments]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    shown, _ = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode or 0, shown.decode()
+
+
+def test_a_consumer_that_would_not_outlive_its_worker_is_refused(nats_server: EmbeddedServer) -> None:
+    async def handle(message: Message, context: MessageContext) -> None: ...
+
+    options = GroupOptions(group="g", stream="S", source=lambda _, bucket: InBucket(bucket), ttl=30)
+    with pytest.raises(ConfigError, match="must outlive it"):
+        WorkerGroup(nats_server.settings, options, handle, consumer={"inactive_threshold": 20})
