@@ -16,6 +16,7 @@ from rich.text import Text
 from penstock.broker import ConsumerInfo, ConsumerReset, JetStream, StreamInfo, connect
 from penstock.broker.jetstream import refuse_beyond_end
 from penstock.broker.resets import Fate, ResetEffect, foresee
+from penstock.cli import governance
 from penstock.cli.common import (
     EXIT_OK,
     Column,
@@ -30,6 +31,8 @@ from penstock.cli.common import (
     usage,
 )
 from penstock.errors import AccessDenied, MessageNotFound
+from penstock.facts import Facts
+from penstock.facts.governance import described
 from penstock.sourcing import resets as sourcing
 from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
 
@@ -51,7 +54,7 @@ FATES: dict[Fate, str] = {
 
 @click.group()
 def consumer() -> None:
-    """Look at consumers, pause, resume and reset them.
+    """Look at consumers, pause, resume and reset them, and prune what nobody reads.
 
     \b
     Example:
@@ -60,18 +63,29 @@ def consumer() -> None:
     """
 
 
+consumer.add_command(governance.prune)
+consumer.add_command(governance.restore)
+
+
 @consumer.command()
 @click.argument("stream", required=False)
+@click.option("--unused", metavar="DURATION", help="Only durable ones that nobody has read through for so long, as 7d.")
 @json_option
 @click.pass_obj
 @sync
-async def ls(context: Context, stream: str | None, as_json: bool) -> int:
+async def ls(context: Context, stream: str | None, unused: str | None, as_json: bool) -> int:
     """List the consumers of a STREAM, or of all streams.
+
+    With --unused: what nobody reads, with owner and purpose. The server forgets when a consumer was last active when it
+    is restarted; then the first look writes down where it is, and a later one can tell.
 
     \b
     Example:
       penstock consumer ls
+      penstock consumer ls --unused 7d
     """
+    if unused is not None:
+        return await _unused(context, stream, unused, as_json)
     async with connect(context.settings()) as broker:
         streams = [stream] if stream else await broker.jetstream.stream_names()
         found = [one for name in streams for one in await broker.jetstream.consumers(name)]
@@ -81,6 +95,18 @@ async def ls(context: Context, stream: str | None, as_json: bool) -> int:
         out.print(table(None, COLUMNS, _rows(found)))
     else:
         out.print("no consumers")
+    return EXIT_OK
+
+
+async def _unused(context: Context, stream: str | None, longer_than: str, as_json: bool) -> int:
+    streams, limit = [stream] if stream else [], governance.duration_flag(longer_than)
+    found = await governance.unused(context.settings(), streams, limit)
+    if as_json:
+        print_json([{**_facts(info), **described(info, idle)} for info, idle in found])
+    elif found:
+        out.print(governance.unused_table(found))
+    else:
+        out.print(f"every durable consumer was read within {longer_than}, as far as is known")
     return EXIT_OK
 
 
@@ -237,8 +263,6 @@ async def reset(
 
 async def _start_over(context: Context, stream: str, name: str) -> None:
     """What a named reader has confirmed counts no more: all that the reset repeats shall be handed out again."""
-    from penstock.facts import Facts  # few consumers have a named reader
-
     with suppress(AccessDenied):  # then its books are not ours to change, and it finds out about the reset by itself
         async with Facts(context.settings(), "penstock consumer") as facts:
             await facts.forget_pages(name, stream=stream)

@@ -29,6 +29,7 @@ COMMANDS = {
     "fetch": "penstock.cli.facts:fetch",
     "confirm": "penstock.cli.facts:confirm",
     "dlq": "penstock.cli.dlq:dlq",
+    "gateway": "penstock.cli.gateway:gateway",
     "pipeline": "penstock.cli.pipeline:pipeline",
     "server": "penstock.cli.server:server",
     "sources": "penstock.cli.sources:sources",

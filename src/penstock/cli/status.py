@@ -24,7 +24,8 @@ STREAM_COLUMNS: list[Column] = [
     ("cons.", "right"), ("repl.", "right"),
 ]  # fmt: skip
 CONSUMER_COLUMNS: list[Column] = [
-    "consumer", ("lag", "right"), ("oldest", "right"), ("in flight", "right"), ("again", "right"), ("dead", "right"),
+    "consumer", ("floor", "right"), ("lag", "right"), ("oldest", "right"), ("in flight", "right"), ("again", "right"),
+    ("dead", "right"),
 ]  # fmt: skip
 
 
@@ -40,7 +41,8 @@ CONSUMER_COLUMNS: list[Column] = [
 async def status(context: Context, watch: bool, every: float, platform: str | None, as_json: bool) -> None:
     """Show streams and consumers, and how far behind they are.
 
-    Lag is counted in messages that are not acknowledged, and in the age of the oldest of them.
+    Lag is counted in messages that are not acknowledged, and in the age of the oldest of them. The floor is the
+    sequence up to which all are acknowledged.
 
     \b
     Example:
@@ -107,7 +109,7 @@ def _consumer_row(consumer: ConsumerStatus) -> tuple[Any, ...]:
     limit = f"/{consumer.max_ack_pending:,}" if consumer.max_ack_pending else ""
     name = f"  {consumer.name}{' (paused)' if consumer.paused_for is not None else ''}"
     age = _age(consumer.lag) if consumer.lag_messages else ""
-    return (name, f"{consumer.lag_messages:,}", age, f"{consumer.ack_pending:,}{limit}",
+    return (name, f"{consumer.ack_floor:,}", f"{consumer.lag_messages:,}", age, f"{consumer.ack_pending:,}{limit}",
             f"{consumer.redelivered:,}", f"{consumer.dead_letters:,}")  # fmt: skip
 
 

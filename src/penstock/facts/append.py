@@ -8,7 +8,16 @@ from penstock import retry
 from penstock.broker.model import StoredMessage
 from penstock.errors import ConfigError, MessageNotFound, Unavailable
 from penstock.facts.errors import FactConflict
-from penstock.facts.fact import DIGEST_HEADER, ID_HEADER, Appended, checked_headers, digest, stored_subject
+from penstock.facts.fact import (
+    DIGEST_HEADER,
+    EXPECT_NONE,
+    EXPECT_STREAM,
+    ID_HEADER,
+    Appended,
+    checked_headers,
+    digest,
+    stored_subject,
+)
 from penstock.facts.link import Link, NoStream, WrongRevision
 from penstock.wire.headers import Headers
 
@@ -30,9 +39,9 @@ class Writer:
         """Store the fact, or find it stored. Raises `FactConflict` when the id is stored with other content."""
         stored, own = stored_subject(subject, fact_id), checked_headers(headers)
         mark = digest(data, own)
-        marked = {**own, ID_HEADER: fact_id, DIGEST_HEADER: mark, "Nats-Expected-Last-Subject-Sequence": "0"}
+        marked = {**own, ID_HEADER: fact_id, DIGEST_HEADER: mark, EXPECT_NONE: "0"}
         if stream:
-            marked["Nats-Expected-Stream"] = stream
+            marked[EXPECT_STREAM] = stream
 
         async def once() -> Appended:
             try:
@@ -41,6 +50,8 @@ class Writer:
             except WrongRevision as exc:
                 return _same(await self._found(exc.stream, stored), subject, fact_id, mark)
             except NoStream as exc:
+                if await self._link.jetstream.stream_names(stored):
+                    raise Unavailable(f"the stream of {subject!r} does not answer") from exc
                 raise ConfigError(_no_stream(subject, stored)) from exc
 
         return await retry.retrying(once, within=self._link.settings.timeout)

@@ -21,7 +21,10 @@ ID_HEADER = "Penstock-Fact-Id"
 DIGEST_HEADER = "Penstock-Fact-Digest"
 KEY_BYTES = 18
 MOST_ID_BYTES = 512
-OWN_HEADERS = frozenset({ID_HEADER, DIGEST_HEADER})
+EXPECT_NONE = "Nats-Expected-Last-Subject-Sequence"
+EXPECT_STREAM = "Nats-Expected-Stream"
+OWN_HEADERS = frozenset({ID_HEADER, DIGEST_HEADER, EXPECT_NONE, EXPECT_STREAM})
+"""What `append` adds, and a reader does not see."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,4 +92,8 @@ def _text(raw: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    """The bytes of a text; a second text for the same bytes, which differs in bits that mean nothing, is refused."""
+    raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    if _text(raw) != text:
+        raise binascii.Error("not as it was written")
+    return raw

@@ -69,6 +69,8 @@ class ConsumerStatus:
     name: str
     filters: tuple[str, ...]
     service: str | None
+    owner: str | None
+    purpose: str | None
     lag_messages: int
     """Matching messages that are not acknowledged yet."""
     lag: timedelta
@@ -76,6 +78,8 @@ class ConsumerStatus:
     ack_pending: int
     max_ack_pending: int | None
     ack_floor: int
+    delivered: int
+    """Sequence of the last message delivered."""
     redelivered: int
     waiting: int
     paused_for: timedelta | None
@@ -213,11 +217,14 @@ def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str
         name=info.name,
         filters=info.filters,
         service=described.get(metadata.SERVICE),
+        owner=described.get(metadata.OWNER),
+        purpose=described.get(metadata.PURPOSE),
         lag_messages=info.unprocessed,
         lag=max(now - oldest, timedelta()) if oldest else timedelta(),
         ack_pending=info.ack_pending,
         max_ack_pending=limit if limit > 0 else None,
         ack_floor=info.ack_floor_stream_seq,
+        delivered=info.delivered_stream_seq,
         redelivered=info.redelivered,
         waiting=info.waiting,
         paused_for=info.paused_for,

@@ -269,6 +269,13 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     Field("service", Text("a service"), "The program that reads through it; totals are counted by it.", sent=False),
     Field("owner", Text("a team"), "Who answers for it.", sent=False),
     Field("purpose", Text(), "What it is for.", sent=False),
+    Field(
+        "reader",
+        OneOf(("dedicated", "shared")),
+        "For named readers (`penstock fetch`): a `dedicated` one has one open page at a time, so that facts never come "
+        "out of order; instances of a `shared` one have a page each. Shared when left out.",
+        sent=False,
+    ),
     Field("description", Text(), "For people; the server keeps it."),
     Field("ack_wait", Duration(), "Not acknowledged for this long: delivered again.", default=30 * SECOND),
     Field(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.topology import pipelines
+from penstock.topology import gateway, pipelines
 from penstock.topology.contract import Contracts
 from penstock.topology.document import Node, Place, Problems, expanded, nearest, overlaid, read
 from penstock.topology.fields import (
@@ -37,7 +37,7 @@ from penstock.topology.model import (
 )
 from penstock.units import from_nanoseconds
 
-SECTIONS = ("name", "environments", "streams", "consumers", "pipelines", "asyncapi")
+SECTIONS = ("name", "environments", "streams", "consumers", "pipelines", "gateway", "asyncapi")
 PARTS = ("streams", "consumers", "pipelines")
 """The sections that an environment can lay something over."""
 DEFAULT_ENVIRONMENT = "dev"
@@ -72,11 +72,15 @@ def _load(path: Path, env: str | None, variables: Mapping[str, str] | None) -> P
     _check_sections(root, problems)
     chosen = _choose(root, env, problems)
     outside = os.environ if variables is None else variables
-    environment, parts = _for_environment(root, chosen, {**outside, **_variables(root, chosen)}, path, problems)
+    known = {**outside, **_variables(root, chosen)}
+    environment, parts = _for_environment(root, chosen, known, path, problems)
     streams = {name: _stream(name, node, place, environment, problems) for name, node, place in parts["streams"]}
     consumers = {name: _consumer(name, node, place, problems) for name, node, place in parts["consumers"]}
     flows = {name: pipelines.pipeline(name, node, place, problems) for name, node, place in parts["pipelines"]}
     _check_references(parts, streams, problems)
+    gate = root.get("gateway")
+    entry = expanded(gate, known, problems) if gate is not None else None
+    served = gateway.gateway(entry, gateway.Declared(streams, consumers), problems)
     if not (streams or consumers or flows or problems.found):
         problems.add(root, f"this file declares nothing: add {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     problems.raise_any()
@@ -92,6 +96,7 @@ def _load(path: Path, env: str | None, variables: Mapping[str, str] | None) -> P
         pipelines={name: spec for name, spec in flows.items() if spec},
         asyncapi=document.text if document else None,
         name=title.text if title else DEFAULT_NAME,
+        gateway=served,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +161,8 @@ class ConsumerSpec:
     owner: str | None = None
     purpose: str | None = None
     dlq: str | None = None
+    reader: str | None = None
+    """For named readers: `dedicated` or `shared`."""
     why: str | None = None
     """Why it is not a pull consumer with explicit acks."""
     may_miss: bool = False
@@ -301,6 +303,56 @@ class PipelineSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """What the gateway lets one caller do."""
+
+    page: int = 500
+    """Facts of a page, at most."""
+    page_bytes: int = 4 * 1024 * 1024
+    body: int = 2 * 1024 * 1024
+    """Bytes of a request, at most, after decompression."""
+    rate: int = 500
+    """Calls a second of one identity."""
+    concurrent: int = 32
+    """Calls of one identity at the same time."""
+    wait: timedelta = timedelta(seconds=30)
+    """Longest that a fetch may wait for a first fact."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayToken:
+    """A bearer token, known by its SHA-256 only."""
+
+    sha256: str = field(repr=False)
+    expires: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayIdentity:
+    """A caller of the gateway, and what it is granted."""
+
+    name: str
+    certificates: tuple[str, ...] = ()
+    """Names (DNS or URI) in the client certificates that prove it."""
+    tokens: tuple[GatewayToken, ...] = ()
+    consumers: tuple[tuple[str, str], ...] = ()
+    """Stream and consumer of everything it may fetch and confirm."""
+    subjects: tuple[str, ...] = ()
+    """Filters of the subjects that it may append to."""
+    owner: str | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySpec:
+    """Who may call the gateway."""
+
+    limits: GatewayLimits = GatewayLimits()
+    identities: Mapping[str, GatewayIdentity] = field(default_factory=dict)
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Platform:
     """Everything the file declares, for one environment."""
 
@@ -313,6 +365,7 @@ class Platform:
     """The AsyncAPI document of the whole platform, relative to the file."""
     name: str = DEFAULT_NAME
     """Marks what the platform owns. Platforms that share a server need different names."""
+    gateway: GatewaySpec | None = None
 
     def consumers_of(self, stream: str) -> tuple[ConsumerSpec, ...]:
         """The consumers of a stream, in the order of the file."""

@@ -9,7 +9,7 @@ default back, while a field that somebody else set, and no file ever named, is l
 
 from __future__ import annotations
 
-from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, SERVICE
+from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, READER, SERVICE
 from penstock.broker.model import Json
 from penstock.topology.model import DEFAULT_NAME, ConsumerSpec
 
@@ -48,7 +48,13 @@ def marked(config: Json, platform: str) -> Json:
 
 def described(spec: ConsumerSpec) -> Json:
     """The consumer's configuration with what the server would not know otherwise, so that `status` can show it."""
-    known = {SERVICE: spec.service, DLQ: spec.dlq, OWNER: spec.owner, PURPOSE: spec.purpose}
+    known = {
+        SERVICE: spec.service,
+        DLQ: spec.dlq,
+        OWNER: spec.owner,
+        PURPOSE: spec.purpose,
+        READER: spec.reader,
+    }
     told = {key: value for key, value in known.items() if value}
     return {**spec.config, "metadata": {**(spec.config.get("metadata") or {}), **told}} if told else spec.config
 

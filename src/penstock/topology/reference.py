@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.topology import fields
+from penstock.topology import fields, gateway
 from penstock.topology.effects import CHANGE_WORDS
 from penstock.topology.kinds import Duration, Field, ListOf, Record, Size
 from penstock.topology.rules import RULES, Severity
@@ -27,6 +27,12 @@ SECTIONS: tuple[tuple[str, str, Sequence[Field]], ...] = (
         fields.CONSUMER_FIELDS,
     ),
     ("Pipelines", "`pipelines.<name>`: a Spark pipeline from a stream to files or streams.", fields.PIPELINE_FIELDS),
+    ("Gateway", "`gateway`: who may call `penstock gateway`; see [the gateway](gateway.md).", gateway.GATEWAY_FIELDS),
+    (
+        "Gateway identities",
+        "`gateway.identities.<name>`: a caller, proven by a client certificate or a bearer token.",
+        gateway.GATEWAY_IDENTITY_FIELDS,
+    ),
 )
 
 INTRODUCTION = """\
@@ -35,10 +41,10 @@ INTRODUCTION = """\
 <!-- Written by `make docs` from the tables in src/penstock/topology/fields.py. Edit those. -->
 
 `penstock.yaml` declares streams, durable consumers and pipelines. Its top-level keys are `environments`,
-`streams`, `consumers` and `pipelines`; `asyncapi`, the path of the AsyncAPI document that describes the events; and
-`name`, which marks what this platform owns where several share a server. A platform does not change what another one
-owns (`--take-over` does), and only a platform with a name can `--prune`; what it has declared once, made or found, is
-its own. A line taken out of the file brings the server's default back.
+`streams`, `consumers`, `pipelines` and `gateway`; `asyncapi`, the path of the AsyncAPI document that describes the
+events; and `name`, which marks what this platform owns where several share a server. A platform does not change what
+another one owns (`--take-over` does), and only a platform with a name can `--prune`; what it has declared once, made or
+found, is its own. A line taken out of the file brings the server's default back.
 Unknown keys are errors that name the nearest known key; every error says file, line and column.
 
 - **Durations** are a number and a unit: {durations}; several may follow each other, as in `1h30m`. `0` needs no unit.

@@ -48,6 +48,14 @@ def test_a_receipt_that_was_changed_anywhere_is_refused(data: st.DataObject) -> 
         verified(changed, KEY, "FACTS", "reader")
 
 
+def test_bits_that_base64_does_not_use_cannot_be_changed_either() -> None:
+    text = RECEIPT.signed(KEY)
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    for letter in letters.replace(text[-1], ""):
+        with pytest.raises(ForgedReceipt):
+            verified(text[:-1] + letter, KEY, "FACTS", "reader")
+
+
 @given(st.text(max_size=300))
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ForgedReceipt):

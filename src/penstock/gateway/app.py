@@ -1,0 +1,164 @@
+"""The gateway as an ASGI application: who calls, how much they may do, and then the service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.facts import Facts
+from penstock.gateway.grants import Grants, NotAuthenticated
+from penstock.gateway.limits import Allowance, TooMany
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.service import Service, caller
+from penstock.gateway.v1.facts_connect import FactServiceASGIApplication
+from penstock.observe.status import ConsumerStatus, consumer_status
+from penstock.topology.model import GatewaySpec
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+PEER = "penstock.peer"
+"""Where the server leaves the client's certificate in the state of a connection."""
+KINDS = (b"application/proto", b"application/json")
+READY_WITHIN = 2.0  # seconds
+CALL_MARGIN = 30.0  # seconds beyond the longest wait that a call may take with its body
+
+
+class Gateway:
+    """Answers calls, health and metrics. Keeps nothing that another process would miss."""
+
+    def __init__(self, facts: Facts, spec: GatewaySpec) -> None:
+        self.facts = facts
+        self.metrics = Metrics()
+        self.draining = False
+        self._limits = spec.limits
+        self._grants = Grants(spec)
+        self._allowances = {
+            one.name: Allowance(spec.limits.rate, spec.limits.concurrent) for one in self._grants.identities
+        }
+        service = Service(facts, spec.limits, self.metrics)
+        self._calls = FactServiceASGIApplication(service, read_max_bytes=spec.limits.body)
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application for callers: calls, and `/healthz` for load balancers that cannot reach the other port."""
+        if scope["type"] != "http":
+            return
+        if scope["path"] == "/healthz":
+            await _answer(send, 200, b"ok\n")
+            return
+        try:
+            allowance = self._enter(scope)
+        except NotAuthenticated as exc:
+            await self._refuse(send, 401, "unauthenticated", str(exc))
+        except TooMany as exc:
+            await self._refuse(send, 429, "resource_exhausted", str(exc))
+        except Unacceptable as exc:
+            await self._refuse(send, exc.status, exc.code, exc.reason)
+        else:
+            await self._call(scope, receive, send, allowance)
+
+    def _enter(self, scope: Scope) -> Allowance:
+        """Who calls, and whether they may call now; the body is not looked at before that is clear."""
+        headers = dict(scope["headers"])
+        authorization = headers.get(b"authorization", b"").decode("latin-1") or None
+        peer = scope.get("state", {}).get(PEER)
+        identity = self._grants.caller(peer, authorization, datetime.now(UTC))
+        _check(scope["method"], headers, self._limits.body)
+        allowance = self._allowances[identity.name]
+        allowance.enter(time.monotonic())
+        caller.set(identity)
+        return allowance
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send, allowance: Allowance) -> None:
+        self.metrics.running += 1
+        try:
+            async with asyncio.timeout(self._limits.wait.total_seconds() + CALL_MARGIN):
+                await self._calls(scope, receive, send)
+        except TimeoutError:
+            self.metrics.refused["too_slow"] += 1
+        finally:
+            self.metrics.running -= 1
+            allowance.leave()
+
+    async def _refuse(self, send: Send, status: int, code: str, message: str) -> None:
+        self.metrics.refused[code] += 1
+        body = json.dumps({"code": code, "message": message}).encode()
+        await _answer(send, status, body, b"application/json")
+
+    # -- health and metrics ------------------------------------------------------------------------------------------
+
+    async def admin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application for operators: `/healthz`, `/readyz` and `/metrics`, on a port that callers do not see."""
+        if scope["type"] != "http":
+            return
+        match scope["path"]:
+            case "/healthz":
+                await _answer(send, 200, b"ok\n")
+            case "/readyz":
+                ready = await self.ready()
+                await _answer(send, 200 if ready else 503, b"ready\n" if ready else b"not ready\n")
+            case "/metrics":
+                text = self.metrics.text(await self._progress(), await self.ready())
+                await _answer(send, 200, text.encode(), b"text/plain; version=0.0.4")
+            case _:
+                await _answer(send, 404, b"/healthz, /readyz and /metrics are here\n")
+
+    async def ready(self) -> bool:
+        """Whether to send calls here: the broker answers, and the gateway is not about to end."""
+        if self.draining:
+            return False
+        try:
+            async with asyncio.timeout(READY_WITHIN):
+                await self.facts.link.jetstream.account_info()
+        except (PenstockError, TimeoutError):
+            return False
+        return True
+
+    async def _progress(self) -> list[ConsumerStatus]:
+        """The granted consumers, as far as the broker answers about them."""
+        granted = sorted({pair for one in self._grants.identities for pair in one.consumers})
+        found = []
+        for stream, consumer in granted:
+            try:
+                status = await consumer_status(self.facts.link.jetstream, stream, consumer)
+            except PenstockError:
+                continue
+            if status:
+                found.append(status)
+        return found
+
+
+class Unacceptable(PenstockError):
+    """A request of a kind that is not taken here."""
+
+    def __init__(self, status: int, code: str, reason: str) -> None:
+        super().__init__(status, code, reason)
+        self.status = status
+        self.code = code
+        self.reason = reason
+
+
+def _check(method: str, headers: Mapping[bytes, bytes], most: int) -> None:
+    """Unary Connect calls only. gRPC would need HTTP/2, and everything else is not meant for us."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if method != "POST":
+        raise Unacceptable(405, "unimplemented", "calls are POST requests")
+    if kind not in KINDS:
+        raise Unacceptable(415, "unimplemented", "calls have the content type application/proto or application/json")
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or int(length[:20]) > most:
+        raise Unacceptable(413, "resource_exhausted", f"a request has at most {most} bytes")
+
+
+async def _answer(send: Send, status: int, body: bytes, kind: bytes = b"text/plain") -> None:
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

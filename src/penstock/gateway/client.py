@@ -1,0 +1,227 @@
+"""Clients of the gateway with the calls, the values and the errors of `penstock.facts`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from pyqwest import Client, HTTPTransport, SyncClient, SyncHTTPTransport
+
+from penstock import errors
+from penstock.facts import Appended, Confirmation, Fact, FactConflict, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.gateway.service import duration
+from penstock.gateway.v1 import facts_pb as pb
+from penstock.gateway.v1.facts_connect import FactServiceClient, FactServiceClientSync
+from penstock.wire.headers import Headers
+
+ANSWER_WITHIN = 10.0
+"""Seconds for an answer, beside the time that a fetch waits for facts."""
+READ_MOST = 64 * 1024 * 1024
+
+_REASONS = {
+    pb.FactError.Reason.STALE_RECEIPT: StaleReceipt,
+    pb.FactError.Reason.FORGED_RECEIPT: ForgedReceipt,
+    pb.FactError.Reason.FOREIGN_RECEIPT: ForeignReceipt,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLogin:
+    """How a client proves who it is, and whom it trusts."""
+
+    token: str | None = None
+    """A bearer token."""
+    ca: str | Path | None = None
+    """CA of the gateway's certificate; the system's CAs when left out."""
+    cert: str | Path | None = None
+    """Client certificate; goes with `key`."""
+    key: str | Path | None = None
+
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def transport(self) -> dict[str, Any]:
+        files = {"tls_ca_cert": self.ca, "tls_cert": self.cert, "tls_key": self.key}
+        given = {name: Path(path).read_bytes() for name, path in files.items() if path}
+        return {"tls_include_system_certs": self.ca is None, **given}
+
+
+class GatewayClient:
+    """Calls a gateway, or any number of them behind one address, from asyncio."""
+
+    def __init__(self, url: str, login: GatewayLogin | None = None, *, timeout: float = ANSWER_WITHIN) -> None:
+        self._login = login or GatewayLogin()
+        self._timeout = timeout
+        self._transport = HTTPTransport(**self._login.transport())
+        self._client = FactServiceClient(
+            url, http_client=Client(self._transport), send_compression=None, read_max_bytes=READ_MOST
+        )
+
+    async def fetch_facts(
+        self, consumer_name: str, limit: int = 100, *, stream: str | None = None, wait: float = 0.0
+    ) -> Page:
+        """See `Facts.fetch_facts`; the gateway may give fewer facts and wait less than asked for."""
+        request = _fetch(consumer_name, limit, stream, wait)
+        with _told(consumer_name):
+            return _page(request, await self._client.fetch_facts(request, **self._options(wait)))
+
+    async def confirm_receipt(self, consumer_name: str, receipt: str, *, stream: str | None = None) -> Confirmation:
+        """See `Facts.confirm_receipt`."""
+        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt, stream=stream or "")
+        with _told(consumer_name):
+            return _confirmation(request, await self._client.confirm_receipt(request, **self._options()))
+
+    async def append_fact(
+        self, subject: str, fact_id: str, data: bytes, *, headers: Headers | None = None, stream: str | None = None
+    ) -> Appended:
+        """See `Facts.append_fact`."""
+        request = _append(subject, fact_id, data, headers, stream)
+        with _told(fact_id, subject):
+            return _appended(await self._client.append_fact(request, **self._options()))
+
+    def _options(self, wait: float = 0.0) -> dict[str, Any]:
+        return {"headers": self._login.headers(), "timeout_ms": int((self._timeout + wait) * 1000)}
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class BlockingGatewayClient:
+    """The same without an event loop; any number of threads may use it."""
+
+    def __init__(self, url: str, login: GatewayLogin | None = None, *, timeout: float = ANSWER_WITHIN) -> None:
+        self._login = login or GatewayLogin()
+        self._timeout = timeout
+        self._transport = SyncHTTPTransport(**self._login.transport())
+        self._client = FactServiceClientSync(
+            url, http_client=SyncClient(self._transport), send_compression=None, read_max_bytes=READ_MOST
+        )
+
+    def fetch_facts(
+        self, consumer_name: str, limit: int = 100, *, stream: str | None = None, wait: float = 0.0
+    ) -> Page:
+        """See `GatewayClient.fetch_facts`."""
+        request = _fetch(consumer_name, limit, stream, wait)
+        with _told(consumer_name):
+            return _page(request, self._client.fetch_facts(request, **self._options(wait)))
+
+    def confirm_receipt(self, consumer_name: str, receipt: str, *, stream: str | None = None) -> Confirmation:
+        """See `Facts.confirm_receipt`."""
+        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt, stream=stream or "")
+        with _told(consumer_name):
+            return _confirmation(request, self._client.confirm_receipt(request, **self._options()))
+
+    def append_fact(
+        self, subject: str, fact_id: str, data: bytes, *, headers: Headers | None = None, stream: str | None = None
+    ) -> Appended:
+        """See `Facts.append_fact`."""
+        request = _append(subject, fact_id, data, headers, stream)
+        with _told(fact_id, subject):
+            return _appended(self._client.append_fact(request, **self._options()))
+
+    def _options(self, wait: float = 0.0) -> dict[str, Any]:
+        return {"headers": self._login.headers(), "timeout_ms": int((self._timeout + wait) * 1000)}
+
+    def close(self) -> None:
+        self._client.close()
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# -- what both share ---------------------------------------------------------------------------------------------------
+
+
+def _fetch(consumer: str, limit: int, stream: str | None, wait: float) -> pb.FetchFactsRequest:
+    waits = duration(timedelta(seconds=wait)) if wait > 0 else None
+    return pb.FetchFactsRequest(consumer_name=consumer, limit=limit, stream=stream or "", wait=waits)
+
+
+def _append(
+    subject: str, fact_id: str, data: bytes, headers: Headers | None, stream: str | None
+) -> pb.AppendFactRequest:
+    given = [
+        pb.Header(name=name, values=[value] if isinstance(value, str) else list(value))
+        for name, value in (headers or {}).items()
+    ]
+    return pb.AppendFactRequest(subject=subject, id=fact_id, data=data, headers=given, stream=stream or "")
+
+
+def _page(request: pb.FetchFactsRequest, answer: pb.FetchFactsResponse) -> Page:
+    after = answer.retry_after
+    return Page(
+        stream=answer.facts[0].stream if answer.facts else request.stream,
+        consumer=request.consumer_name,
+        facts=tuple(_fact(fact) for fact in answer.facts),
+        receipt=answer.receipt or None,
+        pending=answer.pending,
+        retry_after=timedelta(seconds=after.seconds, microseconds=after.nanos // 1000) if after else None,
+    )
+
+
+def _fact(fact: pb.Fact) -> Fact:
+    at = fact.stored_at
+    stored = datetime.fromtimestamp(at.seconds, UTC) + timedelta(microseconds=at.nanos // 1000) if at else None
+    return Fact(
+        stream=fact.stream,
+        sequence=fact.sequence,
+        subject=fact.subject,
+        id=fact.id or None,
+        data=fact.data,
+        headers={header.name: list(header.values) for header in fact.headers},
+        stored_at=stored or datetime.fromtimestamp(0, UTC),
+        attempt=fact.attempt,
+    )
+
+
+def _confirmation(request: pb.ConfirmReceiptRequest, answer: pb.ConfirmReceiptResponse) -> Confirmation:
+    return Confirmation(request.stream, request.consumer_name, answer.first, answer.last, answer.already)
+
+
+def _appended(answer: pb.AppendFactResponse) -> Appended:
+    return Appended(answer.stream, answer.sequence, answer.existed)
+
+
+@contextmanager
+def _told(name: str, subject: str = "") -> Iterator[None]:
+    """Turn Connect's errors back into ours."""
+    try:
+        yield
+    except ConnectError as exc:
+        raise _error(exc, name, subject) from exc
+
+
+def _error(error: ConnectError, name: str, subject: str) -> errors.PenstockError:
+    detail = next((one.value(pb.FactError) for one in error.details), None)
+    if detail is not None and detail.reason == pb.FactError.Reason.CONFLICT:
+        return FactConflict(name, subject, detail.stream, detail.sequence)
+    if detail is not None and (kind := _REASONS.get(detail.reason)):
+        return kind(name, error.message.partition(": ")[2] or error.message)
+    match error.code:
+        case Code.UNAUTHENTICATED | Code.PERMISSION_DENIED:
+            return errors.AccessDenied(f"the gateway refused it: {error.message}")
+        case Code.INVALID_ARGUMENT:
+            return errors.ConfigError(error.message)
+        case Code.NOT_FOUND:
+            return errors.NotFound("the gateway's broker", 404, 0, error.message)
+        case Code.UNAVAILABLE | Code.RESOURCE_EXHAUSTED | Code.DEADLINE_EXCEEDED | Code.CANCELED:
+            return errors.Unavailable(f"the gateway could not answer: {error.message}")
+        case _:
+            return errors.PenstockError(f"the gateway failed: {error.message}")

@@ -1,0 +1,182 @@
+"""The three calls of the gateway: grants checked, facts called, errors told in Connect's words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from connectrpc.code import Code
+from connectrpc.errors import ConnectError
+from connectrpc.request import RequestContext
+from protobuf.wkt import Duration, Timestamp
+
+from penstock import errors
+from penstock.facts import Fact, FactConflict, Facts, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.gateway.grants import NotGranted, check_subject, granted_consumer
+from penstock.gateway.metrics import Metrics
+from penstock.gateway.v1 import facts_pb as pb
+from penstock.gateway.v1.facts_connect import FactService
+from penstock.topology.model import GatewayIdentity, GatewayLimits
+
+T = TypeVar("T")
+Context = RequestContext[Any, Any]
+
+caller: ContextVar[GatewayIdentity] = ContextVar("penstock_gateway_caller")
+"""Who makes the call that is being answered."""
+
+DEFAULT_LIMIT = 100
+ANSWER_MARGIN = 0.1
+"""Seconds before the caller's deadline at which a fetch stops waiting, so that the answer still arrives."""
+
+FETCH, CONFIRM, APPEND = "FetchFacts", "ConfirmReceipt", "AppendFact"
+
+REASONS = {
+    StaleReceipt: (Code.FAILED_PRECONDITION, pb.FactError.Reason.STALE_RECEIPT),
+    ForgedReceipt: (Code.INVALID_ARGUMENT, pb.FactError.Reason.FORGED_RECEIPT),
+    ForeignReceipt: (Code.PERMISSION_DENIED, pb.FactError.Reason.FOREIGN_RECEIPT),
+}
+CODES: tuple[tuple[type[errors.PenstockError], Code], ...] = (
+    (NotGranted, Code.PERMISSION_DENIED),
+    (errors.ConfigError, Code.INVALID_ARGUMENT),
+    (errors.NotFound, Code.NOT_FOUND),
+    (errors.DeadlineExceeded, Code.DEADLINE_EXCEEDED),
+    (errors.Unavailable, Code.UNAVAILABLE),
+    (errors.ServerBusy, Code.UNAVAILABLE),
+)
+"""The first that fits counts."""
+OWN_WORDS = (NotGranted, errors.ConfigError)
+"""Errors whose text is meant for the caller; others may name servers and subjects that are none of its business."""
+
+
+class Service(FactService):
+    """`FactService` over one `Facts`."""
+
+    def __init__(self, facts: Facts, limits: GatewayLimits, metrics: Metrics) -> None:
+        self._facts = facts
+        self._limits = limits
+        self._metrics = metrics
+
+    async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Context) -> pb.FetchFactsResponse:
+        async def fetch() -> pb.FetchFactsResponse:
+            stream = granted_consumer(caller.get(), request.consumer_name, request.stream)
+            limit = min(request.limit or DEFAULT_LIMIT, self._limits.page)
+            page = await self._facts.fetch_facts(
+                request.consumer_name,
+                limit,
+                stream=stream,
+                wait=self._wait(request.wait, ctx),
+                max_bytes=self._limits.page_bytes,
+            )
+            self._metrics.facts[FETCH] += len(page)
+            return _response(page)
+
+        return await self._told(FETCH, fetch)
+
+    async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Context) -> pb.ConfirmReceiptResponse:
+        async def confirm() -> pb.ConfirmReceiptResponse:
+            stream = granted_consumer(caller.get(), request.consumer_name, request.stream)
+            done = await self._facts.confirm_receipt(request.consumer_name, request.receipt, stream=stream)
+            self._metrics.facts[CONFIRM] += not done.already
+            return pb.ConfirmReceiptResponse(first=done.first, last=done.last, already=done.already)
+
+        return await self._told(CONFIRM, confirm)
+
+    async def append_fact(self, request: pb.AppendFactRequest, ctx: Context) -> pb.AppendFactResponse:
+        async def append() -> pb.AppendFactResponse:
+            check_subject(caller.get(), request.subject)
+            headers = {header.name: tuple(header.values) for header in request.headers}
+            if len(headers) != len(request.headers):
+                raise errors.ConfigError("a header is given twice: write its values below one name")
+            done = await self._facts.append_fact(
+                request.subject, request.id, request.data, headers=headers, stream=request.stream or None
+            )
+            self._metrics.facts[APPEND] += not done.existed
+            return pb.AppendFactResponse(stream=done.stream, sequence=done.sequence, existed=done.existed)
+
+        return await self._told(APPEND, append)
+
+    def _wait(self, asked: Duration | None, ctx: Context) -> float:
+        """How long a fetch may wait: as asked, as allowed, and as long as the caller does."""
+        wanted = asked.seconds + asked.nanos / 1e9 if asked else 0.0
+        longest = min(wanted, self._limits.wait.total_seconds())
+        if ctx.timeout_ms is not None:
+            longest = min(longest, ctx.timeout_ms / 1000 - ANSWER_MARGIN)
+        return max(longest, 0.0)
+
+    async def _told(self, method: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Count a call, and turn our errors into Connect's."""
+        began, outcome = time.perf_counter(), "canceled"
+        try:
+            answer = await call()
+            outcome = "ok"
+            return answer
+        except errors.PenstockError as exc:
+            told = connect_error(exc)
+            outcome = told.code.value
+            raise told from exc
+        finally:
+            self._metrics.called(method, outcome, time.perf_counter() - began)
+
+
+def connect_error(error: errors.PenstockError) -> ConnectError:
+    """What a caller is told about an error."""
+    if isinstance(error, FactConflict):
+        detail = pb.FactError(reason=pb.FactError.Reason.CONFLICT, stream=error.stream, sequence=error.sequence)
+        return ConnectError(Code.ALREADY_EXISTS, str(error), [detail])
+    for kind, (code, reason) in REASONS.items():
+        if isinstance(error, kind):
+            return ConnectError(code, str(error), [pb.FactError(reason=reason)])
+    code = next((code for kind, code in CODES if isinstance(error, kind)), Code.INTERNAL)
+    return ConnectError(code, str(error) if isinstance(error, OWN_WORDS) else _words(code))
+
+
+def _words(code: Code) -> str:
+    match code:
+        case Code.NOT_FOUND:
+            return "the consumer or stream of this grant does not exist on the broker"
+        case Code.UNAVAILABLE | Code.DEADLINE_EXCEEDED:
+            return "the broker did not answer in time; try again"
+        case _:
+            return "the gateway failed; its log says why"
+
+
+# -- facts as messages -------------------------------------------------------------------------------------------------
+
+
+def _response(page: Page) -> pb.FetchFactsResponse:
+    return pb.FetchFactsResponse(
+        facts=[_fact(fact) for fact in page.facts],
+        receipt=page.receipt or "",
+        pending=page.pending,
+        retry_after=duration(page.retry_after) if page.retry_after else None,
+    )
+
+
+def _fact(fact: Fact) -> pb.Fact:
+    seconds = int(fact.stored_at.timestamp())
+    return pb.Fact(
+        stream=fact.stream,
+        sequence=fact.sequence,
+        subject=fact.subject,
+        id=fact.id or "",
+        data=fact.data,
+        headers=[pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in fact.headers.items()],
+        stored_at=Timestamp(seconds=seconds, nanos=fact.stored_at.microsecond * 1000),
+        attempt=fact.attempt,
+    )
+
+
+def duration(length: timedelta) -> Duration:
+    return Duration(seconds=int(length.total_seconds()), nanos=length.microseconds * 1000)
+
+
+def _cleaned(values: Iterable[str]) -> list[str]:
+    return [_clean(value) for value in values]
+
+
+def _clean(text: str) -> str:
+    """Text that protobuf takes: bytes in a header that are no UTF-8 are shown as question marks."""
+    return text.encode("utf-8", "replace").decode()

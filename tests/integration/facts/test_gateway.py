@@ -1,0 +1,438 @@
+"""The gateway as a process behind TLS: who gets in, what they may do, what they are told, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import random
+import re
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPSConnection
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from connectrpc.code import Code
+from connectrpc.codec import proto_json_codec
+from connectrpc.errors import ConnectError
+from protobuf.wkt import Duration
+from pyqwest import SyncClient, SyncHTTPTransport
+from tests.gateways import TOKENS, Papers, RunningGateway, write_platform
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.jetstream import JetStream
+from penstock.errors import AccessDenied, ConfigError, Unavailable
+from penstock.facts import FactConflict, Facts, ForeignReceipt, ForgedReceipt, Page
+from penstock.gateway import BlockingGatewayClient, GatewayClient, GatewayLogin
+from penstock.gateway.v1.facts_connect import FactServiceClientSync
+from penstock.gateway.v1.facts_pb import AppendFactRequest, ConfirmReceiptRequest, FetchFactsRequest
+from penstock.testing import eventually
+
+SEED = 20_261_116
+SERVICE = "/penstock.facts.v1.FactService"
+_numbers = count(1)
+
+
+@dataclass
+class Zone:
+    """A broker, a gateway in front of it, and the papers of callers."""
+
+    broker: EmbeddedServer
+    gateway: RunningGateway
+    papers: Papers
+    folder: Path
+
+    def client(self, certificate: str | None = None, token: str | None = None) -> BlockingGatewayClient:
+        secret = TOKENS.get(token, token) if token else None
+        return BlockingGatewayClient(self.gateway.url, self.papers.login(certificate, secret), timeout=10)
+
+    def state(self) -> tuple[int, list[tuple[str, int, int]]]:
+        """Messages of the stream, and where every consumer is."""
+        return asyncio.run(self._state())
+
+    async def _state(self) -> tuple[int, list[tuple[str, int, int]]]:
+        async with Facts(self.broker.settings) as facts:
+            js = facts.link.jetstream
+            consumers = [(one.name, one.ack_floor_stream_seq, one.ack_pending) for one in await js.consumers("FACTS")]
+            return (await js.stream_info("FACTS")).state.messages, consumers
+
+
+@pytest.fixture(scope="module")
+def zone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zone]:
+    folder = tmp_path_factory.mktemp("gateway")
+    papers = Papers(folder)
+    with EmbeddedServer(data=folder / "nats") as broker:
+        asyncio.run(prepare(broker))
+        file = write_platform(folder, broker.url)
+        with RunningGateway(file, *papers.flags()) as gateway:
+            yield Zone(broker, gateway, papers, folder)
+
+
+async def prepare(broker: EmbeddedServer) -> None:
+    async with Facts(broker.settings) as facts:
+        js: JetStream = facts.link.jetstream
+        await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+        for name in ("edge", "other", "busy"):
+            config = {"durable_name": f"{name}_reader", "ack_policy": "explicit", "ack_wait": 60_000_000_000}
+            await js.create_consumer("FACTS", {**config, "filter_subject": f"facts.{name}.>"})
+
+
+def receipt(page: Page) -> str:
+    assert page.receipt
+    return page.receipt
+
+
+def fresh() -> str:
+    return f"id-{next(_numbers)}"
+
+
+# -- what it does ------------------------------------------------------------------------------------------------------
+
+
+def test_a_fact_goes_round_through_the_gateway(zone: Zone) -> None:
+    with zone.client("edge") as client:
+        number = fresh()
+        stored = client.append_fact("facts.edge.orders", number, b"\x00\xff", headers={"Zone": ["a", "b"]})
+        assert client.append_fact("facts.edge.orders", number, b"\x00\xff", headers={"Zone": ["a", "b"]}).existed
+        with pytest.raises(FactConflict) as conflict:
+            client.append_fact("facts.edge.orders", number, b"else")
+        assert (conflict.value.stream, conflict.value.sequence) == ("FACTS", stored.sequence)
+        page = client.fetch_facts("edge_reader", 10, wait=5)
+        (fact,) = page.facts
+        assert (fact.id, fact.subject, fact.sequence) == (number, "facts.edge.orders", stored.sequence)
+        assert (fact.data, fact.headers, fact.attempt) == (b"\x00\xff", {"Zone": ["a", "b"]}, 1)
+        assert not client.confirm_receipt("edge_reader", receipt(page)).already
+        assert client.confirm_receipt("edge_reader", receipt(page)).already
+        with pytest.raises(ForgedReceipt):
+            client.confirm_receipt("edge_reader", receipt(page)[:-2])
+
+
+async def test_the_asyncio_client_does_the_same(zone: Zone) -> None:
+    login = zone.papers.login(token=TOKENS["other"])
+    async with GatewayClient(zone.gateway.url, login) as client:
+        ids = [fresh() for _ in range(20)]
+        await asyncio.gather(*(client.append_fact("facts.other.n", one, b"") for one in ids))
+        page = await client.fetch_facts("other_reader", 50, wait=5)
+        assert {fact.id for fact in page.facts} == set(ids)
+        await client.confirm_receipt("other_reader", receipt(page))
+        with pytest.raises(AccessDenied):
+            await client.fetch_facts("edge_reader", 1)
+
+
+@pytest.mark.parametrize("codec", ["proto", "json"])
+def test_a_generated_client_speaks_both_encodings(zone: Zone, codec: str) -> None:
+    login = zone.papers.login("edge")
+    with SyncHTTPTransport(**login.transport()) as transport:
+        choice = {"codec": proto_json_codec()} if codec == "json" else {}
+        client = FactServiceClientSync(zone.gateway.url, http_client=SyncClient(transport), **choice)
+        number = fresh()
+        stored = client.append_fact(AppendFactRequest(subject="facts.edge.x", id=number, data=b"\xff"))
+        page = client.fetch_facts(FetchFactsRequest(consumer_name="edge_reader", limit=10))
+        assert [(fact.id, fact.sequence, fact.data) for fact in page.facts] == [(number, stored.sequence, b"\xff")]
+        done = client.confirm_receipt(ConfirmReceiptRequest(consumer_name="edge_reader", receipt=page.receipt))
+        assert (done.first, done.last) == (stored.sequence, stored.sequence)
+        with pytest.raises(ConnectError) as refused:
+            client.fetch_facts(FetchFactsRequest(consumer_name="other_reader"))
+        assert refused.value.code is Code.PERMISSION_DENIED
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+    ((code, expected),) = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", text, re.DOTALL)
+    monkeypatch.setenv("GATEWAY_URL", zone.gateway.url)
+    monkeypatch.setenv("GATEWAY_CA", zone.papers.ca)
+    monkeypatch.setenv("GATEWAY_TOKEN", TOKENS["other"])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "gateway.md", "exec"), {"__name__": "gateway_page"})
+    assert printed.getvalue() == expected
+
+
+def test_a_page_of_one_gateway_is_confirmed_by_another(zone: Zone) -> None:
+    file = write_platform(zone.folder, zone.broker.url)
+    with RunningGateway(file, *zone.papers.flags()) as second, zone.client("edge") as client:
+        client.append_fact("facts.edge.two", fresh(), b"")
+        page = client.fetch_facts("edge_reader", 10)
+        with BlockingGatewayClient(second.url, zone.papers.login("edge")) as other:
+            assert not other.confirm_receipt("edge_reader", receipt(page)).already
+        assert client.confirm_receipt("edge_reader", receipt(page)).already
+
+
+# -- who gets in -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("certificate", "token"),
+    [
+        (None, None),
+        (None, "wrong"),
+        (None, ""),
+        (None, "late"),  # expired
+        ("stranger", None),  # of the right CA, and no identity has its name
+        ("expired", None),
+        ("foreign", None),  # of another CA, with the name of an identity
+        ("edge", "other"),  # two identities at once
+        ("foreign", "edge"),
+        ("stranger", "edge"),
+    ],
+)
+def test_nobody_gets_in_without_valid_papers(zone: Zone, certificate: str | None, token: str | None) -> None:
+    before = zone.state()
+    with zone.client(certificate, token) as client:
+        for call in (
+            lambda: client.fetch_facts("edge_reader", 1),
+            lambda: client.confirm_receipt("edge_reader", "pr1.AAAA.AAAA"),
+            lambda: client.append_fact("facts.edge.x", "1", b""),
+        ):
+            with pytest.raises((AccessDenied, Unavailable)):  # the latter where TLS itself ends the conversation
+                call()
+    assert zone.state() == before
+
+
+def test_whatever_is_not_granted_is_refused(zone: Zone) -> None:
+    with zone.client("edge") as edge, zone.client(token="other") as other:
+        edge.append_fact("facts.edge.secret", fresh(), b"")
+        page = edge.fetch_facts("edge_reader", 10)
+        before = zone.state()
+        for consumer in ("edge_reader", "busy_reader", "nobody", "", "*", "edge_reader.x", "../edge_reader"):
+            with pytest.raises(AccessDenied):
+                other.fetch_facts(consumer, 10)
+            with pytest.raises(AccessDenied):
+                other.confirm_receipt(consumer, receipt(page))
+        for stream in ("OTHER", "KV_penstock_facts"):
+            with pytest.raises(AccessDenied):
+                other.fetch_facts("other_reader", 10, stream=stream)
+        for subject in (
+            "facts.edge.x",
+            "facts.other",
+            "facts.other.a.b",
+            "facts.other.*",
+            "facts.>",
+            "$KV.x",
+            "",
+            ".",
+            " ",
+        ):
+            with pytest.raises(AccessDenied):
+                other.append_fact(subject, fresh(), b"")
+        with pytest.raises(ForeignReceipt):
+            other.confirm_receipt("other_reader", receipt(page))
+        assert zone.state() == before
+        edge.confirm_receipt("edge_reader", receipt(page))
+
+
+def test_a_caller_can_be_made_to_show_a_certificate(zone: Zone) -> None:
+    file = write_platform(zone.folder, zone.broker.url)
+    with RunningGateway(file, *zone.papers.flags(), "--require-certificate") as strict:
+        login = zone.papers.login(token=TOKENS["other"])
+        with BlockingGatewayClient(strict.url, login) as client, pytest.raises(Unavailable):
+            client.fetch_facts("other_reader", 1)
+        with BlockingGatewayClient(strict.url, zone.papers.login("edge")) as client:
+            client.fetch_facts("edge_reader", 1)
+
+
+def test_a_client_refuses_a_gateway_that_it_does_not_trust(zone: Zone) -> None:
+    login = GatewayLogin(token=TOKENS["edge"])  # the system's CAs do not know the gateway
+    with BlockingGatewayClient(zone.gateway.url, login) as client, pytest.raises(Unavailable):
+        client.fetch_facts("edge_reader", 1)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_pages_and_bodies_have_limits(zone: Zone) -> None:
+    with zone.client(token="busy") as client:
+        for _ in range(60):
+            client.append_fact("facts.busy.n", fresh(), b"")
+        page = client.fetch_facts("busy_reader", 5_000)
+        assert len(page) == 50
+        client.confirm_receipt("busy_reader", receipt(page))
+        with pytest.raises(Unavailable, match="at most 65536 bytes"):
+            client.append_fact("facts.busy.n", fresh(), b"x" * 70_000)
+        with pytest.raises(ConfigError, match="Nats-Rollup"):
+            client.append_fact("facts.busy.n", fresh(), b"", headers={"Nats-Rollup": "all"})
+
+
+def test_rate_and_concurrency_have_limits(zone: Zone) -> None:
+    file = write_platform(zone.folder, zone.broker.url, rate=5, concurrent=2)
+    login = zone.papers.login(token=TOKENS["busy"])
+    with RunningGateway(file, *zone.papers.flags()) as tight, BlockingGatewayClient(tight.url, login) as client:
+        _drained(client)
+        waits = [threading.Thread(target=client.fetch_facts, args=("busy_reader", 1), kwargs={"wait": 3}) for _ in "ab"]
+        for one in waits:
+            one.start()
+        eventually(lambda: "running 2\n" in tight.look("/metrics")[1], what="two calls under way")
+        with pytest.raises(Unavailable, match="2 calls of this identity are under way"):
+            client.fetch_facts("busy_reader", 1)
+        for one in waits:
+            one.join()
+        with pytest.raises(Unavailable, match="5 calls a second"):
+            _fetch_often(client)
+        with BlockingGatewayClient(tight.url, zone.papers.login("edge")) as other:
+            other.fetch_facts("edge_reader", 1)  # a limit of its own
+        assert 'refused_total{reason="resource_exhausted"}' in tight.look("/metrics")[1]
+
+
+def _fetch_often(client: BlockingGatewayClient) -> None:
+    for _ in range(50):
+        client.fetch_facts("busy_reader", 1)
+
+
+def _drained(client: BlockingGatewayClient) -> None:
+    while page := client.fetch_facts("busy_reader", 50):
+        client.confirm_receipt("busy_reader", receipt(page))
+
+
+def test_a_fetch_waits_no_longer_than_its_caller_does(zone: Zone) -> None:
+    login = zone.papers.login("edge")
+    with SyncHTTPTransport(**login.transport()) as transport:
+        client = FactServiceClientSync(zone.gateway.url, http_client=SyncClient(transport), codec=proto_json_codec())
+        request = FetchFactsRequest(consumer_name="edge_reader", limit=1)
+        request.wait = Duration(seconds=15)
+        began = time.monotonic()
+        assert not client.fetch_facts(request, timeout_ms=1_500).facts
+        assert time.monotonic() - began < 14, "it waited for the facts, not for the caller"
+
+
+# -- fuzz --------------------------------------------------------------------------------------------------------------
+
+
+def requests(rng: random.Random) -> Iterator[tuple[str, str, dict[str, str], bytes]]:
+    """Requests by somebody with a valid token who does not know, or does not want to know, the protocol."""
+    good = {
+        "FetchFacts": FetchFactsRequest(consumer_name="edge_reader", limit=5).to_binary(),
+        "ConfirmReceipt": ConfirmReceiptRequest(consumer_name="edge_reader", receipt="pr1.AAAA.AAAA").to_binary(),
+        "AppendFact": AppendFactRequest(subject="facts.edge.x", id="fuzz", data=b"x").to_binary(),
+    }
+    kinds = ["application/proto", "application/json", "application/grpc", "application/grpc-web+proto",
+             "application/connect+json", "text/plain", "", "application/x-www-form-urlencoded"]  # fmt: skip
+    texts = [b"{", b"[]", b"null", b"{}", b'{"consumerName": 7}', b'{"limit": -1}', b'{"limit": 1e99}', b'"' * 50,
+             b'{"receipt": ["a"]}', b'{"unknown": {}}', b"[" * 5_000, b'{"data": "%%%"}', b"\xff\xfe"]  # fmt: skip
+    odd = {
+        "Connect-Protocol-Version": ["1", "2", "x"],
+        "Connect-Timeout-Ms": ["1", "0", "-1", "99999999999999999999", "x"],
+        "Content-Encoding": ["gzip", "br", "zstd", "identity", "?"],
+        "Grpc-Timeout": ["1S", "x"],
+    }
+    paths = [
+        "",
+        "/",
+        "/FetchFacts",
+        "/ConfirmReceipt",
+        "/AppendFact",
+        "/Nothing",
+        "/FetchFacts/",
+        "/%2e%2e/x",
+        "/" + "a" * 3_000,
+    ]
+    for _ in range(400):
+        name = rng.choice(list(good))
+        likely = rng.random() < 0.6
+        body = bytearray(good[name] if likely else rng.choice([*texts, rng.randbytes(rng.randrange(200))]))
+        for _ in range(rng.randrange(3)):
+            if body:
+                body[rng.randrange(len(body))] = rng.randrange(256)
+        headers = {"Content-Type": "application/proto" if likely else rng.choice(kinds)}
+        for header, values in odd.items():
+            if rng.random() < 0.1:
+                headers[header] = rng.choice(values)
+        method = "POST" if rng.random() < 0.8 else rng.choice(["GET", "PUT", "DELETE", "OPTIONS"])
+        yield method, f"/{name}" if likely else rng.choice(paths), headers, bytes(body)
+
+
+def test_whatever_is_sent_the_gateway_refuses_it_in_order_and_lives_on(zone: Zone) -> None:
+    """With the token of an identity that is granted nothing of what the requests name."""
+    rng, before = random.Random(SEED), zone.state()
+    statuses: dict[int, int] = {}
+    connection = connected(zone)
+    for method, path, headers, body in requests(rng):
+        papers = {"Authorization": f"Bearer {TOKENS['other']}"}
+        status = send(connection, method, SERVICE + path, {**headers, **papers}, body)
+        statuses[status] = statuses.get(status, 0) + 1
+        assert status < 500 or status in (501, 503, 504), (SEED, method, path, headers, body)
+    assert statuses.get(403, 0) > 5, f"some requests were to be understood and not granted: {statuses}"
+    connection.close()
+    assert zone.state() == before
+    with zone.client("edge") as client:
+        client.fetch_facts("edge_reader", 1)
+
+
+def connected(zone: Zone) -> HTTPSConnection:
+    parts = urlsplit(zone.gateway.url)
+    context = ssl.create_default_context(cafile=zone.papers.ca)
+    return HTTPSConnection(parts.hostname or "", parts.port, context=context, timeout=20)
+
+
+def send(connection: HTTPSConnection, method: str, path: str, headers: dict[str, str], body: bytes) -> int:
+    """The status of one raw request; 400 where the server ends the connection instead of an answer."""
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    except (HTTPException, ConnectionError):
+        connection.close()  # the next request opens it again
+        return 400
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_tell_counts_times_lag_and_frontier(zone: Zone) -> None:
+    with zone.client("edge") as client:
+        client.append_fact("facts.edge.m", fresh(), b"")
+        client.confirm_receipt("edge_reader", receipt(client.fetch_facts("edge_reader", 50, wait=5)))
+    status, text = zone.gateway.look("/metrics")
+    assert status == 200
+    for method in ("FetchFacts", "ConfirmReceipt", "AppendFact"):
+        assert f'penstock_gateway_calls_total{{method="{method}",outcome="ok"}}' in text
+        assert f'penstock_gateway_call_seconds_bucket{{method="{method}",le="+Inf"}}' in text
+    last = zone.state()[0]
+    assert f'penstock_gateway_frontier{{stream="FACTS",consumer="edge_reader"}} {last}\n' in text
+    assert 'penstock_gateway_replication_lag_facts{stream="FACTS",consumer="edge_reader"} 0\n' in text
+    assert 'penstock_gateway_replication_lag_seconds{stream="FACTS",consumer="edge_reader"} 0' in text
+    assert zone.gateway.look("/nothing")[0] == 404
+
+
+def test_it_is_healthy_without_a_broker_and_ready_only_with_one(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    with EmbeddedServer(data=tmp_path / "nats") as broker:
+        asyncio.run(prepare(broker))
+        with RunningGateway(write_platform(tmp_path, broker.url), *papers.flags()) as gateway:
+            assert gateway.look("/readyz")[0] == 200
+            broker.kill()
+            eventually(lambda: gateway.look("/readyz")[0] == 503, what="not ready without a broker")
+            assert gateway.look("/healthz")[0] == 200
+            with BlockingGatewayClient(gateway.url, papers.login("edge")) as client:
+                with pytest.raises(Unavailable, match="broker did not answer"):
+                    client.fetch_facts("edge_reader", 1)
+                broker.start()
+                eventually(lambda: gateway.look("/readyz")[0] == 200, what="ready again")
+                client.fetch_facts("edge_reader", 1)
+
+
+def test_it_ends_when_the_calls_under_way_have_ended(zone: Zone) -> None:
+    file = write_platform(zone.folder, zone.broker.url)
+    gateway = RunningGateway(file, *zone.papers.flags(), "--drain", "0.5")
+    with gateway, BlockingGatewayClient(gateway.url, zone.papers.login(token=TOKENS["busy"])) as client:
+        _drained(client)
+        pages: list[Page] = []
+        call = threading.Thread(target=lambda: pages.append(client.fetch_facts("busy_reader", 1, wait=15)))
+        call.start()
+        eventually(lambda: "running 1\n" in gateway.look("/metrics")[1], what="a call under way")
+        gateway.ask_to_stop()
+        eventually(lambda: gateway.look("/readyz")[0] == 503, what="not ready")
+        with zone.client(token="busy") as other:
+            other.append_fact("facts.busy.n", fresh(), b"at last")
+        call.join(30)
+        assert [len(page) for page in pages] == [1]
+        assert gateway.process.wait(30) == 0
+        client.close()
+    with zone.client(token="busy") as other:
+        assert not other.confirm_receipt("busy_reader", receipt(pages[0])).already
