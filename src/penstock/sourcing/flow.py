@@ -99,6 +99,11 @@ class Flow:
         self.renumbered()
 
     @property
+    def is_asked(self) -> bool:
+        """Whether the origin waits for an answer."""
+        return bool(self._questions)
+
+    @property
     def settled(self) -> bool:
         """Whether the origin knows that everything it has delivered is stored."""
         return not self.lost and self.acknowledged >= self.sequence

@@ -31,6 +31,9 @@ LOST_FOR = 1.0
 """Seconds that messages may come after a reset without a first one among them."""
 LOOK = 0.25
 """Seconds after which an idle receiver hands control back."""
+ENOUGH_ROWS = 2_000
+GATHER = 0.0005
+"""Seconds that a smaller chunk waits for more messages."""
 
 
 MOVABLE = ("all", "by_start_sequence", "by_start_time")
@@ -150,9 +153,9 @@ class Receiver:
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def _receive(self) -> bool:
+    def _receive(self, within: float = LOOK) -> bool:
         try:
-            self._scanner.received(self._connection.recv_into(self._scanner.space(), LOOK))
+            self._scanner.received(self._connection.recv_into(self._scanner.space(), within))
         except DeadlineExceeded:
             return False
         return True
@@ -165,6 +168,8 @@ class Receiver:
                 delivery = self._scanner.next_delivery()
                 yield from self._rows()
                 self._out_of_order(delivery)
+            elif found is Stop.MORE and self._gathers():
+                continue
             elif isinstance(found, Stop):
                 yield from self._rows()
                 if found is Stop.MORE:
@@ -175,6 +180,14 @@ class Receiver:
                     yield from self._rows()
                 self._count()
                 self._handle(found)
+
+    def _gathers(self) -> bool:
+        """Whether more has come for a chunk that is small yet: what a chunk costs is much the same for any size.
+
+        Not while the origin waits for an answer, which it gets only once everything before it is handed on.
+        """
+        small = 0 < self._scanner.rows < ENOUGH_ROWS
+        return small and not self.flow.lost and not self.flow.is_asked and self._receive(GATHER)
 
     def _count(self) -> None:
         """Let the flow know of rows that were found and not counted yet."""
