@@ -137,6 +137,61 @@ def test_a_bad_line_is_reported_with_its_number_and_nothing_of_its_batch_is_stor
     assert stream_data(server.settings, "ORDERS") == events(stored)
 
 
+BAD = [
+    (b'{"to":"orders..a"}', "is not a subject"),
+    (b'{"to":"orders.*"}', "has a wildcard"),
+    (b'{"to":"orders.a","h":{"A":"x\\r\\nNats-Msg-Id: forged"}}', "line break"),
+    (b'{"to":"orders.a","h":{"A b":"x"}}', "header name 'A b'"),
+    (b'{"to":"orders.a","h":{"A":"\\ud800"}}', "surrogate"),
+    (b'{"to":"orders.\\ud800"}', "surrogate"),
+    (b'{"to":"orders.a","x":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "nested too deeply"),
+    (b'{"to":"orders.a","x":"' + b"x" * 1_100_000 + b'"}', "this server takes 1048576"),
+]
+"""Lines of JSON that no message can be made of, and what is said about them."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_line_that_cannot_be_sent_is_a_bad_line_like_any_other(
+    server: EmbeddedServer, publish: Publish, written: Written, mode: list[str]
+) -> None:
+    good = [b'{"to":"orders.a"}'] * 3
+    before = 0
+    for bad, words in BAD:
+        file = written([*good, bad, *good])
+        done = publish("--subject-field", "to", "--headers-field", "h", "--file", file, "--json", *mode)
+        assert done.code == 1
+        assert done.stderr.startswith("error: line 4: "), done.stderr
+        assert words in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+        stored = len(stream_data(server.settings, "ORDERS")) - before
+        assert json.loads(done.stdout)["messages"] == stored == (0 if mode == ["--atomic"] else 3)
+        before += stored
+
+
+@pytest.mark.parametrize("mode", [[], ["--fast"]])
+def test_lines_that_cannot_be_sent_are_skipped_like_others(
+    server: EmbeddedServer, publish: Publish, written: Written, mode: list[str]
+) -> None:
+    good = b'{"to":"orders.a"}'
+    file = written([line for bad, _ in BAD for line in (good, bad)])
+    done = publish("--subject-field", "to", "--headers-field", "h", "--file", file, "--skip-bad", "--json", *mode)
+    assert done.code == 2, done.stderr
+    report = json.loads(done.stdout)
+    assert sorted(bad["line"] for bad in report["bad_lines"]) == list(range(2, 2 * len(BAD) + 1, 2))
+    assert report["messages"] == len(stream_data(server.settings, "ORDERS")) == len(BAD)
+
+
+def test_the_first_of_several_refused_lines_is_named_in_a_fast_load(
+    server: EmbeddedServer, publish: Publish, written: Written
+) -> None:
+    lines = [b'{"to":"orders.a"}', b'{"to":"other.b"}', b'{"to":"nowhere.c"}', b'{"to":"orders.d"}']
+    for stored in range(1, 6):  # which answer comes first is a matter of luck
+        done = publish("--subject-field", "to", "--file", written(lines), "--fast", "--json")
+        assert done.code == 1
+        assert "line 2: message 2: stream 'OTHER' takes subject 'other.b'" in done.stderr
+        assert len(stream_data(server.settings, "ORDERS")) == stored
+
+
 def test_bad_lines_can_be_skipped_and_are_still_reported(publish: Publish, written: Written) -> None:
     lines = events(20)
     lines[3], lines[7] = b"oops", b"[]"
@@ -155,6 +210,7 @@ def test_a_refused_message_is_reported_with_its_line_and_what_is_stored(
     done = publish("--subject-field", "to", "--file", written(lines), "--json", *mode)
     assert done.code == 1
     assert "line 7:" in done.stderr or "lines 1 to 12:" in done.stderr
+    assert "server error 0" not in done.stderr
     report = json.loads(done.stdout)
     stored = len(stream_data(server.settings, "ORDERS"))
     assert report["messages"] == stored
@@ -176,7 +232,12 @@ def test_an_empty_input_stores_nothing_and_is_fine(publish: Publish, written: Wr
         (["orders.a", "--file", "-", "--batch-size", "5"], "goes with --atomic"),
         (["orders.a", "--file", "-", "--stream", "ORDERS"], "goes with --atomic and --fast"),
         (["orders.a", "--file", "-", "--atomic", "--skip-bad"], "does not go with --atomic"),
+        (["orders.a", "--file", "-", "--atomic", "--fast"], "do not go together"),
         (["orders.a", "--file", "-", "--header", "nope"], "NAME=FIELD"),
+        (["orders.{a", "--file", "-"], "a brace that names no field"),
+        (["orders.{}", "--file", "-"], "a brace that names no field"),
+        (["orders..a", "--file", "-"], "is not a subject"),
+        (["orders.*", "--file", "-"], "has a wildcard"),
         (["orders.a"], "Missing option"),
     ],
 )
@@ -219,6 +280,39 @@ def test_lines_of_a_pipe_that_pauses_are_stored_while_it_pauses(server: Embedded
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 0, errors
     assert stream_data(server.settings, "ORDERS") == events(6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_load_that_ends_at_its_first_line_leaves_no_words_of_the_reading_thread(
+    server: EmbeddedServer, mode: list[str]
+) -> None:
+    command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", *mode]
+    for _ in range(3):  # the thread's last block and the end of the loop race
+        done = subprocess.run(command, input=b"oops\n" + b"{}\n" * 200_000, capture_output=True, timeout=60)
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"nothing is stored\nerror: line 1: it is not JSON"), done.stderr
+        assert done.stderr.count(b"\n") == 2, done.stderr
+
+
+def test_a_killed_server_during_an_atomic_load_leaves_whole_batches_and_loses_no_line(server: EmbeddedServer) -> None:
+    command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", "--atomic"]
+    child = subprocess.Popen(
+        [*command, "--batch-size", "100", "--json"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdin
+    for start in range(1, 20_000, 5_000):
+        child.stdin.write(b"\n".join(events(5_000, start=start)) + b"\n")
+        child.stdin.flush()
+        eventually(lambda at=start: len(stream_data(server.settings, "ORDERS")) > at, 30, "lines to be stored")
+        server.kill()
+        server.start()
+    output, errors = child.communicate(timeout=60)
+    assert child.returncode == 0, errors
+    assert json.loads(output)["messages"] == 20_000
+    assert stream_data(server.settings, "ORDERS") == events(20_000)
 
 
 def test_a_killed_server_during_a_fast_load_loses_no_line(server: EmbeddedServer) -> None:

@@ -55,12 +55,14 @@ class LineReader:
 
     async def _blocks(self) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(QUEUED)
+        queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+        room = threading.Semaphore(QUEUED)
 
         def read() -> None:
             try:
                 for block in self._read():
-                    asyncio.run_coroutine_threadsafe(queue.put(block), loop).result()
+                    room.acquire()
+                    loop.call_soon_threadsafe(queue.put_nowait, block)
             except RuntimeError:
                 pass  # the loop is closed: nobody wants more
             finally:
@@ -69,6 +71,7 @@ class LineReader:
 
         threading.Thread(target=read, name="penstock input", daemon=True).start()
         while block := await queue.get():
+            room.release()
             if isinstance(block, OSError):
                 raise ConfigError(f"the input cannot be read: {block}") from block
             yield block

@@ -23,11 +23,12 @@ from penstock.cli.common import (
     table,
 )
 from penstock.cli.input import LineReader, open_lines
-from penstock.errors import ConfigError, PenstockError, UsageError
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, UsageError
 from penstock.publish.atomic import Publisher
 from penstock.publish.lines import BadLine, LineFormat, Numbered
 from penstock.publish.loading import AtomicLoad, FastLoad, Load, LoadReport, PlainLoad, stream_of
 from penstock.publish.options import IngestOptions
+from penstock.publish.rows import headers_of
 from penstock.settings import Settings
 
 SHOWN_BAD_LINES = 10
@@ -56,12 +57,29 @@ class Plan:
             try:
                 made.append(self.format.message(number, line))
             except BadLine as exc:
-                if not self.skip_bad:
+                if not self._skip(exc):
                     return made, exc
-                self.skipped += 1
-                if len(self.bad) < SHOWN_BAD_LINES:
-                    self.bad.append(exc)
         return made, None
+
+    def fitting(self, messages: list[Numbered], max_payload: int) -> tuple[list[Numbered], BadLine | None]:
+        """The messages that the server takes, up to the first that is too large and ends the load."""
+        made: list[Numbered] = []
+        for message in messages:
+            size = len(message.data) + len(headers_of(message.headers, message.message_id))
+            if size <= max_payload:
+                made.append(message)
+                continue
+            words = f"its message has {size} bytes, and this server takes {max_payload}; raise the server's max_payload"
+            if not self._skip(bad := BadLine(message.line, words)):
+                return made, bad
+        return made, None
+
+    def _skip(self, bad: BadLine) -> bool:
+        if self.skip_bad:
+            self.skipped += 1
+            if len(self.bad) < SHOWN_BAD_LINES:
+                self.bad.append(bad)
+        return self.skip_bad
 
 
 @click.command(
@@ -69,8 +87,8 @@ class Plan:
 )
 @click.argument("subject", required=False)
 @click.option("--file", "file", required=True, metavar="FILE", help="JSON lines; `-` for standard input.")
-@click.option("--atomic", "mode", flag_value="atomic", help="All or nothing: see --batch-size.")
-@click.option("--fast", "mode", flag_value="fast", help="Fast ingest: in order, nothing lost, not atomic.")
+@click.option("--atomic", is_flag=True, help="All or nothing: see --batch-size.")
+@click.option("--fast", is_flag=True, help="Fast ingest: in order, nothing lost, not atomic.")
 @click.option("--stream", metavar="NAME", help="The stream, with --atomic and --fast.  [default: found by the subject]")
 @click.option(
     "--batch-size",
@@ -94,7 +112,8 @@ async def publish(
     /,
     subject: str | None,
     file: str,
-    mode: str | None,
+    atomic: bool,
+    fast: bool,
     stream: str | None,
     batch_size: int | None,
     headers: tuple[str, ...],
@@ -116,7 +135,8 @@ async def publish(
       penstock publish billing.adjust --file corrections.jsonl --atomic
       generate | penstock publish 'sensors.{device}' --file - --fast --header Trace=trace_id
     """
-    plan = _plan(context, subject, file, mode or "plain", stream, batch_size, headers, skip_bad, allow_dlq, fields)
+    mode = _mode(atomic, fast)
+    plan = _plan(context, subject, file, mode, stream, batch_size, headers, skip_bad, allow_dlq, fields)
     failure: PenstockError | None = None
     try:
         await _load(plan)
@@ -126,6 +146,12 @@ async def publish(
     if failure:
         raise failure
     return EXIT_ATTENTION if plan.skipped or (plan.report and plan.report.maybe_twice) else EXIT_OK
+
+
+def _mode(atomic: bool, fast: bool) -> str:
+    if atomic and fast:
+        raise UsageError("--atomic and --fast do not go together: all or nothing, or at the server's speed")
+    return "atomic" if atomic else "fast" if fast else "plain"
 
 
 def _plan(
@@ -173,6 +199,8 @@ async def _load(plan: Plan) -> None:
                 load = await stack.enter_async_context(await _opened(plan, messages[0].subject, stack))
                 plan.report = load.report
             if load and messages:
+                messages, too_large = plan.fitting(messages, load.max_payload)
+                bad = too_large or bad  # it comes before any line that could not be read
                 await load.add(messages)
             advance()
             if bad:
@@ -220,9 +248,14 @@ def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
         right = [(name, "right") for name in ("first", "last", "messages", "duplicates")]
         out.print(table("stored", ["stream", *right], rows) if rows else "nothing stored: the input has no lines")
     else:
-        err.print("nothing is stored")
+        err.print("nothing is known to be stored" if _in_doubt(failure) else "nothing is stored")
     for note in _notes(plan, report):
         err.print(note, soft_wrap=True, markup=False)
+
+
+def _in_doubt(failure: PenstockError | None) -> bool:
+    """Whether more may be stored than the report says."""
+    return isinstance(getattr(failure, "error", failure), OutcomeUnknown)
 
 
 def _notes(plan: Plan, report: LoadReport) -> Iterator[str]:

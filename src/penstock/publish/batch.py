@@ -373,7 +373,10 @@ def literal_subject(subject: str) -> bytes:
     frames.checked_subject(subject)
     if not is_literal(subject):
         raise ConfigError(f"{subject!r} has a wildcard: messages are published to one subject")
-    return subject.encode()
+    try:
+        return subject.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{subject!r} is not a subject: it is no text (half a surrogate pair)") from None
 
 
 def _encoded_subjects(subjects: str | Sequence[str], count: int) -> Iterable[bytes]:

@@ -63,6 +63,11 @@ class FastIngestBase:
         return self._core.added
 
     @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, with its headers."""
+        return self._rows.max_payload
+
+    @property
     def sequence(self) -> int:
         """Stream sequence of the last message stored, as of the last `flush` (or pause); 0 before."""
         return self._core.sequence

@@ -348,7 +348,8 @@ class Ingest:
         if self.stored >= self._end_at:
             self._end_at = 0
         missing = segment.sent - segment.acked
-        if segment.trouble is None and missing:
+        if missing and (segment.trouble is None or getattr(segment.trouble, "position", 0) > self.stored + 1):
+            # Also when the trouble known so far is with a later message: the answer to the first one is not here yet.
             segment.trouble = IngestGap(self.stream, self.stored, self.stored + missing)
         self._fruitless = self._fruitless + 1 if missing and not segment.acked else 0
         if not isinstance(segment.trouble, IngestGap):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
+from penstock.publish.batch import literal_subject
+from penstock.publish.rows import headers_of
 from penstock.wire.headers import Headers
 
 DEAD_LETTERS = "dlq"
@@ -66,18 +68,40 @@ class LineFormat:
         fields = [self.subject_field, self.headers_field, self.message_id, self.data_field, *self.headers.values()]
         if self.raw and (any(fields) or self._placeholders):
             raise ConfigError("raw lines have no fields: leave out placeholders and field options, or leave out raw")
-        if self.subject is not None and not self._placeholders:
-            self._check_dead_letters(self.subject)
+        if self.subject is not None:
+            self._check_subject(self.subject)
+
+    def _check_subject(self, subject: str) -> None:
+        """Find what is wrong with the subject itself before any line is read."""
+        rest = _PLACEHOLDER.sub("", subject)
+        if "{" in rest or "}" in rest or "" in self._placeholders:
+            raise ConfigError(f"subject {subject!r} has a brace that names no field: write a field as {{field}}")
+        if not self._placeholders:
+            literal_subject(subject)
+            self._check_dead_letters(subject)
 
     @property
     def _placeholders(self) -> list[str]:
         return _PLACEHOLDER.findall(self.subject or "")
 
     def message(self, number: int, line: bytes) -> Numbered:
-        """The message of a line. Raises `BadLine` with its number."""
+        """The message of a line, fit to be sent but for its size. Raises `BadLine` with its number."""
         if self.raw:
             return Numbered(number, self.subject or "", line, None, None)
         event = _parsed(number, line)
+        try:
+            made = self._made(number, event, line)
+            literal_subject(made.subject)
+            headers_of(made.headers, made.message_id)
+        except BadLine:
+            raise
+        except ConfigError as exc:
+            raise BadLine(number, str(exc)) from None
+        except UnicodeEncodeError:
+            raise BadLine(number, "it has half a surrogate pair, which is no text") from None
+        return made
+
+    def _made(self, number: int, event: dict[str, Any], line: bytes) -> Numbered:
         return Numbered(
             number,
             self._subject(number, event),
@@ -91,10 +115,7 @@ class LineFormat:
             subject = self._text(number, event, self.subject_field)
         else:
             subject = _PLACEHOLDER.sub(lambda found: self._token(number, event, found[1]), self.subject or "")
-        try:
-            self._check_dead_letters(subject)
-        except ConfigError as exc:
-            raise BadLine(number, str(exc)) from None
+        self._check_dead_letters(subject)
         return subject
 
     def _token(self, number: int, event: dict[str, Any], path: str) -> str:
@@ -141,6 +162,8 @@ def _parsed(number: int, line: bytes) -> dict[str, Any]:
         raise BadLine(number, "it is not UTF-8") from None
     except ValueError as exc:
         raise BadLine(number, f"it is not JSON: {exc}") from None
+    except RecursionError:
+        raise BadLine(number, "its JSON is nested too deeply") from None
     if not isinstance(event, dict):
         raise BadLine(number, f"it is {type(event).__name__}, not a JSON object")
     return event

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from penstock.broker.jetstream import JetStream
-from penstock.errors import ConfigError, PenstockError
-from penstock.publish.atomic import Publisher
+from penstock.errors import ConfigError, ConnectionLost, PenstockError, Unavailable
+from penstock.publish.atomic import AtomicBatch, Publisher
+from penstock.publish.errors import BatchOutcomeUnknown
 from penstock.publish.fast import FastIngest
 from penstock.publish.lines import Numbered
-from penstock.publish.model import MAX_MESSAGES
+from penstock.publish.model import MAX_MESSAGES, BatchAck
 from penstock.publish.options import IngestOptions, Lost
-from penstock.publish.plain import PlainPublisher, PubAck, PublishInterrupted
+from penstock.publish.plain import PlainPublisher, PubAck
+from penstock.retry import retrying
 from penstock.settings import Settings
 
 REMEMBERED_LINES = 100_000
@@ -74,6 +76,10 @@ class Load(Protocol):
 
     report: LoadReport
 
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, with its headers."""
+
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *error: Any) -> None: ...
 
@@ -102,6 +108,10 @@ class PlainLoad:
     async def __aexit__(self, *error: Any) -> None:
         await self._publisher.__aexit__(*error)
 
+    @property
+    def max_payload(self) -> int:
+        return self._publisher.max_payload
+
     async def add(self, messages: Sequence[Numbered]) -> None:
         refused: RefusedLine | None = None
         for line, subject, data, headers, message_id in messages:
@@ -126,7 +136,7 @@ class PlainLoad:
         """Enter outcomes into the report; returns the first refusal."""
         try:
             outcomes = await call
-        except PublishInterrupted:
+        except PenstockError:
             self._note(self._publisher.last_outcomes)
             raise
         return self._note(outcomes)
@@ -161,6 +171,10 @@ class FastLoad:
     async def __aexit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         await self._ingest.__aexit__(kind, *error)
         self._note()
+
+    @property
+    def max_payload(self) -> int:
+        return self._ingest.max_payload
 
     async def add(self, messages: Sequence[Numbered]) -> None:
         self._lines.extend(message.line for message in messages)
@@ -217,6 +231,10 @@ class AtomicLoad:
     async def __aexit__(self, *_: Any) -> None:
         await self._publisher.close()
 
+    @property
+    def max_payload(self) -> int:
+        return self._publisher.connection.info.max_payload
+
     async def add(self, messages: Sequence[Numbered]) -> None:
         self._waiting.extend(messages)
         while len(self._waiting) > self._size:
@@ -231,16 +249,36 @@ class AtomicLoad:
 
     async def _commit(self) -> None:
         chunk = self._waiting[: self._size]
-        batch = self._publisher.atomic(self._stream)
         try:
-            for _, subject, data, headers, message_id in chunk:
-                await batch.add(subject, data, headers=headers, message_id=message_id)
-            ack = await batch.commit()
+            ack = await retrying(lambda: self._stored(chunk), self._publisher.patience, retry_on=_may_go_again)
         except PenstockError as exc:
             raise RefusedLines(chunk[0].line, chunk[-1].line, exc) from exc
         del self._waiting[: self._size]
         self.report.batches += 1
         self.report.of(ack.stream).include(ack.first_sequence, ack.sequence, ack.count)
+
+    async def _stored(self, chunk: Sequence[Numbered]) -> BatchAck:
+        """Commit the chunk as a batch; when its answer was lost, look whether it is stored."""
+        batch = self._publisher.atomic(self._stream)
+        for _, subject, data, headers, message_id in chunk:
+            await batch.add(subject, data, headers=headers, message_id=message_id)
+        try:
+            return await batch.commit()
+        except BatchOutcomeUnknown as unknown:
+            if ack := await self._resolved(batch, unknown):
+                return ack
+            raise ConnectionLost(self._stream, f"before batch {batch.batch_id!r} was stored") from unknown
+
+    async def _resolved(self, batch: AtomicBatch, unknown: BatchOutcomeUnknown) -> BatchAck | None:
+        try:
+            return await retrying(batch.resolve, self._publisher.patience)
+        except Unavailable:
+            raise unknown from None
+
+
+def _may_go_again(error: BaseException) -> bool:
+    """Whether nothing of a batch is stored because the server was not there."""
+    return isinstance(error, Unavailable) and error.retryable
 
 
 class RefusedLines(PenstockError):

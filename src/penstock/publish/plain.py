@@ -14,7 +14,7 @@ from typing import Any, Self
 from penstock.broker.codes import api_error
 from penstock.errors import (
     AccessDenied,
-    ApiError,
+    ConfigError,
     ConnectionLost,
     DeadlineExceeded,
     OutcomeUnknown,
@@ -77,7 +77,7 @@ class PlainPublisher:
         """The number of the first message whose outcome was not handed out."""
         self._outcomes: deque[PubAck | PenstockError | None] = deque()
         self.last_outcomes: list[PubAck | PenstockError] = []
-        """After `PublishInterrupted`: the outcomes that came before the connection was lost."""
+        """After an error of `add` or `finish`: the outcomes that came before it and were not handed out."""
         self._buffer = bytearray()
         self._came = asyncio.Event()
         self._denied: AccessDenied | None = None
@@ -91,6 +91,11 @@ class PlainPublisher:
 
     async def __aexit__(self, *_: object) -> None:
         await self._connection.close()
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, with its headers."""
+        return self._rows.max_payload
 
     @property
     def outstanding(self) -> int:
@@ -130,8 +135,10 @@ class PlainPublisher:
             while len(self._outcomes) > leave:
                 await self._wait()
                 taken += self._taken()
-        except Unavailable as exc:
+        except PenstockError as exc:
             self.last_outcomes = taken
+            if not isinstance(exc, Unavailable):
+                raise
             raise PublishInterrupted(self.outstanding, str(exc)) from exc
         return taken
 
@@ -171,7 +178,7 @@ class PlainPublisher:
 
 def _outcome(message: Message) -> PubAck | PenstockError:
     if message.status:
-        return ApiError("publish", 503, 0, "no stream takes this subject")
+        return ConfigError("no stream takes its subject; create one, or check the subject")
     try:
         answer: dict[str, Any] = json.loads(message.data)
         if "error" in answer:

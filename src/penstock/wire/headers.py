@@ -22,7 +22,10 @@ def line(name: str, value: str) -> bytes:
         raise ConfigError(f"header name {name!r} is not usable: printable ASCII without spaces and colons is")
     if _BAD_VALUE.search(value):
         raise ConfigError(f"the value of header {name!r} contains a line break or NUL: {value!r}")
-    return f"{name}: {value}\r\n".encode()
+    try:
+        return f"{name}: {value}\r\n".encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"the value of header {name!r} is no text (half a surrogate pair): {value!r}") from None
 
 
 def lines(headers: Headers | None) -> bytes:
