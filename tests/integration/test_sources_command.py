@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,10 @@ from penstock.broker.jetstream import JetStream, Requester
 from penstock.broker.model import Json, StreamInfo
 from penstock.cli.main import penstock
 from penstock.cli.sources import migrations
+from penstock.errors import StreamNotFound
 from penstock.sourcing import migrate, mirrors
 from penstock.sourcing.links import links
-from penstock.sourcing.migrate import Migration, MigrationRefused
+from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
 from penstock.testing import LeafPair, eventually_async, leaf_pair, stream_data
 from penstock.topology import actual, plan
 from penstock.topology.apply import apply as carry_out
@@ -252,6 +255,75 @@ async def test_ls_shows_mode_lag_pause_and_what_is_wrong(pair: LeafPair, tmp_pat
         paused = (await links(hub.jetstream, "COPY"))[0]
         assert (paused.state, paused.lag) == ("paused", 3)
         assert paused.lag_time is not None
+        code, text = await asyncio.to_thread(run, pair, "sources", "ls", "--json")
+        assert (code, json.loads(text)[0]["paused_until"][:4]) == (0, "2099")
+        await leaf.jetstream.delete_consumer("ORIGIN", "reader")
+        code, text = await asyncio.to_thread(run, pair, "sources", "ls")
+        assert code == 2
+        assert "does not exist" in text
+
+
+@pytest.mark.parametrize("kind", ["sources", "mirror"])
+async def test_the_command_shows_the_plan_first_and_then_does_it(pair: LeafPair, tmp_path: Path, kind: str) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "limits")
+        await apply(hub, platform_file(tmp_path, EPHEMERAL, kind))
+        await publish(leaf, 0, 20)
+        await arrived(pair, hub, 20)
+        command = ("sources", "migrate", str(platform_file(tmp_path, MANAGED, kind)))
+        code, text = await asyncio.to_thread(run, pair, *command)
+        assert code == 2
+        assert "COPY from ORIGIN: ephemeral -> through reader" in text
+        assert await leaf.jetstream.consumer_names("ORIGIN") == []
+        code, text = await asyncio.to_thread(run, pair, *command, "--yes")
+        assert code == 0
+        assert text.index("ephemeral -> through reader") < text.index("COPY goes on behind sequence 20 of its origin")
+        code, text = await asyncio.to_thread(run, pair, *command)
+        assert (code, text) == (0, "every source reads as declared\n")
+        await publish(leaf, 20, 10)
+        await arrived(pair, hub, 30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sign"),
+    [
+        pytest.param("sources", NOTE, marks=pytest.mark.soak),
+        pytest.param("mirror", NOTE, marks=pytest.mark.soak),
+        ("mirror", "gone"),
+    ],
+)
+async def test_the_command_killed_in_the_middle_is_finished_by_the_next(
+    pair: LeafPair, tmp_path: Path, kind: str, sign: str
+) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "interest")
+        await apply(hub, platform_file(tmp_path, EPHEMERAL, kind))
+        await eventually_async(lambda: active(hub), 20)
+        await publish(leaf, 0, 50)
+        path = platform_file(tmp_path, MANAGED, kind)
+        command = ("sources", "migrate", str(path), "--yes")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock", "--servers", pair.hub.url, *command, stdout=subprocess.DEVNULL
+        )
+        while process.returncode is None and not await seen(hub, sign):
+            pass  # as soon as the sign is there
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        await publish(leaf, 50, 10)
+        code, text = await asyncio.to_thread(run, pair, *command)
+        assert code == 0, text
+        await arrived(pair, hub, 60)
+        assert Migration.noted(await hub.jetstream.stream_info("COPY")) is None
+        assert not list((tmp_path / ".penstock" / "migrations").glob("*"))
+
+
+async def seen(hub: Broker, sign: str) -> bool:
+    """Whether the migration has come so far: its note is there, or the mirror is gone."""
+    try:
+        return sign in ((await hub.jetstream.stream_info("COPY")).config.get("metadata") or {})
+    except StreamNotFound:
+        return True
 
 
 async def test_create_consumer_makes_it_where_it_can_and_prints_it_where_it_cannot(

@@ -190,3 +190,28 @@ async def test_a_consumer_of_the_user_may_start_and_replay_as_it_likes(
         source = {"name": "ORIGIN", "domain": "leaf", "consumer": {"name": "mine", "deliver_subject": "to.the.hub"}}
         await applied(hub, desired(tmp_path, COPY={"sources": [source]}))
         await arrived(pair, hub, want)
+
+
+@pytest.mark.parametrize("kind", ["sources", "mirror"])
+async def test_verify_says_what_is_wrong_with_a_consumer_that_somebody_else_made(
+    pair: LeafPair, tmp_path: Path, kind: str
+) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "limits")
+        source = {"name": "ORIGIN", "domain": "leaf", "consumer": {"name": "mine", "deliver_subject": "to.the.hub"}}
+        want = desired(tmp_path, COPY={kind: [source] if kind == "sources" else source})
+        await applied(hub, want)
+
+        async def said() -> list[str]:
+            found = verify.verify(want, await actual.read(hub.jetstream, want))
+            return [one.problem for one in found if one.resource.consumer == "mine"]
+
+        assert "create-consumer" in (await said())[0]
+        wrong = {**modes.required("mine", "elsewhere"), "headers_only": True}
+        await leaf.jetstream.create_consumer("ORIGIN", wrong)
+        (problem,) = await said()
+        assert "delivers to 'elsewhere'" in problem
+        assert "headers_only" in problem
+        await leaf.jetstream.delete_consumer("ORIGIN", "mine")
+        await leaf.jetstream.create_consumer("ORIGIN", modes.required("mine", "to.the.hub"))
+        assert await said() == []

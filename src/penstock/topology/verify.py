@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from penstock.broker.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
+from penstock.sourcing import modes
 from penstock.topology import ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.plan import Change, Kind, plan
@@ -52,6 +53,7 @@ def verify(desired: Desired, actual: Actual) -> list[Finding]:
         *map(_leaderless, sorted(actual.unanswered, key=str)),
         *(finding for stream in streams for finding in _replicas(stream, readers[stream.name])),
         *(finding for stream in streams for finding in _sources(stream)),
+        *_consumers_of_sources(desired, actual),
     ]
 
 
@@ -114,6 +116,26 @@ def _sources(stream: StreamInfo) -> Iterator[Finding]:
     for role, source in [("mirror of", stream.mirror), *(("source", source) for source in stream.sources)]:
         if source is not None and (problem := _stuck(source)):
             yield Finding(Check.SOURCES, Resource(stream.name), f"{role} {source.name} {problem}")
+
+
+def _consumers_of_sources(desired: Desired, actual: Actual) -> Iterator[Finding]:
+    """Consumers that sources read through and that somebody else made: there, and as a source needs them."""
+    for config in desired.configs.values():
+        for origin in [config.get("mirror") or {}, *(config.get("sources") or ())]:
+            wanted = origin.get("consumer")
+            if not wanted:
+                continue
+            resource = Resource(origin["name"], wanted["name"], (origin.get("external") or {}).get("api"))
+            if resource in desired.configs or actual.stream_of(resource) is None:
+                continue  # compared as declared, or out of sight
+            if problem := _unfit(actual.consumers.get(resource), wanted["deliver_subject"]):
+                yield Finding(Check.SOURCES, resource, problem)
+
+
+def _unfit(consumer: ConsumerInfo | None, deliver_subject: str) -> str:
+    if consumer is None:
+        return "does not exist; `penstock sources create-consumer` makes it"
+    return "; ".join(modes.misfits(consumer.config, deliver_subject))
 
 
 def _stuck(source: SourceInfo) -> str | None:
