@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test soak check format docs bench lock java clean
+.PHONY: run test soak check format docs bench bench-peers lock java clean
 
 run: $(READY) java
 	$(BIN)/penstock quickstart
@@ -30,6 +30,11 @@ docs: $(READY)
 
 bench: $(READY) java
 	$(BIN)/penstock bench
+
+# Beside Kafka with Spark's own connector, both from Maven Central: to compare with, no part of the product.
+bench-peers: $(READY) java
+	$(BIN)/python tests/bench/kafka_peer.py
+	$(BIN)/penstock bench kafka
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,25 +1,22 @@
-"""Reading into Spark: bytes only counted (the limit), our reader to Arrow, Spark batch and streaming reads, nats-py."""
+"""Spark's reads beside bytes that are only counted and nats-py, its writes beside prebuilt atomic batches."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import sys
-import time
-from contextlib import closing
-from pathlib import Path
+from functools import partial
 
+import rawnats
 import read_load
-from harness import Bench, Figure, Timed, memory_of
-from pyspark.sql import DataFrame, SparkSession
+from harness import Bench, Figure, peak_during
 from read_load import DATA, STREAM
+from spark_load import Jetstream, spark_running
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.spark import register
-from penstock.spark.session import session
 from penstock.wire import compiled
 
-LIMIT = "raw read"
+LIMIT, WRITE_LIMIT = "raw read", "raw atomic"
+OUTPUT = "OUTPUT"
+MIB = 1024 * 1024
 GROWTH_MIB = 16
 """Growth of a reading process that counts as flat; its buffers alone are larger."""
 
@@ -30,100 +27,61 @@ def run(bench: Bench) -> None:
     server = bench.enter(EmbeddedServer(data=bench.scratch / "nats"))
     count = bench.size(1_000_000, quick=200_000)
     read_load.fill(server.url, server.port, count)
-    reading = Reading(started(), server.url, bench.scratch)
-    bench.enter(closing(reading))
+    ours = Jetstream(bench.enter(spark_running()), server.url, bench.scratch)
+    written = bench.size(200_000, quick=40_000)
+
+    def fresh() -> None:
+        rawnats.fresh_stream(server.port, OUTPUT, ["out.>"], allow_atomic=True, allow_batched=True)
+
     for _ in range(2):  # Spark's first jobs start workers and compile
-        reading.batch(STREAM, count)
-        reading.streaming(STREAM, count)
+        ours.batch(STREAM, count)
+        ours.streaming(STREAM, count)
+        fresh()
+        ours.write(OUTPUT, "out.a", written, len(DATA))
 
     bench.add(LIMIT, lambda: read_load.raw(server.port, count))
     bench.add("reader to Arrow", lambda: read_load.ours(server.url, count), limit=LIMIT)
-    bench.add("Spark batch", lambda: reading.batch(STREAM, count), limit=LIMIT)
-    bench.add("Spark streaming", lambda: reading.streaming(STREAM, count), limit=LIMIT)
+    bench.add("Spark batch", lambda: ours.batch(STREAM, count), limit=LIMIT)
+    bench.add("Spark streaming", lambda: ours.streaming(STREAM, count), limit=LIMIT)
     bench.add("direct get to Arrow", lambda: read_load.ours(server.url, count, direct=True), limit=LIMIT)
     bench.add("nats-py fetch", lambda: asyncio.run(read_load.nats_py(server.url, count // 20)), limit=LIMIT)
+    bench.add(WRITE_LIMIT, lambda: rawnats.atomic(server.port, "out.a", DATA, written), before=fresh)
+    for delivery in ("atomic", "fast"):
+        work = partial(ours.write, OUTPUT, "out.a", written, len(DATA), delivery)
+        bench.add(f"Spark sink, {delivery}", work, before=fresh, limit=WRITE_LIMIT)
     bench.goal("reader to Arrow", of=LIMIT, at_least=0.9)
     bench.goal("Spark batch", of=LIMIT, at_least=0.6)
     bench.goal("Spark streaming", of=LIMIT, at_least=0.5)
     bench.goal("reader to Arrow", of="nats-py fetch", at_least=20)
-    bench.probe(lambda: growth(server, reading, count, quick=bench.quick))
-    bench.probe(lambda: memory(server, bench.size(10_000_000, quick=1_000_000)))
+    bench.goal("Spark sink, atomic", of=WRITE_LIMIT, at_least=0.7)
+    bench.probe(lambda: growth(server, ours, count, quick=bench.quick))
+    bench.probe(lambda: memory(server, ours, count, bench.size(10_000_000, quick=1_000_000)))
 
 
-def started() -> SparkSession:
-    spark = session("penstock-bench", "local[2]", {"spark.sql.shuffle.partitions": "2"})
-    register(spark)
-    return spark
-
-
-class Reading:
-    """Reads of one server by one Spark."""
-
-    def __init__(self, spark: SparkSession, url: str, scratch: Path) -> None:
-        self._spark = spark
-        self._url = url
-        self._scratch = scratch
-
-    def batch(self, stream: str, count: int, partitions: int = 0) -> Timed:
-        """From the call to the last row in a sink that does nothing with them."""
-        frame = self._spark.read.format("jetstream").options(**self._options(stream, partitions)).load()
-        started = time.perf_counter()
-        frame.write.format("noop").mode("overwrite").save()
-        return Timed(count, time.perf_counter() - started)
-
-    def streaming(self, stream: str, count: int) -> Timed:
-        """The micro-batches of a query that reads all there is; its start is not counted."""
-        frame = self._spark.readStream.format("jetstream").options(**self._options(stream)).load()
-        seconds, rows = self._finished(frame)
-        if rows != count:
-            raise AssertionError(f"{rows} of {count} rows were read")
-        return Timed(count, seconds)
-
-    def _finished(self, frame: DataFrame) -> tuple[float, int]:
-        checkpoint = self._scratch / "checkpoint"
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        batches = [progress for progress in query.recentProgress if progress.numInputRows]
-        seconds = sum(progress.durationMs["triggerExecution"] for progress in batches) / 1000
-        return seconds, sum(progress.numInputRows for progress in batches)
-
-    def _options(self, stream: str, partitions: int = 0) -> dict[str, str]:
-        options = {"servers": self._url, "stream": stream}
-        return options | ({"partitions": str(partitions)} if partitions else {})
-
-    def close(self) -> None:
-        self._spark.stop()
-
-
-def growth(server: EmbeddedServer, reading: Reading, count: int, quick: bool) -> list[Figure]:
+def growth(server: EmbeddedServer, ours: Jetstream, count: int, quick: bool) -> list[Figure]:
     """How a Spark batch read changes with its tasks, and with the size of the bodies."""
     figures = []
     for partitions in (1, 2, 4):
-        timed = reading.batch(STREAM, count, partitions)
+        timed = ours.batch(STREAM, count, partitions)
         figures.append(Figure(name=f"Spark batch, {partitions} tasks", value=timed.count / timed.seconds, unit="/s"))
     for size in (100, 1_000, 10_000, 100_000):
         number = max(2_000, (20_000_000 if quick else 200_000_000) // size // 2_000 * 2_000)
         read_load.fill(server.url, server.port, number, b"x" * size, stream=f"S{size}", subject=f"s{size}")
         limit = read_load.raw(server.port, number, size, stream=f"S{size}")
-        timed = reading.batch(f"S{size}", number)
+        timed = ours.batch(f"S{size}", number)
         share = limit.seconds / timed.seconds
         figures.append(Figure(name=f"Spark batch, bodies of {size:,} B, of the limit", value=share, unit="×"))
     return figures
 
 
-def memory(server: EmbeddedServer, count: int) -> list[Figure]:
-    """The memory of a process of its own that reads `count` messages."""
-    read_load.fill(server.url, server.port, count, DATA)
-    found = memory_of([sys.executable, str(Path(read_load.__file__)), server.url, str(count)])
-    mib = 1024 * 1024
+def memory(server: EmbeddedServer, ours: Jetstream, count: int, many: int) -> list[Figure]:
+    """The memory of Spark's Python workers while they read few and many messages."""
+    few_peak = peak_during("pyspark.worker", lambda: ours.batch(STREAM, count))
+    read_load.fill(server.url, server.port, many, DATA)
+    many_peak = peak_during("pyspark.worker", lambda: ours.batch(STREAM, many))
+    name = f"a task's memory, {many:,} messages"
     return [
-        Figure(
-            name=f"reader, {count:,} messages: memory growth",
-            value=found.growth() / mib,
-            unit="MiB",
-            at_most=GROWTH_MIB,
-        ),
-        Figure(name="reader: memory at its peak", value=found.peak / mib, unit="MiB"),
+        Figure(name=f"a task's memory, {count:,} messages", value=few_peak / MIB, unit="MiB"),
+        Figure(name=name, value=many_peak / MIB, unit="MiB"),
+        Figure(name=f"{name}: growth", value=(many_peak - few_peak) / MIB, unit="MiB", at_most=GROWTH_MIB),
     ]

@@ -14,6 +14,7 @@ probes; the harness runs them after `run` has returned, and closes what `bench.e
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import statistics
 import subprocess
@@ -251,6 +252,52 @@ def memory_during(pid: int, work: Callable[[], object], every: float = 0.1) -> M
         done.set()
         watcher.join()
     return found[0]
+
+
+def peak_during(command: str, work: Callable[[], object], every: float = 0.05) -> int:
+    """The most bytes that any process below ours with `command` in its command line held while `work` ran."""
+    peak = 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(every):
+            peak = max([peak, *(rss(pid) for pid in _below(os.getpid()) if command in _command_line(pid))])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return peak
+
+
+def _below(pid: int) -> set[int]:
+    """The processes that were started by a process, and by those."""
+    parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
+    found: set[int] = set()
+    fresh = {pid}
+    while fresh:
+        fresh = {child for child, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+def _parent(process: Path) -> int:
+    try:
+        # The command's name stands in parentheses and may have spaces; state and parent follow.
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended meanwhile
+        return 0
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _rate(contestant: Contestant) -> float:

@@ -1,10 +1,9 @@
-"""Ways to read a stream. As a script, `read_load.py URL COUNT` reads with our reader, for its memory to be watched."""
+"""Ways to read a stream without Spark."""
 
 from __future__ import annotations
 
 import json
 import secrets
-import sys
 import time
 
 import nats
@@ -92,7 +91,3 @@ async def nats_py(url: str, count: int) -> Timed:
         while found < count:
             found += len(await subscription.fetch(1000, timeout=10))
         return Timed(found, time.perf_counter() - started)
-
-
-if __name__ == "__main__":
-    ours(sys.argv[1], int(sys.argv[2]))

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -29,14 +30,26 @@ class Suite:
 
     @property
     def names(self) -> list[str]:
-        return sorted(path.stem.removeprefix("bench_") for path in _folder(self.checkout).glob("bench_*.py"))
+        return self._found("bench_")
+
+    @property
+    def peers(self) -> list[str]:
+        """Benchmarks beside products that must be fetched first: they run only when they are named."""
+        return self._found("peer_")
 
     def chosen(self, names: tuple[str, ...]) -> list[str]:
-        """`names`, or all; an unknown one is wrong usage."""
+        """`names`, or all but the peers; an unknown one is wrong usage."""
+        known = self.names + self.peers
         for name in names:
-            if name not in self.names:
-                raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(self.names) or 'none'}")
+            if name not in known:
+                raise UsageError(f"there is no benchmark {name!r}; there are: {', '.join(known) or 'none'}")
         return list(names) or self.names
+
+    def module(self, name: str) -> ModuleType:
+        return importlib.import_module(f"peer_{name}" if name in self.peers else f"bench_{name}")
+
+    def _found(self, prefix: str) -> list[str]:
+        return sorted(path.stem.removeprefix(prefix) for path in _folder(self.checkout).glob(f"{prefix}*.py"))
 
 
 def suite(checkout: Path | None = None) -> Suite:
@@ -93,7 +106,7 @@ def _run(
 ) -> dict[str, Any]:
     rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    with benchmarks.harness.benchmark(importlib.import_module(f"bench_{name}"), name, rounds, quick) as made:
+    with benchmarks.harness.benchmark(benchmarks.module(name), name, rounds, quick) as made:
         with progress() as bar:
             task = bar.add_task(f"bench {name}", total=made.steps)
             made.execute(lambda step: bar.update(task, advance=1, description=f"bench {name}: {step}"))

@@ -1,0 +1,102 @@
+"""The same data in a single-node Kafka with spark-sql-kafka and in a NATS server with our format, on the same Spark."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import kafka_peer
+import rawnats
+import read_load
+from harness import Bench, Timed
+from pyspark.sql import SparkSession
+from read_load import DATA, STREAM
+from spark_load import Jetstream, drained, finished, rows, spark_running
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.wire import compiled
+
+OUTPUT = "OUTPUT"
+
+
+def run(bench: Bench) -> None:
+    bench.about = (
+        "200-byte messages in a single-node Kafka (KRaft, topics of two partitions, the producer's default "
+        "acknowledgement) and in a NATS server (file storage); Spark local[2] on the same machine."
+    )
+    compiled.warm()
+    connector = ",".join(map(str, kafka_peer.jars("spark")))
+    address = bench.enter(kafka_peer.kafka(bench.scratch / "kafka"))
+    server = bench.enter(EmbeddedServer(data=bench.scratch / "nats"))
+    spark = bench.enter(spark_running({"spark.jars": connector}))
+    ours, theirs = Jetstream(spark, server.url, bench.scratch), Kafka(spark, address, bench.scratch)
+    count, written = bench.size(1_000_000, quick=200_000), bench.size(200_000, quick=40_000)
+
+    def fresh() -> None:
+        rawnats.fresh_stream(server.port, OUTPUT, ["out.>"], allow_atomic=True, allow_batched=True)
+
+    read_load.fill(server.url, server.port, count)
+    theirs.create(STREAM, OUTPUT)
+    theirs.write(STREAM, count)
+    for _ in range(2):  # Spark's first jobs start workers and compile
+        theirs.batch(STREAM, count)
+        theirs.streaming(STREAM, count)
+        theirs.write(OUTPUT, written)
+        ours.batch(STREAM, count)
+        ours.streaming(STREAM, count)
+        fresh()
+        ours.write(OUTPUT, "out.a", written, len(DATA))
+
+    bench.add("Kafka, batch read", lambda: theirs.batch(STREAM, count))
+    bench.add("ours, batch read", lambda: ours.batch(STREAM, count), limit="Kafka, batch read")
+    bench.add("Kafka, streaming read", lambda: theirs.streaming(STREAM, count))
+    bench.add("ours, streaming read", lambda: ours.streaming(STREAM, count), limit="Kafka, streaming read")
+    bench.add("Kafka, write", lambda: theirs.write(OUTPUT, written))
+    for delivery in ("atomic", "fast"):
+        work = partial(ours.write, OUTPUT, "out.a", written, len(DATA), delivery)
+        bench.add(f"ours, write, {delivery}", work, before=fresh, limit="Kafka, write")
+    bench.goal("ours, batch read", of="Kafka, batch read", at_least=1)
+    bench.goal("ours, streaming read", of="Kafka, streaming read", at_least=1)
+    bench.goal("ours, write, atomic", of="Kafka, write", at_least=1)
+
+
+class Kafka:
+    """What spark-sql-kafka does with the topics of one broker."""
+
+    def __init__(self, spark: SparkSession, address: str, scratch: Path) -> None:
+        self._spark = spark
+        self._address = address
+        self._scratch = scratch
+
+    def create(self, *topics: str) -> None:
+        """Make topics of two partitions, with the client that the connector brings."""
+        jvm: Any = self._spark._jvm
+        admin = jvm.org.apache.kafka.clients.admin
+        client = admin.AdminClient.create({"bootstrap.servers": self._address})
+        try:
+            made = client.createTopics([admin.NewTopic(topic, 2, jvm.Short.parseShort("1")) for topic in topics])
+            made.all().get()
+        finally:
+            client.close()
+
+    def batch(self, topic: str, count: int) -> Timed:
+        return Timed(count, drained(self._spark.read.format("kafka").options(**self._options(topic)).load()))
+
+    def streaming(self, topic: str, count: int) -> Timed:
+        frame = self._spark.readStream.format("kafka").options(**self._options(topic)).load()
+        seconds, found = finished(frame, self._scratch / "kafka-checkpoint")
+        if found != count:
+            raise AssertionError(f"{found} of {count} rows were read")
+        return Timed(count, seconds)
+
+    def write(self, topic: str, count: int) -> Timed:
+        frame = rows(self._spark, count, len(DATA)).withColumnRenamed("data", "value")
+        begin = time.perf_counter()
+        options = {"kafka.bootstrap.servers": self._address, "topic": topic}
+        frame.write.format("kafka").options(**options).save()
+        return Timed(count, time.perf_counter() - begin)
+
+    def _options(self, topic: str) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self._address, "subscribe": topic, "startingOffsets": "earliest"}
