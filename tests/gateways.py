@@ -21,8 +21,11 @@ from penstock.gateway import GatewayLogin
 TOKENS = {name: f"token-of-{name}-0123456789" for name in ("other", "late", "busy", "edge")}
 
 
-def platform(url: str, **limits: Any) -> dict[str, Any]:
-    """A platform with a stream, readers, and who may call: `edge` by certificate or token, the rest by token."""
+def platform(url: str, consumer: str = "edge_reader", **limits: Any) -> dict[str, Any]:
+    """A platform with a stream, readers, and who may call: `edge` by certificate or token, the rest by token.
+
+    `consumer` is what `edge` may read.
+    """
 
     def token(name: str, **more: str) -> dict[str, str]:
         return {"sha256": hashlib.sha256(TOKENS[name].encode()).hexdigest(), **more}
@@ -33,14 +36,17 @@ def platform(url: str, **limits: Any) -> dict[str, Any]:
     return {
         "environments": {"dev": {"servers": [url]}},
         "streams": {"FACTS": {"subjects": ["facts.>"]}},
-        "consumers": {f"{name}_reader": reader(f"facts.{name}.>") for name in ("edge", "other", "busy")},
+        "consumers": {
+            consumer: reader("facts.edge.>"),
+            **{f"{name}_reader": reader(f"facts.{name}.>") for name in ("edge", "other", "busy")},
+        },
         "gateway": {
             "limits": {"page": 50, "body": "64KiB", "rate": 100_000, "wait": "20s", **limits},
             "identities": {
                 "edge": {
                     "certificates": ["edge.zone.test"],
                     "tokens": [token("edge")],
-                    "consumers": ["edge_reader"],
+                    "consumers": [consumer],
                     "subjects": ["facts.edge.>"],
                 },
                 "other": {"tokens": [token("other")], "consumers": ["other_reader"], "subjects": ["facts.other.*"]},
@@ -139,8 +145,8 @@ class RunningGateway:
         self.kill()
 
 
-def write_platform(folder: Path, url: str, **limits: Any) -> Path:
+def write_platform(folder: Path, url: str, **choices: Any) -> Path:
     """JSON is YAML."""
     path = folder / f"penstock-{os.urandom(3).hex()}.yaml"
-    path.write_text(json.dumps(platform(url, **limits)))
+    path.write_text(json.dumps(platform(url, **choices)))
     return path

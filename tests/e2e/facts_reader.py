@@ -1,7 +1,7 @@
 """A named reader that writes down what it fetched and what it confirmed; for tests that kill it.
 
     python facts_reader.py URL CONSUMER LOG LIMIT
-    python facts_reader.py --gateway URL CONSUMER LOG LIMIT
+    GATEWAY_TOKEN=… python facts_reader.py --gateway URL CONSUMER LOG LIMIT
 
 Each line of the log is `F` or `C` and the sequences of a page, written after the call has returned and in one write,
 so that the order of the lines is the order of events, whichever process wrote them. It ends on SIGTERM only.
@@ -57,9 +57,9 @@ def main(arguments: list[str]) -> None:
     url, consumer, path, limit = arguments[-4:]
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     if gateway:
-        from penstock.gateway import BlockingGatewayClient
+        from penstock.gateway import BlockingGatewayClient, GatewayLogin
 
-        facts = BlockingGatewayClient(url)
+        facts = BlockingGatewayClient(url, GatewayLogin(token=os.environ["GATEWAY_TOKEN"]), timeout=5)
     else:
         facts = BlockingFacts(Settings(servers=(url,), timeout=2))
     read(facts, consumer, log, int(limit))

@@ -1,4 +1,4 @@
-"""Named readers while readers and the broker are killed: all is fetched, and nothing confirmed comes again."""
+"""Named readers while readers, gateways and the broker are killed: all is fetched, nothing confirmed comes again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.gateways import TOKENS, RunningGateway, write_platform
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
@@ -62,8 +65,8 @@ def events(log: Path) -> list[tuple[str, list[int]]]:
     return [(line[0], [int(part) for part in line[2:].split(",")]) for line in lines]
 
 
-def verdict(found: list[tuple[str, list[int]]], facts: int) -> list[str]:
-    """What is wrong with a log of readers that were to read facts 1 to `facts`."""
+def verdict(found: list[tuple[str, list[int]]], facts: int, dedicated: bool = False) -> list[str]:
+    """What is wrong with a log of readers that were to read facts 1 to `facts`; a dedicated one also in order."""
     fetched: set[int] = set()
     confirmed: set[int] = set()
     wrong = []
@@ -71,6 +74,12 @@ def verdict(found: list[tuple[str, list[int]]], facts: int) -> list[str]:
         page = set(sequences)
         if sequences != sorted(page):
             wrong.append(f"a page out of order: {sequences[:5]}")
+        if (
+            dedicated
+            and kind == "F"
+            and (sequences[0] > len(fetched) + 1 or page != {*range(sequences[0], sequences[-1] + 1)})
+        ):
+            wrong.append(f"a page that leaves something out: {sequences[0]} to {sequences[-1]} after {len(fetched)}")
         if kind == "F":
             if again := page & confirmed:
                 wrong.append(f"fetched again though confirmed: {sorted(again)[:5]}")
@@ -100,18 +109,25 @@ def test_the_check_of_these_tests_can_fail(log: list[tuple[str, list[int]]]) -> 
     assert verdict(log, 3)
 
 
+def test_the_check_of_a_dedicated_reader_can_fail() -> None:
+    log = [("F", [1]), ("F", [3]), ("F", [2])]
+    assert verdict(log, 3) == []
+    assert verdict(log, 3, dedicated=True)
+
+
 def test_the_check_of_these_tests_accepts_repeats_of_what_was_not_confirmed() -> None:
     assert verdict([("F", [1, 2]), ("F", [1, 2]), ("C", [1, 2]), ("F", [3])], 3) == []
 
 
-async def prepare(server: EmbeddedServer, count: int) -> None:
+async def prepare(server: EmbeddedServer, count: int, reader: str) -> None:
     async with Facts(server.settings) as facts:
         js = facts.link.jetstream
         await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
         for start in range(0, count, 1_000):
             numbers = range(start, min(start + 1_000, count))
             await asyncio.gather(*(facts.append_fact("facts.n", str(n), b"%d" % n) for n in numbers))
-        await js.create_consumer("FACTS", {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": ACK_WAIT})
+        config = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": ACK_WAIT}
+        await js.create_consumer("FACTS", {**config, "metadata": {"penstock.reader": reader}})
 
 
 async def all_confirmed(server: EmbeddedServer, count: int) -> bool:
@@ -120,56 +136,86 @@ async def all_confirmed(server: EmbeddedServer, count: int) -> bool:
         return (info.ack_floor_stream_seq, info.ack_pending) == (count, 0)
 
 
-def kill_while_reading(
-    server: EmbeddedServer,
-    log: Path,
-    arguments: list[str],
-    *,
-    facts: int,
-    readers: int,
-    kills: int,
-    others: tuple[Callable[[], None], ...] = (),
-) -> None:
-    """Kill a reader, the broker or one of `others`, drawn at random, each at a random point of the progress."""
-    rng = random.Random(SEED)
-    points = sorted(rng.randrange(facts) for _ in range(kills))
-    with reading(arguments, readers) as running:
-        for point in points:
-            eventually(lambda p=point: _progress(log) >= p, 120, f"{point} facts fetched", lambda: _progress(log))
-            time.sleep(rng.uniform(0, 0.05))  # anywhere within a page
-            choice = rng.randrange(2 + len(others))
-            if choice == 0:
-                running.kill_one(rng)
-            elif choice == 1:
-                server.kill()
-                server.start()
-            else:
-                others[choice - 2]()
-        eventually(lambda: asyncio.run(all_confirmed(server, facts)), 300, "all confirmed", lambda: _progress(log))
-    wrong = verdict(events(log), facts)
-    assert not wrong, f"seed {SEED}: {wrong[:5]}"
+class Progress:
+    """How many facts were fetched, repeats included; reads only what was added to the log since the last look."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._at = self._fetched = 0
+
+    def __call__(self) -> int:
+        if self._log.exists():
+            with self._log.open("rb") as file:
+                file.seek(self._at)
+                whole = file.read().rpartition(b"\n")[0]
+            for line in whole.splitlines():
+                self._fetched += line.count(b",") + 1 if line.startswith(b"F") else 0
+            self._at += len(whole) + 1 if whole else 0
+        return self._fetched
 
 
-def _progress(log: Path) -> int:
-    return sum(len(sequences) for kind, sequences in events(log) if kind == "F")
+@dataclass(frozen=True)
+class Ordeal:
+    """How much is read, by how many, and how often something is killed."""
+
+    facts: int
+    limit: int
+    readers: int
+    kills: int
+
+    @property
+    def dedicated(self) -> bool:
+        return self.readers == 1
+
+    def run(self, server: EmbeddedServer, log: Path, target: list[str], *others: Callable[[], None]) -> None:
+        """Kill a reader, the broker or one of `others`, drawn at random, each at a random point of the progress."""
+        rng = random.Random(SEED)
+        points = sorted(rng.randrange(self.facts) for _ in range(self.kills))
+        progress = Progress(log)
+        with reading([*target, CONSUMER, str(log), str(self.limit)], self.readers) as running:
+            for point in points:
+                eventually(lambda p=point: progress() >= p, 120, f"{point} facts fetched", progress)
+                time.sleep(rng.uniform(0, 0.05))  # anywhere within a page
+                self._kill(rng, server, running, others)
+            eventually(lambda: asyncio.run(all_confirmed(server, self.facts)), 300, "all confirmed", progress)
+        wrong = verdict(events(log), self.facts, self.dedicated)
+        assert not wrong, f"seed {SEED}: {wrong[:5]}"
+
+    def _kill(
+        self, rng: random.Random, server: EmbeddedServer, running: Readers, others: tuple[Callable[[], None], ...]
+    ) -> None:
+        choice = rng.randrange(2 + len(others))
+        if choice == 0:
+            running.kill_one(rng)
+        elif choice == 1:
+            server.kill()
+            server.start()
+        else:
+            others[choice - 2]()
 
 
-@pytest.mark.parametrize("readers", [1, 4])
+def ordeals(facts: int, kills: int) -> list[Any]:
+    """The short form, and the long one, each with a dedicated reader and with four that share an identity."""
+    short = [Ordeal(facts=facts, limit=10, readers=readers, kills=kills) for readers in (1, 4)]
+    long = [Ordeal(facts=100_000, limit=50, readers=readers, kills=100) for readers in (1, 4)]
+    named = [pytest.param(one, id=f"{one.readers} of {one.facts}") for one in short]
+    return [*named, *(pytest.param(one, marks=pytest.mark.soak, id=f"{one.readers} of 100000") for one in long)]
+
+
+@pytest.mark.parametrize("ordeal", ordeals(facts=1_000, kills=8))
 def test_readers_and_broker_killed_at_random_lose_nothing_and_repeat_only_the_unconfirmed(
-    nats_server: EmbeddedServer, tmp_path: Path, readers: int
+    nats_server: EmbeddedServer, tmp_path: Path, ordeal: Ordeal
 ) -> None:
-    log = tmp_path / "log"
-    asyncio.run(prepare(nats_server, 3_000))
-    arguments = [nats_server.url, CONSUMER, str(log), "10"]
-    kill_while_reading(nats_server, log, arguments, facts=3_000, readers=readers, kills=10)
+    asyncio.run(prepare(nats_server, ordeal.facts, "dedicated" if ordeal.dedicated else "shared"))
+    ordeal.run(nats_server, tmp_path / "log", [nats_server.url])
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("readers", [1, 4])
-def test_a_hundred_thousand_facts_with_readers_and_broker_killed_at_random(
-    nats_server: EmbeddedServer, tmp_path: Path, readers: int
+@pytest.mark.parametrize("ordeal", ordeals(facts=300, kills=5))
+def test_the_same_holds_through_a_gateway_that_is_killed_too(
+    nats_server: EmbeddedServer, tmp_path: Path, ordeal: Ordeal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "log"
-    asyncio.run(prepare(nats_server, 100_000))
-    arguments = [nats_server.url, CONSUMER, str(log), "50"]
-    kill_while_reading(nats_server, log, arguments, facts=100_000, readers=readers, kills=100)
+    asyncio.run(prepare(nats_server, ordeal.facts, "dedicated" if ordeal.dedicated else "shared"))
+    monkeypatch.setenv("GATEWAY_TOKEN", TOKENS["edge"])
+    file = write_platform(tmp_path, nats_server.url, consumer=CONSUMER)
+    with RunningGateway(file, "--insecure") as gateway:
+        ordeal.run(nats_server, tmp_path / "log", ["--gateway", gateway.url], gateway.restart)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 from penstock.broker.codes import api_error
@@ -39,6 +40,8 @@ class Link:
         self.connection = aio.Connection(settings, name=name)
         self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
         self._opening = asyncio.Lock()
+        self.opened_at = 0.0
+        """When the connection was opened, on the monotonic clock: what the server did before, it did before then."""
         self.denied: AccessDenied | None = None
         """The last thing that the server would not let us do on this connection."""
 
@@ -49,6 +52,7 @@ class Link:
         async with self._opening:
             if not self.connection.connected:
                 await self.connection.reconnect()
+                self.opened_at = time.monotonic()
                 self.denied = None
                 self.connection.on_denied(self._deny)
         return self.connection

@@ -119,7 +119,7 @@ class Reader:
         while True:
             look = await self._look(name, consumer)
             left = max(deadline - time.monotonic(), 0)
-            if due := _not_before(_usable(look.info)):
+            if due := _not_before(_usable(look.info), time.monotonic() - self._link.opened_at):
                 if not left:
                     return Page(name, consumer, (), None, look.info.pending, due)
                 await asyncio.sleep(min(left, due.total_seconds(), DEDICATED_LOOKS))
@@ -148,8 +148,9 @@ class Reader:
         """Write the page into the book; None when all of it was confirmed before, or is somebody else's by now."""
         page_id = base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
         deliveries, ack = _latest(one.delivery for one in found), found[0].ack
-        before = [page.id for page in look.book.open]
-        while time.monotonic() < expires:
+        before, server = [page.id for page in look.book.open], look.book.server
+        # A server that was restarted meanwhile may have forgotten these deliveries, and then counts them anew.
+        while time.monotonic() < expires and (look.book.server == server or look.info.leader is not None):
             if (mine := look.book.page(page_id)) is not None:
                 return mine  # an earlier try was stored, only its answer was lost
             made = look.book.admit(page_id, deliveries, before, ack, time.time())
@@ -227,11 +228,18 @@ class Reader:
         if kept is None:
             await self._store.signing_key()  # makes the bucket, if this is the first use of it
             kept = self._books[stream, consumer] = await self._store.book(stream, consumer)
-        info = await self._link.jetstream.consumer_info(stream, consumer)
-        server = (await self._link.ready()).info.server_id
+        info, server = await self._asked(stream, consumer)
         floor, delivered = info.ack_floor_stream_seq, info.delivered_consumer_seq
         book = kept.book.seen(_made(info), server, delivered, floor, info.leader is not None)
         return Look(info, book, kept.revision)
+
+    async def _asked(self, stream: str, consumer: str) -> tuple[ConsumerInfo, str]:
+        """The consumer, and the id of the server that told us about it."""
+        while True:
+            server = (await self._link.ready()).info.server_id
+            info = await self._link.jetstream.consumer_info(stream, consumer)
+            if (await self._link.ready()).info.server_id == server:
+                return info, server
 
     async def _write(self, look: Look, book: Book) -> bool:
         """Replace the book that was looked at; False when it has changed since, or when the answer was lost."""
@@ -297,13 +305,17 @@ def _ack_wait(info: ConsumerInfo) -> float:
     return seconds(max(info.config.get("backoff") or [info.config.get("ack_wait", DEFAULT_ACK_WAIT)]))
 
 
-def _not_before(info: ConsumerInfo) -> timedelta | None:
-    """How long a dedicated reader has to wait: while it holds a page, what lies behind would be out of order."""
+def _not_before(info: ConsumerInfo, connected_for: float) -> timedelta | None:
+    """How long a dedicated reader has to wait: while it holds a page, what lies behind would be out of order.
+
+    A server that was restarted does not know when it last delivered; it was before we connected to it.
+    """
     described = info.config.get("metadata") or {}
-    if described.get(metadata.READER) != DEDICATED or not info.ack_pending or info.last_delivered is None:
+    if described.get(metadata.READER) != DEDICATED or not info.ack_pending:
         return None
     now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
-    due = info.last_delivered + timedelta(seconds=_ack_wait(info)) + EXPIRY_MARGIN
+    last = info.last_delivered or now - timedelta(seconds=connected_for)
+    due = last + timedelta(seconds=_ack_wait(info)) + EXPIRY_MARGIN
     return due - now if due > now else None
 
 
