@@ -95,7 +95,7 @@ async def fewer_letters(stage: Stage, left: int) -> bool:
 async def test_hundreds_replayed_with_kills_in_the_middle_are_each_processed_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:
-    await killed_over_and_over(nats_server, stage, 600, kills=3)
+    await killed_over_and_over(nats_server, stage, 400, kills=2)
 
 
 @pytest.mark.soak

@@ -66,9 +66,16 @@ def usage_lake(where: Path) -> int:
     return sum(table["gpu_seconds"].to_pylist())
 
 
+def dead_letters(where: Path) -> dict[str, int]:
+    """Letters in the table that `dlq_report` keeps, by who gave up."""
+    table = pyarrow.dataset.dataset(where / ".penstock/lake/dlq_report", format="parquet").to_table()
+    return {row["gave_up"]: row["letters"] for row in table.to_pylist()}
+
+
 def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path) -> None:
     first = full_quickstart(tmp_path, "--events", "1000")
     assert first.returncode == 0, first.stderr
+    assert f"failures  {dead_letters(tmp_path)['billing_worker_balance_credited']} of" in first.stdout
     once, seconds = rows_read(first.stdout), usage_lake(tmp_path)
     assert once["event_lake"] >= 1000
     assert once["usage_hourly"] > 0

@@ -169,6 +169,8 @@ def show(context: Context, id_: str, as_json: bool) -> int:
               help="Leave alone what failed again after so many replays.")  # fmt: skip
 @click.option("--edit", "patch", metavar="JSON", help="Change each event by a JSON merge patch (RFC 7396).")
 @click.option("--editor", is_flag=True, help="Open each event in $EDITOR.")
+@click.option("--spark", "in_bulk", is_flag=True, help="With the tasks of a Spark job, for very many letters.")
+@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Where Spark runs.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit.")
 @click.option("--actor", metavar="NAME", help="Who, for the audit.  [default: you, here]")
 @json_option
@@ -185,6 +187,8 @@ async def replay(
     max_replays: int,
     patch: str | None,
     editor: bool,
+    in_bulk: bool,
+    master: str,
     reason: str,
     actor: str | None,
     as_json: bool,
@@ -209,11 +213,26 @@ async def replay(
     options = ReplayOptions(only_failed=only_failed, rate=rate, max_replays=max_replays, edit=edit, limit=limit)
     if dry_run:
         return await asyncio.to_thread(_dry_run, settings, wanted, options, as_json)
-    with _counting("replaying") as count:
-        tally = await replaying(
-            settings, wanted, options, actor=actor or audit.this_user(), reason=reason, on_progress=count
-        )
+    who = actor or audit.this_user()
+    if in_bulk:
+        if editor or limit:
+            usage("--spark replays all that match, without anybody at a terminal: leave out --editor and --limit")
+        tally = await asyncio.to_thread(_in_bulk, master, settings, wanted, options, who, reason)
+    else:
+        with _counting("replaying") as count:
+            tally = await replaying(settings, wanted, options, actor=who, reason=reason, on_progress=count)
     return _report(tally, "replayed", as_json)
+
+
+def _in_bulk(
+    master: str, settings: Settings, wanted: Selection, options: ReplayOptions, actor: str, reason: str
+) -> Tally:
+    """Replay with Spark, which takes a second to import."""
+    from penstock.spark.deadletters import replay_letters
+    from penstock.spark.session import running
+
+    with running("penstock dlq", master, short_lived=True) as spark:
+        return replay_letters(spark, settings, wanted, options, actor=actor, reason=reason)
 
 
 def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_json: bool) -> int:

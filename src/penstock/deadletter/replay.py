@@ -16,10 +16,11 @@ the window, an event can come twice, as its consumer must expect.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -125,17 +126,8 @@ async def replay(
     deed = Deed(run=secrets.token_hex(6), actor=actor, reason=reason)
     async with opened(settings) as room:
         await room.finish_interrupted()
-        chosen = room.chosen(wanted)
-        letters = islice(chosen, options.limit) if options.limit else chosen
-        size = CHUNK if not options.rate else max(1, min(CHUNK, int(options.rate)))
-        number = 0
-        while chunk := await asyncio.to_thread(_next_chunk, letters, size):
-            await room.replay(chunk, deed, number, options)
-            await room.clear()
-            number += 1
-            on_progress(room.tally)
-        await room.clear()
-        return room.tally
+        await room.load_settled()
+        return await room.replay_all(room.chosen(room.letters(), wanted), deed, options, on_progress)
 
 
 async def discard(
@@ -147,7 +139,8 @@ async def discard(
     deed = Deed(run=secrets.token_hex(6), actor=actor, reason=reason)
     async with opened(settings) as room:
         await room.finish_interrupted()
-        letters = room.chosen(wanted)
+        await room.load_settled()
+        letters = room.chosen(room.letters(), wanted)
         while chunk := await asyncio.to_thread(_next_chunk, letters, CHUNK):
             await room.discard(chunk, deed)
             await room.clear()
@@ -180,27 +173,39 @@ class Room:
         self._publisher = publisher
         self._letters: list[StreamInfo] = []
         self._leftovers: list[FiledLetter] = []
-        self._settled: set[tuple[str, int, str]] = set()
+        self.settled: set[tuple[str, int, str]] = set()
+        """Letters that the audit knows as replayed or discarded, as far as that was read."""
         self._free_at = time.monotonic()
         self.tally = Tally()
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
-    async def finish_interrupted(self) -> None:
-        """Read the audit, and find what earlier runs had published before they were interrupted.
+    async def finish_interrupted(self, run: str = "*") -> bool:
+        """Find what earlier runs, or earlier attempts of one `run`, had published before they were interrupted.
 
-        Letters that turn out to be replayed are removed as `chosen` comes across them.
+        Letters that turn out to be replayed are removed as `chosen` comes across them. Returns whether there were any
+        earlier attempts at all.
         """
         info = await audit.audit_stream(self._jetstream)
         self._letters = await inventory.letter_streams(self._jetstream)
-        open_ = audit.open_chunks(await self._records(info, f"{streams.AUDIT_PREFIX}.runs.*"))
-        self._settled = audit.settled(await self._records(info, f"{streams.AUDIT_PREFIX}.letters.>"))
-        if not open_:
-            return
-        everything = await asyncio.to_thread(lambda: list(inventory.letters(self._settings, self._letters)))
-        by_id = {filed.message_id: filed for filed in everything}
-        for chunk in open_:
-            await self._finish(chunk, by_id)
+        told = await self._records(info, streams.run_subject(run))
+        open_ = audit.open_chunks(told)
+        if open_:
+            await self.load_settled()
+            expected = {id_ for chunk in open_ for id_ in chunk.letters}
+            by_id = await asyncio.to_thread(self._named, expected)
+            for chunk in open_:
+                await self._finish(chunk, by_id)
+        return bool(told)
+
+    async def load_settled(self) -> None:
+        """Read from the audit which letters were replayed or discarded."""
+        info = await audit.audit_stream(self._jetstream)
+        self.settled |= audit.settled(await self._records(info, streams.settled_subject(">")))
+
+    def _named(self, message_ids: set[str]) -> dict[str, FiledLetter]:
+        everything = inventory.letters(self._settings, self._letters)
+        return {filed.message_id: filed for filed in everything if filed.message_id in message_ids}
 
     async def _records(self, info: StreamInfo, subject: str) -> list[Json]:
         found = await asyncio.to_thread(audit.records, self._settings, info, [subject])
@@ -211,7 +216,7 @@ class Room:
         records = [
             _replayed(letters[id_], at, chunk)
             for id_, at in there.items()
-            if id_ in letters and audit.place(letters[id_]) not in self._settled
+            if id_ in letters and audit.place(letters[id_]) not in self.settled
         ]
         await self._note(records)
         await self._say(chunk.subject, chunk.ended("found by a later run"))
@@ -231,10 +236,14 @@ class Room:
     def _behind(self, info: StreamInfo, floor: int) -> list[StoredMessage]:
         return list(inventory.messages(self._settings, info, floor + 1, info.state.last_seq))
 
-    def chosen(self, wanted: Selection) -> Iterator[FiledLetter]:
+    def letters(self) -> Iterator[FiledLetter]:
+        """Every letter that is there. Blocking."""
+        return inventory.letters(self._settings, self._letters)
+
+    def chosen(self, letters: Iterable[FiledLetter], wanted: Selection) -> Iterator[FiledLetter]:
         """The letters that match. Those that the audit knows as settled are put aside, to be removed only."""
-        for filed in inventory.letters(self._settings, self._letters):
-            if audit.place(filed) in self._settled:
+        for filed in letters:
+            if audit.place(filed) in self.settled:
                 self._leftovers.append(filed)
             elif wanted.matches(filed):
                 yield filed
@@ -246,6 +255,21 @@ class Room:
         self.tally.found_done += len(leftovers)
 
     # -- what is done ------------------------------------------------------------------------------------------------
+
+    async def replay_all(
+        self, letters: Iterator[FiledLetter], deed: Deed, options: ReplayOptions, on_progress: OnProgress
+    ) -> Tally:
+        """Replay letters in chunks, in their order."""
+        wanted = islice(letters, options.limit) if options.limit else letters
+        size = CHUNK if not options.rate else max(1, min(CHUNK, int(options.rate)))
+        for number in itertools.count():
+            chunk = await asyncio.to_thread(_next_chunk, wanted, size)
+            await self.replay(chunk, deed, number, options)
+            await self.clear()
+            on_progress(self.tally)
+            if not chunk:
+                break
+        return self.tally
 
     async def replay(self, letters: Sequence[FiledLetter], deed: Deed, number: int, options: ReplayOptions) -> None:
         """Replay a chunk of letters, step by step."""
@@ -328,7 +352,7 @@ class Room:
         for outcome in outcomes:
             if isinstance(outcome, PenstockError):
                 raise outcome
-        self._settled |= {audit.place(record.letter) for record in records}
+        self.settled |= {audit.place(record.letter) for record in records}
 
     async def _say(self, subject: str, data: bytes) -> None:
         outcomes = [*await self._publisher.add(subject, data), *await self._publisher.finish()]

@@ -139,6 +139,8 @@ def _stream(spark: SparkSession, flow: Pipeline, stream: str) -> DataFrame:
 def source_options(flow: Pipeline, stream: str) -> dict[str, str]:
     """The source's options for one of the streams, without those of the connection."""
     source = flow.spec.source
+    # Whoever replays or discards a dead letter removes it: a hole between letters is no loss.
+    holes_are_losses = source.fail_on_data_loss and not flow.platform.streams[stream].is_dead_letters
     given = {
         "stream": stream,
         "consumer": flow.consumer,
@@ -147,7 +149,7 @@ def source_options(flow: Pipeline, stream: str) -> dict[str, str]:
         "maxRowsPerTrigger": source.max_rows,
         "maxBytesPerTrigger": source.max_bytes,
         "partitions": source.partitions,
-        "failOnDataLoss": str(source.fail_on_data_loss).lower(),
+        "failOnDataLoss": str(holes_are_losses).lower(),
         "keepBatchesWhole": str(source.keep_batches_whole).lower(),
     }
     return {name: str(value) for name, value in given.items() if value}

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock import units
+from penstock import subjects, units
 
 Json = dict[str, Any]
 EVERY_STREAM = "*"
@@ -123,6 +123,11 @@ class StreamSpec:
     @property
     def retention(self) -> str:
         return str(self.config.get("retention", "limits"))
+
+    @property
+    def is_dead_letters(self) -> bool:
+        """Whether all that it captures are dead letters."""
+        return bool(self.subjects) and all(subjects.covers(DLQ_SUBJECTS, subject) for subject in self.subjects)
 
     @property
     def replicas(self) -> int:
