@@ -318,7 +318,7 @@ def _serving(port: int | None, numbers: Numbers) -> Iterator[None]:
 def _line(one: WorkerMetrics) -> str:
     trouble = [(one.redeliveries, "redelivered"), (one.failures, "failed"), (one.dead_letters, "dead")]
     shown = "".join(f", {count:,} {what}" for count, what in trouble if count)
-    return f"{one.consumer}: {counted(one.latency.count, 'message')} handled of {one.partitions} partitions{shown}"
+    return f"{one.consumer}: {counted(one.done, 'message')} handled of {one.look().partitions} partitions{shown}"
 
 
 def _show(found: list[WorkerMetrics], as_json: bool) -> None:
@@ -331,9 +331,9 @@ def _show(found: list[WorkerMetrics], as_json: bool) -> None:
             {
                 "worker": one.worker_id,
                 "consumer": one.consumer,
-                "partitions": one.partitions,
+                "partitions": one.look().partitions,
                 "delivered": one.messages,
-                "handled": one.latency.count,
+                "handled": one.done,
                 "redelivered": one.redeliveries,
                 "failed": one.failures,
                 "dead_letters": one.dead_letters,

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from penstock.wire import frames
-
 _DELIVERY = re.compile(
-    rb"H?MSG ([^\x00-\x20]+) ([0-9]{1,18}) "
-    rb"(\$JS\.ACK\.[^\x00-\x20.]+\.[^\x00-\x20.]+\.([0-9]{1,9})\.([0-9]{1,18})\.([0-9]{1,18})\.[0-9]+\.[0-9]+) "
+    rb"H?MSG ([^\x00-\x20]{1,4096}) ([0-9]{1,18}) "
+    rb"(\$JS\.ACK\.[^\x00-\x20.]{1,255}\.[^\x00-\x20.]{1,255}"
+    rb"\.([0-9]{1,9})\.([0-9]{1,18})\.([0-9]{1,18})\.[0-9]{1,20}\.[0-9]{1,20}) "
     rb"(?:([0-9]{1,18}) )?([0-9]{1,9})\r\n"
 )
-"""The control line of a message that a consumer delivers. Every other line is left to the parser."""
+"""The control line of a message that a consumer delivers. Every other, and every longer one, is the parser's."""
 
 
 Delivery = tuple[bytes, str, str, int, int, int, bytes, bytes]
@@ -39,10 +38,20 @@ def take(buffer: bytearray, at: int, sids: Collection[bytes]) -> tuple[list[Deli
         subject, sid, reply, count, sequence, number, header_size, total = line.groups()
         body = line.end()
         end = body + int(total)
-        if end + 2 > size or sid not in sids or body - at > frames.MAX_LINE or raw[end : end + 2] != b"\r\n":
+        if end + 2 > size or sid not in sids or raw[end : end + 2] != b"\r\n":
             break
         split = body + int(header_size) if header_size else body
-        names = subject.decode("utf-8", "surrogateescape"), reply.decode("utf-8", "surrogateescape")
-        found.append((sid, *names, int(count), int(sequence), int(number), raw[body:split], raw[split:end]))
+        found.append(
+            (
+                sid,
+                subject.decode("utf-8", "surrogateescape"),
+                reply.decode("utf-8", "surrogateescape"),
+                int(count),
+                int(sequence),
+                int(number),
+                raw[body:split],
+                raw[split:end],
+            )
+        )
         at = end + 2
     return found, at

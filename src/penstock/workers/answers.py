@@ -13,6 +13,9 @@ from penstock.workers.messages import Message, MessageContext
 from penstock.workers.session import Session
 from penstock.workers.verdicts import DeadLetter
 
+COMPANY = 16
+"""So many acknowledgements are worth a write of their own, once nothing more can be handled."""
+
 
 class NoDeadLetters(ConfigError):
     """A message should be given up, and nobody said where to."""
@@ -34,6 +37,10 @@ class SessionAnswers:
     def acked(self) -> None:
         if self.session:
             self.session.acked()
+
+    def settled(self) -> None:
+        if self.session and len(self.acks) >= COMPANY:
+            self.session.flush()
 
     def nak(self, reply: str, delay: float) -> None:
         if self.session and reply:

@@ -44,6 +44,10 @@ class Answers(Protocol):
         """There are acknowledgements: send them, soon."""
         ...
 
+    def settled(self) -> None:
+        """Everything that can be handled now has been: a good moment to send acknowledgements."""
+        ...
+
     def nak(self, reply: str, delay: float) -> None: ...
     async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
         """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
@@ -97,6 +101,8 @@ class Dispatcher:
         """Messages whose handler has ended well."""
         self.held = 0
         """Messages here with their data, in all lanes."""
+        self.some_parked = False
+        """Whether lanes may have messages put aside."""
         self.options = options
         self._handler = handler
         self._call: AsyncHandler = handler if options.timeout is None else self._in_time
@@ -111,7 +117,10 @@ class Dispatcher:
         self._called = False
         """Whether a runner was called that has not begun to look."""
         self._came_to_rest = asyncio.Event()
-        """Set whenever somebody leaves a lane."""
+        """Set when somebody leaves a lane, while somebody else waits for that."""
+        self._resting = 0
+        """How many wait for lanes to come to rest."""
+        self._worker_id = options.worker_id
 
     # -- work comes ------------------------------------------------------------------------------------------------
 
@@ -171,7 +180,15 @@ class Dispatcher:
                 lane = self._ready.popleft()
                 if self._ready and not self._called:
                     self._call_runner()  # it finds nothing to do, unless the handler here has to wait
-                await self._work(lane)
+                try:
+                    await self._work(lane)
+                finally:
+                    lane.busy = False
+                if self._resting:
+                    self._came_to_rest.set()
+                if lane.items and lane not in self._waiting_for_owner:
+                    self.wake(lane)
+            self._answers.settled()
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
             await idle
@@ -181,48 +198,36 @@ class Dispatcher:
 
         Every message comes through here: what is usual is done in place, what is not elsewhere.
         """
-        token_of, handler, clock = self._ownership.token, self._call, time.perf_counter
-        worker, ours = self.options.worker_id, True
-        made = tuple.__new__  # what `MessageContext(…)` comes to, in a third of the time
-        try:
-            for _ in range(TURN):
-                if (message := lane.next()) is None:
-                    break
-                if (token := token_of(lane.id)) is None:
-                    ours = False
-                    break
-                attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
-                about = (message.subject, lane.id, worker, message.received_at, attempt, token)
-                context = made(MessageContext, about)
-                if attempt > 1 and await self._given_up(lane, message, context):
-                    continue
-                lane.started = started = clock()
-                error: BaseException | None = None
-                try:
-                    await handler(message, context)
-                except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and answered to the server
-                    error = _failure_of(exc)
-                seconds = clock() - started
-                lane.started = None
-                if token_of(lane.id) != token:
-                    # Somebody else has it now, and will handle the message: our answer could remove it.
-                    self._let_go(lane, [message.sequence])
-                elif error is None:
-                    lane.took(seconds)
-                    self._finish(lane, message.sequence)
-                    self.handled += 1
-                    self._latencies.append(seconds)
-                else:
-                    await self._failed(lane, message, context, error)
-        finally:
-            lane.busy = False
-            self._came_to_rest.set()
-            if len(self._latencies) >= TURN:
-                self.report()
-            if ours:
-                self.wake(lane)
-            else:
+        token_of, clock, made = self._ownership.token, time.perf_counter, tuple.__new__
+        for _ in range(TURN):
+            if (message := lane.next()) is None:
+                return
+            if (token := token_of(lane.id)) is None:
                 self._waiting_for_owner.add(lane)
+                return
+            attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
+            about = (message.subject, lane.id, self._worker_id, message.received_at, attempt, token)
+            context = made(MessageContext, about)  # what `MessageContext(…)` comes to, in a third of the time
+            if attempt > 1 and await self._given_up(lane, message, context):
+                continue
+            lane.started = started = clock()
+            error: BaseException | None = None
+            try:
+                await self._call(message, context)
+            except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and answered to the server
+                error = _failure_of(exc)
+            seconds = clock() - started
+            lane.started = None
+            if token_of(lane.id) != token:
+                # Somebody else has it now, and will handle the message: our answer could remove it.
+                self._let_go(lane, [message.sequence])
+            elif error is None:
+                lane.took(seconds)
+                self._finish(lane, message.sequence)
+                self.handled += 1
+                self._latencies.append(seconds)
+            else:
+                await self._failed(lane, message, context, error)
 
     def report(self) -> None:
         """Tell how long handlers took since the last time."""
@@ -337,9 +342,13 @@ class Dispatcher:
     async def quiet(self, lanes: Iterable[Lane]) -> None:
         """Return when no handler of these lanes is running. They must be held, or this may take for ever."""
         chosen = list(lanes)
-        while any(lane.busy for lane in chosen):
-            self._came_to_rest.clear()
-            await self._came_to_rest.wait()
+        self._resting += 1
+        try:
+            while any(lane.busy for lane in chosen):
+                self._came_to_rest.clear()
+                await self._came_to_rest.wait()
+        finally:
+            self._resting -= 1
 
     def remove(self, lane: Lane) -> list[str]:
         """The lane is no longer ours; returns where the server waits for an answer about what it still had."""
@@ -354,7 +363,16 @@ class Dispatcher:
 
     def relieve(self, limit: int) -> None:
         """Make room: slow lanes that hold more than `limit` put messages aside."""
-        self.held -= relieve(self.lanes.values(), limit, time.perf_counter())
+        parked = relieve(self.lanes.values(), limit, time.perf_counter())
+        self.held -= parked
+        self.some_parked = self.some_parked or parked > 0
+
+    @property
+    def parked(self) -> int:
+        """Messages that lanes have put aside."""
+        count = sum(len(lane.parked) for lane in self.lanes.values()) if self.some_parked else 0
+        self.some_parked = count > 0
+        return count
 
     def advance(self, lane: Lane, floor: int) -> None:
         """Everything of the lane up to there is done elsewhere: acknowledge what came of it."""

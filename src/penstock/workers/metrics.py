@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from penstock.errors import ConfigError
-from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message
 
 if TYPE_CHECKING:
@@ -91,6 +90,18 @@ class Histogram:
         return rows
 
 
+class Look(NamedTuple):
+    """How a worker stands at one moment."""
+
+    partitions: int = 0
+    outstanding: int = 0
+    """Messages that were delivered and are not done."""
+    held: int = 0
+    """Those of them that are here with their data."""
+    parked: int = 0
+    """Those that wait at the server for room."""
+
+
 class WorkerMetrics:
     """The numbers of one worker. Whoever coordinates a group adds its own."""
 
@@ -101,10 +112,8 @@ class WorkerMetrics:
         self.redeliveries = 0
         self.pending = 0
         """Messages that the server had behind the last one delivered."""
-        self.held = 0
-        self.parked = 0
-        self.outstanding = 0
-        self.partitions = 0
+        self.look: Callable[[], Look] = Look
+        """Asked how things stand whenever somebody wants to see; the worker puts its own here."""
         self.repeats = 0
         self.failures = 0
         self.dead_letters = 0
@@ -157,20 +166,19 @@ class WorkerMetrics:
     def repeated(self) -> None:
         self.repeats += 1
 
-    def look(self, lanes: Iterable[Lane], held: int) -> None:
-        """Take down how things stand."""
-        self.held, self.parked, self.outstanding, self.partitions = held, 0, 0, 0
-        for lane in lanes:
-            self.partitions += 1
-            self.parked += len(lane.parked)
-            self.outstanding += len(lane.items)
+    @property
+    def done(self) -> int:
+        """Messages whose handler has ended well."""
+        self.look()
+        return self.latency.count
 
     def values(self) -> dict[str, Any]:
         """The value of each metric without further labels."""
+        now = self.look()
         return {
             "parti_consumer_messages_total": self.messages,
             "parti_consumer_redeliveries_total": self.redeliveries,
-            "parti_consumer_inflight": self.pending + self.outstanding,
+            "parti_consumer_inflight": self.pending + now.outstanding,
             "parti_consumer_update_duration_seconds": self.updates,
             "parti_consumer_update_failures_total": self.update_failures,
             "parti_consumer_update_skipped_total": self.updates_skipped,
@@ -181,9 +189,9 @@ class WorkerMetrics:
             "parti_handler_failures_total": self.failures,
             "parti_dead_letters_total": self.dead_letters,
             "parti_repeated_total": self.repeats,
-            "parti_held_messages": self.held,
-            "parti_parked_messages": self.parked,
-            "parti_partitions": self.partitions,
+            "parti_held_messages": now.held,
+            "parti_parked_messages": now.parked,
+            "parti_partitions": now.partitions,
             "parti_claims": self.claims,
             "parti_leader_changes_total": self.leader_changes,
         }

@@ -16,7 +16,8 @@ class Routes:
     """Finds the lane of a message by its subject."""
 
     def __init__(self) -> None:
-        self._literal: dict[str, Lane] = {}
+        self.literal: dict[str, Lane] = {}
+        """Lanes of subjects without wildcards: most are found here."""
         self._wild: list[tuple[str, Lane]] = []
         self._found: dict[str, Lane | None] = {}
 
@@ -24,7 +25,7 @@ class Routes:
         """Messages of the partition's subjects go to this lane."""
         for subject in partition.subjects:
             if subjects.is_literal(subject):
-                self._literal[subject] = lane
+                self.literal[subject] = lane
             else:
                 self._wild.append((subject, lane))
         self._found.clear()
@@ -32,13 +33,13 @@ class Routes:
     def remove(self, partition: Partition) -> None:
         """Its subjects lead nowhere."""
         for subject in partition.subjects:
-            self._literal.pop(subject, None)
+            self.literal.pop(subject, None)
         self._wild = [(filter_, lane) for filter_, lane in self._wild if filter_ not in partition.subjects]
         self._found.clear()
 
     def lane(self, subject: str) -> Lane | None:
         """The lane of a subject; None when it belongs to nobody here."""
-        if (lane := self._literal.get(subject)) or not self._wild:
+        if (lane := self.literal.get(subject)) or not self._wild:
             return lane
         if subject not in self._found:
             if len(self._found) >= REMEMBERED:

@@ -29,6 +29,8 @@ EXPIRES = 30.0  # seconds
 HEARTBEAT = 5.0  # seconds
 SILENCE = 2.5 * HEARTBEAT
 """Without a word for that long on an open request, the request is lost, or the consumer is."""
+GONE_WITHIN = 2.5
+"""Seconds until a server has noticed that the sender of a request is gone."""
 ACK_LINGER = 0.005
 """Seconds that acknowledgements wait for company."""
 RECALLED = 20_000
@@ -37,6 +39,10 @@ RECALLED = 20_000
 
 class Interrupted(Unavailable):
     """The pull loop cannot go on with this connection or consumer; a new one can."""
+
+
+class WentElsewhere(Interrupted):
+    """Deliveries are missing; a new session has them delivered again, at once."""
 
 
 @dataclass(slots=True)
@@ -66,10 +72,12 @@ class Session:
         deliver: Callable[[list[Message]], None],
         room: Callable[[], int],
         size: Callable[[], int],
+        inboxes: dict[str, str],
     ) -> None:
         """`acks` are to be sent, and taken out. `deliver` takes messages and must not wait.
 
-        `room`: messages that may still come. `size`: of a batch.
+        `room`: messages that may still come. `size`: of a batch. `inboxes` are those of earlier sessions, by consumer:
+        the server may still have requests with them, and what it sends there is for us.
         """
         self._connection = connection
         self._jetstream = jetstream
@@ -77,6 +85,7 @@ class Session:
         self._deliver = deliver
         self._room = room
         self._size = size
+        self._inboxes = inboxes
         self._pulls: dict[str, Pull] = {}
         self._by_sid: dict[bytes, Pull] = {}
         connection.skim_with(self._skim)
@@ -99,9 +108,12 @@ class Session:
         """
         if consumer.name in self._pulls:
             return
+        if consumer.name not in self._inboxes:
+            consumer = await self._alone(consumer)
+            self._inboxes[consumer.name] = f"_INBOX.{secrets.token_hex(11)}"
         await self._recall(consumer, known)
-        inbox = f"_INBOX.{secrets.token_hex(11)}"
-        pull = Pull(consumer.name, inbox, heard=self._now())
+        inbox = self._inboxes[consumer.name]
+        pull = Pull(consumer.name, inbox, heard=self._now(), delivery=consumer.delivered_consumer_seq)
         pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
         self._pulls[consumer.name] = pull
         self._by_sid[b"%d" % pull.sid] = pull
@@ -121,6 +133,18 @@ class Session:
     def when_renumbered(self, call: Callable[[], None]) -> None:
         """Call this before the first message that comes after a reset is taken in."""
         self._renumbered.append(call)
+
+    async def _alone(self, consumer: ConsumerInfo) -> ConsumerInfo:
+        """Wait until the server has forgotten the requests of whoever pulled before us, or for as long as that takes.
+
+        A server with leaf nodes takes a request for alive up to two seconds after its sender has gone. What it sends
+        there comes back, but behind later messages.
+        """
+        deadline = self._now() + GONE_WITHIN
+        while consumer.waiting and self._now() < deadline:
+            await asyncio.sleep(GONE_WITHIN / 25)
+            consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
+        return consumer
 
     async def _recall(self, consumer: ConsumerInfo, known: Collection[int]) -> None:
         if not consumer.ack_pending:
@@ -150,20 +174,24 @@ class Session:
         return end
 
     def _take(self, found: list[Delivery]) -> None:
+        if self.ended.done():
+            return
         received_at, batch = datetime.now(UTC), list[Message]()
         made = tuple.__new__  # what `Message(…)` comes to, in a third of the time
         for sid, subject, reply, count, sequence, number, headers, data in found:
             pull = self._by_sid[sid]
             pull.asked -= 1
-            if number <= pull.delivery:
+            if number != pull.delivery + 1:
                 self._deliver(batch)
                 batch = []
-                self._restarted(pull)
+                if not self._follows(pull, number):
+                    return
             pull.delivery = number
             batch.append(made(Message, (subject, data, sequence, count, reply, received_at, headers, number, 0)))
         pull.heard = self._now()
         self._deliver(batch)
-        self._soon()
+        if pull.asked <= self._size() // 2:
+            self._soon()
 
     def _came(self, pull: Pull, frame: frames.Message) -> None:
         """Take whatever is not a usual delivery."""
@@ -171,13 +199,25 @@ class Session:
         message = messages.delivered(frame, datetime.now(UTC))
         if message is None:
             self._status(pull, frame)
-        else:
+        elif not self.ended.done():
             pull.asked -= 1
-            if message.delivery <= pull.delivery:
-                self._restarted(pull)
-            pull.delivery = message.delivery
-            self._deliver([message])
+            if message.delivery == pull.delivery + 1 or self._follows(pull, message.delivery):
+                pull.delivery = message.delivery
+                self._deliver([message])
         self._soon()
+
+    def _follows(self, pull: Pull, number: int) -> bool:
+        """Whether a delivery that is not the next one may be taken: after a reset they are counted from 1 again.
+
+        A gap says that deliveries went elsewhere: to a predecessor whose requests the server still has, or nowhere.
+        Those messages must come before this one, so the session ends, and the next one has them delivered again.
+        """
+        if number <= pull.delivery:
+            self._restarted(pull)
+            return True
+        missing = number - pull.delivery - 1
+        self.fail(WentElsewhere(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
+        return False
 
     def ask_again(self) -> None:
         """A consumer was reset: requests from before may be gone. Ask again rather than wait for them."""
@@ -231,17 +271,19 @@ class Session:
     def top_up(self) -> None:
         """Ask each consumer for as much as there is room for."""
         self._topping_up = False
-        requests = bytearray()
-        asked = sum(pull.asked for pull in self._pulls.values())
+        if requests := self._requests():
+            self._write(requests)
+
+    def _requests(self) -> bytes:
+        requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
         for pull in self._pulls.values():
-            count = pacing.next_pull(self._size(), max(pull.asked, 0), 0, self._room() - asked + pull.asked)
+            count = pacing.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
             if count > 0:
                 requests += self._request(pull, count)
                 pull.asked += count
-                asked += count
-        self.stalled = self._room() - asked <= 0 and not requests
-        if requests:
-            self._write(bytes(requests))
+                room -= count
+        self.stalled = room <= 0 and not requests
+        return requests
 
     def _request(self, pull: Pull, count: int) -> bytes:
         ask = {
@@ -267,10 +309,9 @@ class Session:
             self._flush_at.cancel()
             self._flush_at = None
         if self._acks:
-            data = messages.acks(self._acks)
+            data = messages.acks(self._acks) + self._requests()
             self._acks.clear()
             self._write(data)
-            self._soon()
 
     def write(self, data: bytes) -> None:
         """Send other answers, after the acknowledgements that wait."""

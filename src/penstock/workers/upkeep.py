@@ -39,12 +39,17 @@ class Upkeep:
         session.check()
         if session.stalled:
             self._dispatcher.relieve(self._options.max_in_flight)
+        parked = self._dispatcher.parked
+        if parked:
+            self._ask_back(session)
+        self._ask_for_patience(session)
+        session.top_up()
+        await self._widen(parked)
+
+    def _ask_back(self, session: Session) -> None:
         for lane in self._dispatcher.lanes.values():
             if back := lane.wanted_back(self._options.max_in_flight):
                 session.write(b"".join(messages.nak(reply) for reply in back))
-        self._ask_for_patience(session)
-        session.top_up()
-        await self._widen()
 
     def _observe(self) -> None:
         """Let the batches follow the handlers."""
@@ -67,9 +72,8 @@ class Upkeep:
         ]
         session.write(messages.in_progress(waiting))
 
-    async def _widen(self) -> None:
+    async def _widen(self, parked: int) -> None:
         """Let the server have more out while messages of slow partitions wait there."""
-        parked = sum(len(lane.parked) for lane in self._dispatcher.lanes.values())
         needed = pacing.pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
         if needed > self._allowed or (needed < self._allowed and not parked):
             self._allowed = needed

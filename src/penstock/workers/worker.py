@@ -29,12 +29,12 @@ from penstock.workers.handlers import Handler, Runner
 from penstock.workers.lag import Lag
 from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message
-from penstock.workers.metrics import WorkerMetrics
+from penstock.workers.metrics import Look, WorkerMetrics
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import Partition
 from penstock.workers.routes import Routes
-from penstock.workers.session import Session
+from penstock.workers.session import Session, WentElsewhere
 from penstock.workers.stored import stored
 from penstock.workers.upkeep import Upkeep
 
@@ -90,8 +90,10 @@ class Worker:
         self.consumer = WorkerConsumer(
             self._jetstream, consumer, positions=self._done, events=self.metrics, on_trouble=on_trouble
         )
+        self.metrics.look = self._look
         self._upkeep = Upkeep(self._dispatcher, self.consumer, self.options)
         self._routes = Routes()
+        self._inboxes: dict[str, str] = {}
         self._known: dict[str, Partition] = {}
         """The partitions that have a lane."""
         self._fresh: set[str] = set()
@@ -124,6 +126,8 @@ class Worker:
         await self.consumer.close()
         await self._dispatcher.close()
         await asyncio.to_thread(self._runner.close)
+        with suppress(PenstockError):  # once the server has heard that we pull no more, nothing is sent here in vain
+            await self._connection.flush()
         await self._connection.close()
 
     async def __aenter__(self) -> Self:
@@ -365,14 +369,14 @@ class Worker:
             try:
                 if not self._connection.connected:
                     await self._connection.reconnect()
+                    delays = Backoff().delays()
                 await self._pull()
+            except WentElsewhere as exc:
+                log.info("%s: %s", self.consumer.options.consumer, exc)
+                continue
             except PenstockError as exc:
                 log.warning("%s begins anew: %s", self.consumer.options.consumer, exc)
-            if not self._connection.connected:
-                await asyncio.sleep(next(delays))
-            else:
-                delays = Backoff().delays()
-                await asyncio.sleep(next(delays))
+            await asyncio.sleep(next(delays))
 
     async def _pull(self) -> None:
         """One session, to its end."""
@@ -385,6 +389,7 @@ class Worker:
             self._came,
             self._upkeep.room,
             lambda: self._upkeep.batch.size,
+            self._inboxes,
         )
         # Nothing is ever received there: it ends when the connection does.
         lost = asyncio.create_task(self._connection.receive(FOR_EVER))
@@ -413,9 +418,9 @@ class Worker:
             await session.open(info, known)
 
     def _came(self, batch: list[Message]) -> None:
-        lane_of, deliver, options = self._routes.lane, self._dispatcher.deliver, self.consumer.options
+        literal, deliver, options = self._routes.literal.get, self._dispatcher.deliver, self.consumer.options
         for message in batch:
-            lane = lane_of(message.subject)
+            lane = literal(message.subject) or self._routes.lane(message.subject)
             if lane is None or (message.raw_headers and not _is_for(message, options)):
                 self._foreign(message)
             else:
@@ -437,8 +442,13 @@ class Worker:
                     await self._upkeep.look(session)
                 except PenstockError as exc:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
-            self._dispatcher.report()
-            self.metrics.look(self._dispatcher.lanes.values(), self._dispatcher.held)
+
+    def _look(self) -> Look:
+        """How things stand; asked for when somebody wants to see the metrics."""
+        self._dispatcher.report()
+        lanes = self._dispatcher.lanes.values()
+        outstanding = sum(len(lane.items) for lane in lanes)
+        return Look(len(lanes), outstanding, self._dispatcher.held, self._dispatcher.parked)
 
     async def _measure_for_ever(self) -> None:
         while True:

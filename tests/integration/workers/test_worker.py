@@ -9,6 +9,7 @@ from tests.integration.workers import work_module
 from tests.integration.workers.world import STREAM, World, partitions
 
 from penstock.testing import eventually_async
+from penstock.wire import aio
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.verdicts import Reject, Retries
 
@@ -188,7 +189,7 @@ async def test_a_process_that_dies_costs_its_message_a_try_and_nothing_else(worl
     path = world.server.log.parent / "died"
     await worker.update(partitions("a"))
     await world.publisher.publish_batch(STREAM, "w.a", [str(path).encode()] * 3)
-    await eventually_async(lambda: worker.metrics.latency.count == 3, 30, state=lambda: worker.metrics.failures)
+    await eventually_async(lambda: worker.metrics.done == 3, 30, state=lambda: worker.metrics.failures)
     assert path.exists()
     assert worker.metrics.failures >= 1
 
@@ -377,3 +378,22 @@ async def test_a_worker_that_comes_back_handles_first_what_its_predecessor_left(
     await world.publish("a", 10)
     await world.all_handled()
     await world.all_acknowledged()
+
+
+async def test_deliveries_that_went_to_somebody_else_are_fetched_before_anything_after_them(world: World) -> None:
+    await world.create()
+    worker = await world.worker(consumer={"ack_wait": 30.0})
+    await worker.update(partitions("a", "b"))
+    await world.publish("a", 5)
+    await world.all_handled()
+    async with await aio.connect(world.server.settings) as zombie:
+        await zombie.subscribe("zombie.inbox", handler=lambda _: None)
+        ask = b'{"batch": 7, "expires": 30000000000}'
+        await zombie.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.test-1", ask, reply="zombie.inbox")
+        await zombie.flush()
+        await world.publish("a", 30)
+        await world.publish("b", 30)
+        await world.all_handled()
+    await world.all_acknowledged()
+    assert worker.metrics.redeliveries >= 7
+    assert worker.connects >= 2
