@@ -10,6 +10,7 @@ one, so that between "delivered again" and "confirmed" there is always one that 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
@@ -21,6 +22,8 @@ MOST_AGAIN = 20_000
 """Sequences for which an acknowledgement is worth sending once more."""
 REMEMBER_PAGES = 32
 """As many confirmed, and as many stale, pages are remembered whatever their age."""
+MOST_REMEMBERED = 256
+"""More are not, however young they are: every change writes all of the book."""
 
 
 class Delivery(NamedTuple):
@@ -109,8 +112,22 @@ class DonePage:
     at: float
     spans: tuple[Span, ...]
 
-    def holds(self, sequence: int) -> bool:
-        return any(first <= sequence <= last for first, last in self.spans)
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same sequences in order; spans that touch become one."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        if found and span.first <= found[-1].last + 1:
+            found[-1] = Span(found[-1].first, max(found[-1].last, span.last))
+        else:
+            found.append(span)
+    return found
+
+
+def within(spans: Sequence[Span], sequence: int) -> bool:
+    """Whether one of the spans, which are in order, holds the sequence."""
+    at = bisect_right(spans, sequence, key=lambda span: span.first) - 1
+    return at >= 0 and sequence <= spans[at].last
 
 
 class Admission(NamedTuple):
@@ -177,7 +194,11 @@ class Book:
         return any(page.id == page_id for page in self.done)
 
     def was_confirmed(self, sequence: int) -> bool:
-        return any(page.holds(sequence) for page in self.done)
+        return within(self.confirmed_spans(), sequence)
+
+    def confirmed_spans(self) -> list[Span]:
+        """What the pages that are done cover, in order, with as few spans as that takes."""
+        return merged(span for page in self.done for span in page.spans)
 
     def deliveries_of(self, page_id: str) -> list[Delivery]:
         """What to acknowledge for a page that is done; nothing when it is not known any more.
@@ -215,8 +236,9 @@ class Book:
         loses its facts only to a later delivery.
         """
         earlier, stale, kept, confirmed = set(before), set[str](), list[Delivery](), list[Delivery]()
+        done = self.confirmed_spans()
         for one in deliveries:
-            if self.was_confirmed(one.sequence):
+            if within(done, one.sequence):
                 confirmed.append(one)
                 continue
             holders = [page for page in self.open if page.attempt_of(one.sequence) is not None]
@@ -235,8 +257,8 @@ class Book:
         page = self.page(page_id)
         assert page is not None, "only an open page can be confirmed"
         newest = max([at, *(one.at for one in self.done)])
-        remembered = [one for one in self.done if one.at >= newest - REMEMBER_SECONDS]
-        kept = remembered if len(remembered) >= REMEMBER_PAGES else self.done[-REMEMBER_PAGES + 1 :]
+        young = sum(one.at >= newest - REMEMBER_SECONDS for one in self.done)
+        kept = self.done[-min(max(young, REMEMBER_PAGES - 1), MOST_REMEMBERED - 1) :]
         done = (*kept, DonePage(page_id, at, page.spans()))
         return replace(self, open=tuple(one for one in self.open if one.id != page_id), done=done)
 

@@ -55,13 +55,19 @@ class GatewayLogin:
 class GatewayClient:
     """Calls a gateway, or any number of them behind one address, from asyncio."""
 
-    def __init__(self, url: str, login: GatewayLogin | None = None, *, timeout: float = ANSWER_WITHIN) -> None:
+    def __init__(
+        self,
+        url: str,
+        login: GatewayLogin | None = None,
+        *,
+        timeout: float = ANSWER_WITHIN,
+        compress: bool = False,
+    ) -> None:
+        """`compress` asks for compressed pages: less to carry between zones, more work for both sides."""
         self._login = login or GatewayLogin()
         self._timeout = timeout
         self._transport = HTTPTransport(**self._login.transport())
-        self._client = FactServiceClient(
-            url, http_client=Client(self._transport), send_compression=None, read_max_bytes=READ_MOST
-        )
+        self._client = FactServiceClient(url, http_client=Client(self._transport), **_choices(compress))
 
     async def fetch_facts(
         self, consumer_name: str, limit: int = 100, *, stream: str | None = None, wait: float = 0.0
@@ -102,13 +108,19 @@ class GatewayClient:
 class BlockingGatewayClient:
     """The same without an event loop; any number of threads may use it."""
 
-    def __init__(self, url: str, login: GatewayLogin | None = None, *, timeout: float = ANSWER_WITHIN) -> None:
+    def __init__(
+        self,
+        url: str,
+        login: GatewayLogin | None = None,
+        *,
+        timeout: float = ANSWER_WITHIN,
+        compress: bool = False,
+    ) -> None:
+        """See `GatewayClient`."""
         self._login = login or GatewayLogin()
         self._timeout = timeout
         self._transport = SyncHTTPTransport(**self._login.transport())
-        self._client = FactServiceClientSync(
-            url, http_client=SyncClient(self._transport), send_compression=None, read_max_bytes=READ_MOST
-        )
+        self._client = FactServiceClientSync(url, http_client=SyncClient(self._transport), **_choices(compress))
 
     def fetch_facts(
         self, consumer_name: str, limit: int = 100, *, stream: str | None = None, wait: float = 0.0
@@ -147,6 +159,11 @@ class BlockingGatewayClient:
 
 
 # -- what both share ---------------------------------------------------------------------------------------------------
+
+
+def _choices(compress: bool) -> dict[str, Any]:
+    asked = {} if compress else {"accept_compression": ()}
+    return {"send_compression": None, "read_max_bytes": READ_MOST, **asked}
 
 
 def _fetch(consumer: str, limit: int, stream: str | None, wait: float) -> pb.FetchFactsRequest:

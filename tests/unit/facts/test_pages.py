@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.facts.pages import REMEMBER_PAGES, Book, Delivery, deliveries_of, runs
+from penstock.facts.pages import (
+    MOST_REMEMBERED,
+    REMEMBER_PAGES,
+    Book,
+    Delivery,
+    Span,
+    deliveries_of,
+    merged,
+    runs,
+    within,
+)
 
 ACK = "$JS.ACK.S.c"
 
@@ -78,6 +89,14 @@ def test_facts_between_those_of_a_shared_page_are_not_taken_for_confirmed() -> N
     assert [book.was_confirmed(sequence) for sequence in (1, 2, 3)] == [True, False, True]
 
 
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 5))), st.integers(1, 70))
+def test_merged_spans_hold_what_the_spans_hold(pairs: list[tuple[int, int]], sequence: int) -> None:
+    spans = [Span(first, first + length) for first, length in pairs]
+    found = merged(spans)
+    assert within(found, sequence) == any(span.first <= sequence <= span.last for span in spans)
+    assert all(one.last + 1 < other.first for one, other in pairwise(found))
+
+
 def test_a_consumer_that_was_reset_starts_over() -> None:
     book = opened(Book(made=1, server="N1", delivered=10), "p1", first_deliveries([11], 11))
     book = opened(book, "p2", first_deliveries([12], 12)).confirmed("p1", 1.0)
@@ -106,6 +125,13 @@ def test_pages_are_remembered_for_a_while_and_not_for_ever() -> None:
     assert len(book.done) == REMEMBER_PAGES
     assert book.is_done("p199")
     assert not book.is_done("p0")
+
+
+def test_a_book_does_not_grow_without_end_however_fast_pages_are_confirmed() -> None:
+    book = Book()
+    for number in range(400):
+        book = opened(book, f"p{number}", first_deliveries([number + 1], number + 1)).confirmed(f"p{number}", 0.0)
+    assert len(book.done) == MOST_REMEMBERED
 
 
 @given(st.lists(st.tuples(st.sampled_from(["deliver", "confirm"]), st.integers(0, 3), st.integers(1, 8)), max_size=60))

@@ -54,6 +54,15 @@ def flow(keys: str, stream: str = S, other: str = "subjects: [out.>], max_age: 1
     return f"streams:\n  S: {{{stream}}}\n  OUT: {{{other}}}\n{DLQ}pipelines:\n  p: {{{keys}}}\n"
 
 
+NAMED = "reader: shared, owner: t, purpose: p"
+GRANT = "gateway:\n  identities:\n    e: {certificates: [x], consumers: [c]}\n"
+
+
+def grant(subject: str) -> str:
+    """A gateway with an identity in line 8, behind one consumer, that may append to the subject."""
+    return GRANT.replace("consumers: [c]", f"subjects: ['{subject}']")
+
+
 FLOW_CONTROL = (
     "ack_policy: flow_control, deliver_subject: d.c, flow_control: true, "
     "idle_heartbeat: 1s, max_ack_pending: 10, why: x"
@@ -409,6 +418,12 @@ CASES = [
         6,
     ),
     LintCase("P05", flow(f"from: {{stream: S}}, {SINK}", WQ), flow(f"from: {{stream: S, consumer: p}}, {SINK}", WQ), 6),
+    # named readers
+    LintCase("R01", one("reader: shared, owner: t"), one("reader: shared, owner: t, purpose: p"), 5),
+    LintCase("R01", one("") + GRANT, one("owner: t, purpose: p") + GRANT, 5),
+    LintCase("R02", one(f"{NAMED}, max_deliver: 5, dlq: dlq.s.a"), one(NAMED), 5),
+    LintCase("R03", one(NAMED) + grant("t.x"), one(NAMED) + grant("s.x"), 8),
+    LintCase("R03", one(NAMED, "subjects: [s.a], max_age: 1d") + grant("s.a"), one(NAMED) + grant("s.>"), 8),
     # names
     LintCase("N01", one("filter: s.a").replace("  c:", "  renamed:"), one("filter: s.a"), 5, LOCK),
     LintCase("N02", f"streams:\n  S: {{{S}}}\n", one("filter: s.a"), 1, LOCK),

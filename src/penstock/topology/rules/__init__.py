@@ -1,6 +1,16 @@
 """The lint rules, one module a noun."""
 
-from penstock.topology.rules import consumers, contracts, deadletters, delivery, names, origins, pipelines, streams
+from penstock.topology.rules import (
+    consumers,
+    contracts,
+    deadletters,
+    delivery,
+    names,
+    origins,
+    pipelines,
+    readers,
+    streams,
+)
 from penstock.topology.rules.rule import RULES, Case, Finding, Hit, Rule, Severity
 
 __all__ = [
@@ -17,5 +27,6 @@ __all__ = [
     "names",
     "origins",
     "pipelines",
+    "readers",
     "streams",
 ]
