@@ -70,7 +70,7 @@ def after_failure(error: BaseException, attempt: int, retries: Retries) -> Redel
     if isinstance(error, Reject):
         return DeadLetter(f"rejected by the handler: {error}")
     if attempt >= retries.max_deliver:
-        return DeadLetter(f"gave up after {attempt} tries: {described(error)}")
+        return DeadLetter(f"gave up after {attempt} {'try' if attempt == 1 else 'tries'}: {described(error)}")
     if isinstance(error, RetryLater) and error.after is not None:
         return Redeliver(max(error.after, 0.001))
     return Redeliver(retries.delay(attempt))
