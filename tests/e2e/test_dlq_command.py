@@ -1,0 +1,118 @@
+"""`penstock dlq` as a person uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.integration.deadletter.stage import Stage, bury, events
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.cli import main
+from penstock.wire import aio
+
+Dlq = Callable[..., str]
+
+
+def on_stage(server: EmbeddedServer, act: Callable[[Stage], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with await aio.connect(server.settings) as connection:
+            await act(Stage(server.settings, connection))
+
+    asyncio.run(run())
+
+
+async def two_causes(stage: Stage) -> None:
+    await stage.build()
+    await stage.publish(events(3))
+    await bury(stage, 2, error="order 1 has no price")
+    await bury(stage, 1, error="unknown project")
+
+
+@pytest.fixture
+def dlq(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> Dlq:
+    """Run `penstock dlq …` against three letters of two causes; stdout and stderr together."""
+    on_stage(nats_server, two_causes)
+
+    def run(*words: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main.run(["--servers", nats_server.url, "dlq", *words])
+        printed = capsys.readouterr()
+        assert ended.value.code == code, printed
+        return printed.out + printed.err
+
+    return run
+
+
+def listed(dlq: Dlq, *words: str) -> dict[str, Any]:
+    return dict(json.loads(dlq("ls", "--json", *words, code=2)))
+
+
+def test_ls_groups_by_cause_and_chooses(dlq: Dlq) -> None:
+    shown = dlq("ls", code=2)
+    assert "ORDERS/billing" in shown
+    assert "ValueError: order # has no price" in shown
+    assert [group["count"] for group in listed(dlq)["groups"]] == [2, 1]
+    assert listed(dlq, "--error", "unknown", "--letters")["letters"][0]["event_id"] == "e2"
+    assert "no dead letters that match" in dlq("ls", "--consumer", "nobody")
+
+
+def test_show_prints_everything_about_one_letter(dlq: Dlq) -> None:
+    (letter,) = listed(dlq, "--error", "unknown", "--letters")["letters"]
+    shown = dlq("show", letter["id"][:10])
+    for fact in ("orders.placed", "ORDERS 3", "billing", "e2", "ValueError: unknown project", '"event_id": "e2"'):
+        assert fact in shown
+    told = json.loads(dlq("show", letter["id"], "--json"))
+    assert (told["subject"], told["body"]) == ("orders.placed", '{"event_id": "e2", "poison": false}')
+    assert "no dead letter 'zzz'" in dlq("show", "zzz", code=1)
+    assert "give more of the id" in dlq("show", "", code=1)
+
+
+def test_nothing_is_replayed_or_discarded_without_being_told_what(dlq: Dlq) -> None:
+    assert "say which letters" in dlq("replay", code=64)
+    assert "--all is all of them" in dlq("replay", "--all", "--error", "x", code=64)
+    assert "Missing option '--reason'" in dlq("discard", "--all", code=64)
+    assert "not JSON" in dlq("replay", "--all", "--edit", "{", code=64)
+    assert "has no time zone" in dlq("ls", "--since", "2026-01-01T00:00:00", code=64)
+    assert listed(dlq)["letters_total"] == 3
+
+
+def test_a_dry_run_says_what_would_happen_and_changes_nothing(dlq: Dlq) -> None:
+    assert "nothing was changed" in dlq("replay", "--all", "--dry-run")
+    assert json.loads(dlq("replay", "--all", "--dry-run", "--json"))["letters_total"] == 3
+    assert "nothing was changed" in dlq("discard", "--all", "--dry-run", "--reason", "r")
+    assert listed(dlq)["letters_total"] == 3
+    assert "nothing was done" in dlq("audit")
+
+
+def test_replay_and_discard_leave_their_traces_in_the_audit(dlq: Dlq) -> None:
+    replayed = json.loads(dlq("replay", "--error", "unknown", "--reason", "made it", "--actor", "ops", "--json"))
+    assert (replayed["replayed"], replayed["skipped"]) == (1, {})
+    assert "2 discarded" in dlq("discard", "--all", "--reason", "too old", "--yes")
+    assert "no dead letters" in dlq("ls")
+    records = json.loads(dlq("audit", "--json"))["records"]
+    assert [(one["action"], one["reason"]) for one in records] == [
+        ("replayed", "made it"),
+        ("discarded", "too old"),
+        ("discarded", "too old"),
+    ]
+    assert records[0]["actor"] == "ops"
+
+
+def test_discarding_asks_first(dlq: Dlq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("click.confirm", _refuse)
+    assert "interrupted" in dlq("discard", "--all", "--reason", "r", code=1)
+    assert listed(dlq)["letters_total"] == 3
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_capture_and_reconcile_find_nothing_where_workers_did_their_part(dlq: Dlq) -> None:
+    assert "0 advisories" in dlq("capture", "--until-caught-up")
+    (found,) = json.loads(dlq("reconcile", "--json"))["consumers"]
+    assert (found["consumer"], found["marked"], found["stored"]) == ("billing", 0, 0)
