@@ -15,6 +15,7 @@ from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
 from penstock.deadletter import inventory, streams
 from penstock.deadletter.capture import capture
+from penstock.deadletter.capturer import CONSUMER, ensure_consumer
 from penstock.deadletter.headers import LETTER
 from penstock.deadletter.letters import Delivery, Failure, FiledLetter
 from penstock.deadletter.pulling import Pull
@@ -38,16 +39,19 @@ class Stage:
         self.connection = connection
         self.js = JetStream(connection.requester())
 
-    async def build(self, retention: str = "limits", max_deliver: int = 2, window_ms: int = 120_000) -> None:
+    async def build(
+        self, retention: str = "limits", max_deliver: int = 2, window_ms: int = 120_000, replicas: int = 1
+    ) -> None:
         orders: Json = {
             "name": "ORDERS",
             "subjects": ["orders.>"],
             "retention": retention,
             "duplicate_window": window_ms * MILLISECOND,
             "allow_direct": True,
+            "num_replicas": replicas,
         }
         await self.js.create_stream(orders)
-        await self.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+        await self.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"], "num_replicas": replicas})
         await self.js.create_stream({"name": "OUT", "subjects": ["out.>"]})
         await self.js.create_stream(streams.advisories_config())
         await self.js.create_stream(streams.audit_config())
@@ -76,6 +80,17 @@ class Stage:
         """One message of the consumer, not answered."""
         (message,) = await Pull(self.connection, "ORDERS", consumer, None, 1).fetch(5)
         return message
+
+    async def answered(self, consumer: str) -> Message:
+        """One message of the consumer, acknowledged."""
+        message = await self.fetch(consumer)
+        await self.connection.request(message.reply, b"+ACK")
+        return message
+
+    async def redeliver_soon(self) -> None:
+        """A capturer's durable whose advisories come again soon after it was killed, not after a minute."""
+        await ensure_consumer(self.js, streams.ADVISORIES)
+        await self.js.update_consumer(streams.ADVISORIES, CONSUMER, {"ack_wait": 2_000 * MILLISECOND})
 
     async def terminate(self, consumer: str, answer: bytes) -> None:
         """Take the consumer's next message and give it up."""

@@ -12,7 +12,8 @@ from tests.integration.deadletter.stage import Stage, events, work_until_done
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.capturer import Capturer
 from penstock.deadletter.letters import BY_ADVISORY, BY_WORKER
-from penstock.testing import eventually_async
+from penstock.testing import EmbeddedCluster, eventually_async
+from penstock.wire import aio
 
 RETENTIONS = ["limits", "interest", "workqueue"]
 POISON = (3, 7)
@@ -169,3 +170,20 @@ async def test_a_capturer_waits_out_a_restart_of_the_server(nats_server: Embedde
         await stage.terminate("billing", b"+TERM two")
         await eventually_async(lambda: capturer.statistics().stored == 2, within=20, what="the second letter")
     assert await stage.dead_events() == {"e0": 1, "e1": 1}
+
+
+async def test_in_a_cluster_a_dead_message_goes_when_its_letter_is_stored(nats_cluster: EmbeddedCluster) -> None:
+    async with await aio.connect(nats_cluster.settings) as connection:
+        stage = Stage(nats_cluster.settings, connection)
+        await stage.build("workqueue", max_deliver=1, replicas=3)
+        await stage.publish(events(3))
+        for _ in range(3):
+            await stage.fetch("billing")
+        async with capturing(stage):
+            await dead(stage, 3)
+
+            async def gone() -> bool:
+                return await stage.messages("ORDERS") == 0
+
+            await eventually_async(gone, within=15, what="the messages to be removed on all nodes")
+        assert await stage.dead_events() == {"e0": 1, "e1": 1, "e2": 1}

@@ -60,6 +60,19 @@ async def test_inside_the_duplicate_window_a_replay_is_not_swallowed(stage: Stag
     assert again.header_values()[headers.EVENT_ID] == ["e0"]
 
 
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+async def test_what_is_replayed_into_a_stream_that_removes_what_was_read_is_processed_once(
+    stage: Stage, retention: str
+) -> None:
+    await stage.build(retention)
+    await stage.publish(events(3))
+    await bury(stage, 3)
+    assert await stage.messages("ORDERS") == 0
+    assert (await replayed(stage)).done == 3
+    assert [json.loads((await stage.answered("billing")).data)["event_id"] for _ in range(3)] == ["e0", "e1", "e2"]
+    assert (await stage.messages("ORDERS"), await stage.dead_events()) == (0, {})
+
+
 async def test_letters_are_chosen_by_consumer_error_time_and_id(stage: Stage) -> None:
     await dead(stage, 2)
     await stage.publish([{"event_id": "other"}])
