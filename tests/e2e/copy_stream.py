@@ -17,7 +17,8 @@ from penstock.spark.session import session
 
 
 def main(config: dict) -> None:
-    spark = session("copy-stream", master=config["master"], settings={"spark.sql.shuffle.partitions": "2"})
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "8"}
+    spark = session("copy-stream", master=config["master"], settings=settings, short_lived=True)
     register(spark)
     source = {"servers": config["servers"], **config["source"]}
     frame = spark.readStream.format("jetstream").options(**source).load()

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,37 +17,12 @@ import trustme
 
 from penstock import errors
 from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer, find_binary
+from penstock.broker.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing.polling import eventually
 from penstock.wire import aio, blocking, frames
 
 Serve = Callable[[str], int]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts a nats-server with the given configuration, and says its port."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(config: str) -> int:
-        home = tmp_path / f"server{len(running)}"
-        home.mkdir()
-        (home / "nats.conf").write_text(f'listen: "127.0.0.1:-1"\n{config}')
-        command = [find_binary(), "-c", str(home / "nats.conf"), "--ports_file_dir", str(home)]
-        with (home / "log").open("wb") as log:
-            running.append(subprocess.Popen(command, stdout=log, stderr=log))
-
-        def port() -> int:
-            file = next(home.glob("*.ports"), None)
-            return int(json.loads(file.read_text())["nats"][0].rsplit(":", 1)[1]) if file and file.read_text() else 0
-
-        return eventually(port, what="the server's port")
-
-    yield start
-    for process in running:
-        process.kill()
-        process.wait()
 
 
 def works(settings: Settings) -> None:

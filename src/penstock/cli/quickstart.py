@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.table import Table
@@ -34,6 +35,8 @@ from penstock.units import counted
 if TYPE_CHECKING:  # Spark takes a second to import
     from penstock.observe.pipelines import Progress
     from penstock.spark.runs import PipelineResult
+
+T = TypeVar("T")
 
 HOME = Path(".penstock")
 DEFAULT_EVENTS = 10_000
@@ -106,11 +109,23 @@ async def _run_pipelines(platform: Platform, settings: Settings) -> list[Pipelin
             words = f"{seen.pipeline}: {seen.rows_read:,} rows read"
             bar.update(task, description=words, completed=len(done) - 1)
 
-        results = await asyncio.to_thread(run_all, platform, settings, base, show)
+        results = await _stoppable(lambda stop: run_all(platform, settings, base, show, stop=stop))
     for result in results:
         if result.error:
             raise result.error
     return results
+
+
+async def _stoppable(work: Callable[[threading.Event], T]) -> T:
+    """Do the work in a thread. On an interrupt it is told to stop, and we wait: it needs the broker until then."""
+    stop = threading.Event()
+    running = asyncio.create_task(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.gather(running, return_exceptions=True)
+        raise
 
 
 def _show_results(results: Sequence[PipelineResult]) -> None:

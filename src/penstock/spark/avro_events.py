@@ -7,8 +7,6 @@ import json
 import uuid
 from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
+from penstock.spark.binary_events import BinaryFormat
 
 MARKER = b"\xc3\x01"
 """How a body in single-object encoding begins; 8 bytes of the schema's fingerprint follow."""
@@ -50,8 +49,10 @@ LOGICAL: dict[str, DataType] = {
 }
 
 
-class AvroFormat:
+class AvroFormat(BinaryFormat):
     """Events of one Avro record schema."""
+
+    what = "Avro of this schema"
 
     def __init__(self, schema_text: str) -> None:
         try:
@@ -69,23 +70,7 @@ class AvroFormat:
             raise ConfigError("an event's Avro schema must be a record")
         self.schema = found
 
-    def column(self, data: Column) -> Column:
-        return F.udf(self._event, self.schema, useArrow=False)(data)
-
-    def explain(self, body: bytes) -> str | None:
-        try:
-            self._read(bytes(body))
-        except Exception as exc:  # noqa: BLE001 # whatever a broken body makes fastavro raise is the reason
-            return f"the body is not Avro of this schema: {exc or type(exc).__name__}"
-        return None
-
-    def _event(self, body: bytes) -> dict[str, Any] | None:
-        try:
-            return self._read(bytes(body))
-        except Exception:  # noqa: BLE001 # null makes it a bad record, and `explain` says why
-            return None
-
-    def _read(self, body: bytes) -> dict[str, Any]:
+    def read(self, body: bytes) -> dict[str, Any]:
         from fastavro import schemaless_reader
 
         source = io.BytesIO(body)

@@ -7,6 +7,7 @@ import json
 import secrets
 from datetime import datetime
 
+from penstock.broker import features
 from penstock.broker.codes import api_error
 from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, MessageNotFound, StreamNotFound
@@ -37,11 +38,12 @@ class Origin:
 
     def info(self) -> StreamInfo:
         """The stream's configuration and state."""
-        try:
-            return self._link.stream_info(self._stream)
-        except StreamNotFound as exc:
-            names = self._link.call(lambda api: api.stream_names())
-            raise NoSuchStream(f"there is no stream {self._stream!r}{_hint(self._stream, names)}") from exc
+        return existing(self._link, self._stream)
+
+    def check_server(self, info: StreamInfo, options: SourceOptions, streaming: bool) -> None:
+        """Raise `FeatureMissing` when the server is too old for this read."""
+        needed = features_needed(info, options, streaming)
+        self._link.call(lambda api: api.require(*needed))
 
     def holes(self, info: StreamInfo, filtered: bool) -> Holes:
         """What is missing in the stream, as far as that means something.
@@ -123,7 +125,7 @@ class Origin:
         """The sequence that a position names. `extra`: how far behind the last message it may lie."""
         if position.time is not None:
             if position.time > datetime.now(position.time.tzinfo):
-                raise OutOfReach(f"{option} {position} lies in the future")
+                raise OutOfReach(f"{option} {position} lies in the future; use `latest` for whatever comes next")
             return self.sequence_at(position.time) or last + 1
         if position.sequence > last + extra:
             raise OutOfReach(
@@ -133,9 +135,26 @@ class Origin:
         return position.sequence
 
 
+def existing(link: Link, stream: str) -> StreamInfo:
+    """The stream of that name. Raises `NoSuchStream`, with the nearest name there is."""
+    try:
+        return link.stream_info(stream)
+    except StreamNotFound as exc:
+        names = link.call(lambda api: api.stream_names())
+        raise NoSuchStream(f"there is no stream {stream!r}{_hint(stream, names)}") from exc
+
+
 def needs_direct_get(info: StreamInfo) -> bool:
     """Whether the stream must be read without a consumer, since consumers decide what it keeps."""
     return bool(info.config.get("retention", "limits") != "limits")
+
+
+def features_needed(info: StreamInfo, options: SourceOptions, streaming: bool) -> list[features.Feature]:
+    """What the server must be new enough for. Pure."""
+    by_time = PositionKind.TIME in (options.starting.kind, options.ending.kind)
+    needed = [features.BATCH_DIRECT_GET] if needs_direct_get(info) else []
+    needed += [features.GET_BY_TIME] if by_time else []
+    return [*needed, features.CONSUMER_RESET] if streaming and options.consumer else needed
 
 
 def check_readable(info: StreamInfo, consumer: str | None) -> None:

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock.deadletter import headers
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark import steps
+from penstock.spark import delta, steps
 from penstock.spark.decode import MESSAGE
 from penstock.spark.functions import load_function
 from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
@@ -31,7 +30,6 @@ from penstock.subjects import matches
 from penstock.topology.model import PipelineSink
 
 DELTA = "delta"
-DELTA_CLASS = "io.delta.sql.DeltaSparkSessionExtension"
 START_TIMEOUT = 60.0
 """Seconds between a query's first micro-batch and its id, which Spark says when the query has started."""
 CONSOLE_ROWS = 20
@@ -190,16 +188,8 @@ def _check_delta(flow: Pipeline, plan: Plan, sink: PipelineSink) -> None:
             f"pipeline {flow.name!r}: rows of an aggregation are not upserted into Delta; "
             "write `mode: append` to have every change, or use format parquet"
         )
-    from py4j.protocol import Py4JJavaError
-
-    jvm: Any = plan.frame.sparkSession._jvm
-    try:
-        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(DELTA_CLASS)
-    except Py4JJavaError as exc:
-        raise ConfigError(
-            f"pipeline {flow.name!r} writes format delta, and Delta Lake's jar is not there: start Spark with "
-            "`--packages io.delta:delta-spark_2.13:<version for your Spark>`, or write format parquet"
-        ) from exc
+    if reason := delta.missing(plan.frame.sparkSession):
+        raise ConfigError(f"pipeline {flow.name!r} writes format delta, and {reason}; or write format parquet")
 
 
 def stream_taking(flow: Pipeline, subject: str) -> str:

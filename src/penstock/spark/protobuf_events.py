@@ -11,8 +11,6 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -31,6 +29,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
+from penstock.spark.binary_events import BinaryFormat
 
 WELL_KNOWN = "google.protobuf."
 WRAPPERS = {f"{WELL_KNOWN}{kind}Value" for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32")}
@@ -58,7 +57,7 @@ SCALARS: dict[str, DataType] = {
 }
 
 
-class ProtobufFormat:
+class ProtobufFormat(BinaryFormat):
     """Events of one message of a descriptor set; without a name, the only one it has."""
 
     def __init__(self, descriptor_set: bytes, message: str | None) -> None:
@@ -70,23 +69,11 @@ class ProtobufFormat:
         self._name = _chosen(descriptor_set, message)
         self.schema = _struct(_message_class(descriptor_set, self._name).DESCRIPTOR, ())
 
-    def column(self, data: Column) -> Column:
-        return F.udf(self._event, self.schema, useArrow=False)(data)
+    @property
+    def what(self) -> str:
+        return f"a {self._name}"
 
-    def explain(self, body: bytes) -> str | None:
-        try:
-            self._read(bytes(body))
-        except Exception as exc:  # noqa: BLE001 # whatever a broken body makes protobuf raise is the reason
-            return f"the body is not a {self._name}: {exc or type(exc).__name__}"
-        return None
-
-    def _event(self, body: bytes) -> dict[str, Any] | None:
-        try:
-            return self._read(bytes(body))
-        except Exception:  # noqa: BLE001 # null makes it a bad record, and `explain` says why
-            return None
-
-    def _read(self, body: bytes) -> dict[str, Any]:
+    def read(self, body: bytes) -> dict[str, Any]:
         message = _message_class(self._set, self._name)()
         message.ParseFromString(body)
         if not message.IsInitialized():

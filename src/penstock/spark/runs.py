@@ -94,6 +94,7 @@ class Run:
         self._outputs = Outputs(flow, self._plan)
         check(flow, self._plan)
         self._query: StreamingQuery | None = None
+        self._given_up = False
         started = now()
         self.progress = Progress(
             pipeline=flow.name,
@@ -130,10 +131,14 @@ class Run:
     def active(self) -> bool:
         return self._query is not None and self._query.isActive
 
-    def stop(self) -> None:
-        """Let the micro-batch that is under way finish, and begin no other; call again until it is not active."""
+    def stop(self, at_once: bool = False) -> None:
+        """Let the micro-batch that is under way finish, and begin no other; call again until it is not active.
+
+        With `at_once` the micro-batch is given up; the next run begins with it.
+        """
         self._outputs.stopping = True
-        if self._query and self._query.isActive and not self._query.status["isTriggerActive"]:
+        self._given_up = at_once
+        if self._query and self._query.isActive and (at_once or not self._query.status["isTriggerActive"]):
             self._query.stop()
 
     def look(self) -> Progress:
@@ -170,17 +175,17 @@ class Run:
         return -1 if self.progress.batch is None else self.progress.batch
 
     def ended(self) -> PipelineResult:
-        """How it ended; to be called when it is no longer active."""
+        """How it ended; to be called when it is no longer active, or was never started."""
         error = self._failure()
-        state = FAILED if error else STOPPED if self._outputs.stopping else FINISHED
+        unfinished = self._outputs.stopping or self._query is None
+        state = FAILED if error else STOPPED if unfinished else FINISHED
         self.progress = replace(self.look(), state=state, error=str(error) if error else None)
         places = (sink.stream or self.flow.located(sink.path or "") for sink in self.flow.spec.sinks)
         return PipelineResult(self.flow.name, state, self.progress, tuple(places), error)
 
     def _failure(self) -> PenstockError | None:
-        assert self._query is not None
-        cause = self._query.exception()
-        if cause is None:
+        cause = self._query.exception() if self._query else None
+        if cause is None or self._given_up:
             return None
         raised = self._outputs.error
         if isinstance(raised, StopRequested):
@@ -201,8 +206,9 @@ def run(
     once: bool = False,
     stop: threading.Event | None = None,
     on_progress: OnProgress | None = None,
+    stop_at_once: bool = False,
 ) -> list[PipelineResult]:
-    """Run pipelines until all have ended, or until `stop` is set and their micro-batches are done.
+    """Run pipelines until all have ended, or until `stop` is set and their micro-batches are done, or given up.
 
     Those that end by themselves run one after the other, each with what the ones before it have written; others run
     side by side. A pipeline that fails does not take the others with it. Raises `ConfigError`, before anything is
@@ -215,18 +221,19 @@ def run(
     with _reporting(flows, runs):
         for group in groups:
             for one in group:
-                one.start()
-            _watch(group, stop, on_progress or (lambda _: None))
+                if not stop.is_set():
+                    one.start()
+            _watch(group, stop, stop_at_once, on_progress or (lambda _: None))
         return [one.ended() for one in runs]
 
 
-def _watch(runs: Sequence[Run], stop: threading.Event, on_progress: OnProgress) -> None:
+def _watch(runs: Sequence[Run], stop: threading.Event, at_once: bool, on_progress: OnProgress) -> None:
     """Look at the runs until the last of them has ended."""
     seen: dict[str, int] = {}
     while any(one.active for one in runs):
         if stop.is_set():
             for one in runs:
-                one.stop()
+                one.stop(at_once)
         _tell_news(runs, seen, on_progress)
         time.sleep(TICK)
     _tell_news(runs, seen, on_progress)
@@ -304,10 +311,11 @@ def run_all(
     base_dir: Path,
     on_progress: OnProgress | None = None,
     master: str = "local[*]",
+    stop: threading.Event | None = None,
 ) -> list[PipelineResult]:
-    """Run every pipeline of a platform once over what is there, in one Spark that ends with it."""
+    """Run every pipeline of a platform once over what is there, in one Spark that ends with it; at once on `stop`."""
     flows = [pipeline(platform, name, settings, base_dir) for name in platform.pipelines]
     if not flows:
         return []
     with running("penstock", master, short_lived=True) as spark:
-        return run(spark, flows, once=True, on_progress=on_progress)
+        return run(spark, flows, once=True, stop=stop, on_progress=on_progress, stop_at_once=True)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkFiles
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import ConfigError, PenstockError
+from penstock.spark import delta, jvm
 from penstock.spark.json_events import ALL_OR_NOTHING
 
 LOCAL_THREADS = 4
@@ -59,17 +61,9 @@ def session(
     it) must be installed there.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(name)
-    if master:
-        builder = builder.master(master)
-    for key, value in {**defaults(master, verbose, short_lived), **(settings or {})}.items():
-        builder = builder.config(key, value)
-    try:
-        made = builder.getOrCreate()
-    except PySparkRuntimeError as exc:
-        if exc.getCondition() == "JAVA_GATEWAY_EXITED":
-            raise ConfigError("Spark did not start: it needs Java 17 or newer; is JAVA_HOME right?") from exc
-        raise
+    place = {"spark.app.name": name} | ({"spark.master": master} if master else {})
+    own = dict(settings or {})
+    made = _started({**place, **defaults(master, verbose, short_lived), **delta.settings(own), **own})
     if verbose:
         made.sparkContext.setLogLevel("WARN")
     else:
@@ -78,6 +72,16 @@ def session(
     if master and not is_local(master):  # spark-submit has its own way: --py-files
         ship(made)
     return made
+
+
+def _started(settings: dict[str, Any]) -> SparkSession:
+    try:
+        jvm.launch(settings)
+        return SparkSession.builder.config(map=settings).getOrCreate()
+    except PySparkRuntimeError as exc:
+        if exc.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise ConfigError("Spark did not start: it needs Java 17 or newer; is JAVA_HOME right?") from exc
+        raise
 
 
 class SparkDied(PenstockError):

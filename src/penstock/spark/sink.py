@@ -18,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from penstock.broker import features
 from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, FeatureMissing
 from penstock.settings import Settings
@@ -26,11 +27,10 @@ from penstock.spark.delivery import delivery
 from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger, Place
 from penstock.spark.link import Link
 from penstock.spark.options import SinkOptions
+from penstock.spark.origin import existing
 from penstock.spark.output import Columns, RowMaker, columns_of
 from penstock.spark.task import Tally, write_partition
 
-ATOMIC_LEVEL, FAST_LEVEL = 2, 4
-"""JetStream API levels that have atomic batches (nats-server 2.12) and fast ingest (2.14)."""
 STREAMING_PATIENCE = 30.0
 """Seconds for which the driver of a streaming query waits for a server that is away."""
 
@@ -167,7 +167,7 @@ def prepared(options: SinkOptions, schema: StructType, patience: float) -> Write
     """Everything that can be wrong, found before a job starts; and the ledger's bucket, made if it is missing."""
     with Link(options.settings, patience) as link:
         level = link.call(lambda api: api.account_info()).api_level
-        info = link.stream_info(options.stream)
+        info = existing(link, options.stream)
         check_delivery(options.delivery, info, level, link.connection.info.version)
         subjects = info.config.get("subjects") or ()
         columns = columns_of(schema, options.stream, subjects, options.subject)
@@ -181,20 +181,23 @@ def check_delivery(delivery: str, info: StreamInfo, level: int, version: str) ->
     if config.get("mirror"):
         raise ConfigError(f"stream {info.name!r} is a mirror: it takes messages only from its origin; write there")
     if config.get("sealed"):
-        raise ConfigError(f"stream {info.name!r} is sealed: it takes no messages any more")
+        raise ConfigError(f"stream {info.name!r} is sealed: it takes no messages any more; write to another one")
     if config.get("no_ack"):
-        raise ConfigError(f"stream {info.name!r} has no_ack set: nobody would learn whether a row is stored")
+        raise ConfigError(
+            f"stream {info.name!r} has no_ack set: nobody would learn whether a row is stored; take it off, or write "
+            "to another stream"
+        )
     if delivery == "fast":
-        _need(level, FAST_LEVEL, "delivery=fast", version, "2.14")
+        _need(level, features.FAST_INGEST, "delivery=fast", version)
         _need_flag(info, "allow_batched", "fast ingest", "delivery=atomic")
     else:
-        _need(level, ATOMIC_LEVEL, "delivery=atomic", version, "2.12")
+        _need(level, features.ATOMIC_BATCH, "delivery=atomic", version)
         _need_flag(info, "allow_atomic", "atomic batches", "delivery=fast")
 
 
-def _need(level: int, needed: int, feature: str, version: str, needed_version: str) -> None:
-    if level < needed:
-        raise FeatureMissing(feature, version, needed_version)
+def _need(level: int, feature: features.Feature, option: str, version: str) -> None:
+    if level < feature.api_level:
+        raise FeatureMissing(option, version, feature.version)
 
 
 def _need_flag(info: StreamInfo, flag: str, what: str, otherwise: str) -> None:

@@ -99,6 +99,7 @@ class JetStreamReader(TaskReader, DataSourceReader):
         options, origin = self._options, Origin(link, self._options)
         info = origin.info()
         check_readable(info, options.consumer)
+        origin.check_server(info, options, streaming=False)
         held = self._held(link, info)
         before, last = origin.before(options.starting, info, held), origin.last(options.ending, info, held)
         if before + 1 < info.state.first_seq and not loss.is_sparse(info.config):
@@ -116,7 +117,8 @@ class JetStreamReader(TaskReader, DataSourceReader):
             return durable.floor(found)
         if CONSUMER in (options.starting, options.ending):
             raise durable.UnfitConsumer(
-                f"stream {info.name!r} has no consumer {options.consumer!r} to take offsets from"
+                f"stream {info.name!r} has no consumer {options.consumer!r} to take offsets from; a batch read makes "
+                "none: name one that is there (`penstock consumer ls`), or another offset"
             )
         return 0
 
@@ -227,8 +229,10 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
 
     def _check(self, link: Link) -> None:
         """Everything that can be wrong with the query, told before its first job."""
-        info = Origin(link, self._options).info()
+        origin = Origin(link, self._options)
+        info = origin.info()
         check_readable(info, self._options.consumer)
+        origin.check_server(info, self._options, streaming=True)
         if self._options.consumer:
             durable.ensure(link, info, self._options.consumer, self._options.subjects)
 

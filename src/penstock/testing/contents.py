@@ -8,17 +8,26 @@ from penstock.broker.jetstream import JetStream
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 
+PULL = 1000
+"""Messages asked for at a time: whoever is sent a large stream at once, and reads slowly, is cut off."""
+
 
 def stream_messages(settings: Settings, stream: str) -> list[frames.Message]:
     """Every message of a stream as delivered, by an ephemeral consumer that acknowledges nothing."""
     with blocking.connect(settings, name="penstock test") as connection:
         jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
-        count = blocking.run(jetstream.stream_info(stream)).state.messages
-        inbox = f"_INBOX.{secrets.token_hex(8)}"
+        left = blocking.run(jetstream.stream_info(stream)).state.messages
+        inbox, name = f"_INBOX.{secrets.token_hex(8)}", secrets.token_hex(8)
         connection.subscribe(inbox)
-        config = {"name": secrets.token_hex(8), "deliver_subject": inbox, "ack_policy": "none", "mem_storage": True}
-        blocking.run(jetstream.create_consumer(stream, {**config, "num_replicas": 1}))
-        return [connection.receive() for _ in range(count)]
+        config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1}
+        blocking.run(jetstream.create_consumer(stream, config))
+        prefix = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
+        found: list[frames.Message] = []
+        while left > len(found):
+            count = min(PULL, left - len(found))
+            connection.publish(f"{prefix}.CONSUMER.MSG.NEXT.{stream}.{name}", b"%d" % count, reply=inbox)
+            found += [connection.receive() for _ in range(count)]
+        return found
 
 
 def stream_data(settings: Settings, stream: str) -> list[bytes]:

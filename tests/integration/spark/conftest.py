@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,14 @@ def jetstream(spark: SparkSession) -> SparkSession:
     compiled.warm()
     register(spark)
     return spark
+
+
+@pytest.fixture
+def jobs_started(spark: SparkSession) -> Callable[[], int]:
+    """Counts the jobs that Spark has started, those of streaming queries too."""
+    context: Any = spark.sparkContext._jsc
+    count: Callable[[], int] = context.sc().dagScheduler().numTotalJobs
+    return count
 
 
 class Streams:

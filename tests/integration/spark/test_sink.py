@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ from penstock.testing.contents import stream_data, stream_messages
 Json = dict[str, Any]
 
 
+OUT: Json = {"name": "OUT", "subjects": ["o.>"], "allow_atomic": True, "allow_batched": True}
+
+
 class Output:
     """A server with an output stream, and Spark's way to write there."""
 
-    def __init__(self, spark: SparkSession, server: EmbeddedServer) -> None:
+    def __init__(self, spark: SparkSession, server: EmbeddedServer, stream: Json = OUT) -> None:
         self.spark = spark
         self.server = server
         self.settings = server.settings
-        self.create({"name": "OUT", "subjects": ["o.>"], "allow_atomic": True, "allow_batched": True})
+        self.create(stream)
 
     def create(self, config: Json) -> None:
         with Link(self.settings) as link:
@@ -214,7 +217,7 @@ def test_a_checkpoint_taken_back_further_is_an_error_and_loses_nothing_silently(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"stream": "NOPE"}, "NOPE"),
+        ({"stream": "OUTT"}, "no stream 'OUTT'; did you mean 'OUT'"),
         ({"stream": "PLAIN", "subject": "plain"}, "allow_atomic: true"),
         ({"stream": "PLAIN", "subject": "plain", "delivery": "fast"}, "allow_batched: true"),
         ({"stream": "MIRROR", "subject": "o.x"}, "is a mirror"),
@@ -226,13 +229,15 @@ def test_a_checkpoint_taken_back_further_is_an_error_and_loses_nothing_silently(
         ({"subject": "o.x", "servers": "nats://127.0.0.1:1", "timeout": "1"}, "no NATS server answers"),
     ],
 )
-def test_what_cannot_work_is_said_on_the_driver(output: Output, options: dict[str, str], complaint: str) -> None:
+def test_what_cannot_work_is_said_on_the_driver(
+    output: Output, jobs_started: Callable[[], int], options: dict[str, str], complaint: str
+) -> None:
     output.create({"name": "PLAIN", "subjects": ["plain"]})
     output.create({"name": "MIRROR", "mirror": {"name": "OUT"}})
-    jobs = _jobs_started(output.spark)
+    jobs = jobs_started()
     with pytest.raises(PySparkException, match=complaint):
         output.write(numbers(output.spark, 10), **options)
-    assert _jobs_started(output.spark) == jobs
+    assert jobs_started() == jobs
     assert stream_data(output.settings, "OUT") == []
 
 
@@ -248,6 +253,21 @@ def test_a_row_with_an_unusable_subject_fails_the_job(output: Output) -> None:
         output.write(frame)
 
 
-def _jobs_started(spark: SparkSession) -> int:
-    tracker = spark.sparkContext.statusTracker()
-    return len(tracker.getJobIdsForGroup(None))
+@pytest.mark.parametrize(("delivery", "needed"), [("atomic", r"2\.12\.0"), ("fast", r"2\.14\.0")])
+def test_a_server_that_is_too_old_is_told_on_the_driver(
+    spark: SparkSession,
+    jobs_started: Callable[[], int],
+    old_nats_server_binary: Path,
+    tmp_path: Path,
+    delivery: str,
+    needed: str,
+) -> None:
+    register(spark)
+    with EmbeddedServer(data=tmp_path / "old", binary=old_nats_server_binary) as server:
+        output = Output(spark, server, {"name": "OUT", "subjects": ["o.>"]})
+        jobs = jobs_started()
+        complaint = rf"delivery={delivery} needs nats-server {needed} or newer, but this server is 2\.10\.25"
+        with pytest.raises(PySparkException, match=complaint):
+            output.write(numbers(spark, 10), subject="o.x", delivery=delivery)
+        assert jobs_started() == jobs
+        assert stream_data(server.settings, "OUT") == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
@@ -116,20 +116,57 @@ def test_a_batch_read_takes_nothing_away(
     assert streams.consumer("S", "d").pending == 2500
 
 
-def test_wrong_options_fail_before_a_job_starts(
+WRONG = [
+    ({"startingOffset": "1"}, "did you mean 'startingOffsets'"),
+    ({"stream": "X"}, "no stream 'X'"),
+    ({"stream": "WORK"}, "name a durable consumer for the query"),
+    ({"consumer": "lazy"}, "it has ack policy 'none', and explicit or all is needed"),
+    ({"consumer": "narrow"}, "it filters s.b, and the query reads every subject"),
+    ({"startingOffsets": "99"}, "startingOffsets 99 lies in the future"),
+    ({"startingOffsets": "2999-01-01T00:00:00Z"}, "lies in the future"),
+    ({"subjects": "s.a,s.>"}, "overlap"),
+    ({"servers": "nats://127.0.0.1:1", "timeout": "1"}, "no NATS server answers"),
+]
+"""Options that cannot work, whatever is read, and what is said about them."""
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "streaming"])
+def test_what_cannot_work_is_told_before_a_job_starts(
+    jetstream: SparkSession,
+    nats_server: EmbeddedServer,
+    streams: Streams,
+    jobs_started: Callable[[], int],
+    tmp_path: Path,
+    streaming: bool,
+) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    streams.make("WORK", retention="workqueue")
+    run(streams.api.create_consumer("S", {"durable_name": "lazy", "ack_policy": "none"}))
+    run(streams.api.create_consumer("S", {"durable_name": "narrow", "ack_policy": "explicit", "filter_subject": "s.b"}))
+    jobs = jobs_started()
+    for number, (wrong, complaint) in enumerate(WRONG):
+        with pytest.raises(PySparkException, match=complaint):
+            used(stream if streaming else batch, jetstream, nats_server.settings, wrong, tmp_path / str(number))
+    assert jobs_started() == jobs
+
+
+def used(read: Callable[..., DataFrame], spark: SparkSession, settings: Settings, wrong: Any, home: Path) -> None:
+    """Load, and let Spark do what makes it read."""
+    frame = read(spark, settings, **wrong)
+    if frame.isStreaming:
+        finish(to_parquet(frame, home))
+    else:
+        frame.count()
+
+
+def test_the_columns_are_not_for_the_user_to_choose(
     jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams
 ) -> None:
     streams.make("S")
-    with pytest.raises(AnalysisException, match="did you mean 'startingOffsets'"):
-        batch(jetstream, nats_server.settings, startingOffset="1")
-    with pytest.raises(PySparkException, match="no stream 'X'"):
-        batch(jetstream, nats_server.settings, stream="X").count()
     given = jetstream.read.format("jetstream").options(**options(nats_server.settings)).schema("a int")
     with pytest.raises(PySparkException, match=r"leave out \.schema"):
         given.load().count()
-    query = stream(jetstream, nats_server.settings, stream="X").writeStream.format("noop").start()
-    with pytest.raises(StreamingQueryException, match="no stream 'X'"):
-        finish(query)
 
 
 def test_tls_with_a_login_over_several_servers(
@@ -223,9 +260,23 @@ def test_a_loss_fails_a_query_unless_it_may_go_on(
         finish(to_parquet(stream(jetstream, nats_server.settings), tmp_path))
     finish(to_parquet(stream(jetstream, nats_server.settings, failOnDataLoss="false"), tmp_path))
     assert numbers(jetstream.read.parquet(str(tmp_path / "lake"))) == [*range(1, 11), *range(21, 31)]
-    streams.make("T")
+
+
+def test_a_checkpoint_of_another_stream_is_told_before_a_job_starts(
+    jetstream: SparkSession,
+    nats_server: EmbeddedServer,
+    streams: Streams,
+    jobs_started: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    for name in ("S", "T"):
+        streams.make(name)
+        streams.number(f"{name.lower()}.a", 1, 10)
+    finish(to_parquet(stream(jetstream, nats_server.settings), tmp_path))
+    jobs = jobs_started()
     with pytest.raises(StreamingQueryException, match="belongs to stream 'S', the query reads 'T'"):
         finish(to_parquet(stream(jetstream, nats_server.settings, stream="T"), tmp_path))
+    assert jobs_started() == jobs
 
 
 def test_a_query_outlives_leader_changes_and_the_death_of_a_node(
