@@ -18,6 +18,7 @@ from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import ConsumerInfo, ConsumerReset
 from penstock.cli.main import penstock
+from penstock.errors import ApiError
 from penstock.publish import BlockingPublisher
 from penstock.sourcing import modes, resets
 from penstock.testing import eventually, stream_data
@@ -38,14 +39,15 @@ class Moved(NamedTuple):
 class Pair:
     """ORIGIN and COPY, which reads it through the durable `reader`."""
 
-    def __init__(self, server: EmbeddedServer, retention: str, kind: str) -> None:
+    def __init__(self, server: EmbeddedServer, retention: str, kind: str, **start: int) -> None:
         self.server = server
         self.publisher = BlockingPublisher.connect(server.settings)
         self.js: JetStream = self.publisher.jetstream
         config = {"name": "ORIGIN", "subjects": ["o.>"], "retention": retention, "allow_atomic": True}
         blocking.run(self.js.create_stream(config))
         source = {"name": "ORIGIN"}
-        blocking.run(self.js.create_consumer("ORIGIN", modes.managed_consumer("COPY", source, "reader", "to.copy")))
+        consumer = modes.managed_consumer("COPY", {**source, **start}, "reader", "to.copy")
+        blocking.run(self.js.create_consumer("ORIGIN", consumer))
         bound = {**source, "consumer": READ_THROUGH}
         blocking.run(self.js.create_stream({"name": "COPY", **_as(kind, bound)}))
         eventually(lambda: self.consumer().push_bound, 20, "COPY to listen")
@@ -84,8 +86,8 @@ def _as(kind: str, source: object) -> dict[str, object]:
 
 
 @contextmanager
-def pair(server: EmbeddedServer, retention: str, kind: str) -> Iterator[Pair]:
-    made = Pair(server, retention, kind)
+def pair(server: EmbeddedServer, retention: str, kind: str, **start: int) -> Iterator[Pair]:
+    made = Pair(server, retention, kind, **start)
     try:
         yield made
     finally:
@@ -170,6 +172,54 @@ def test_careful_resets_under_load_skip_as_told_repeat_nothing_and_do_not_stop_i
         list(threads.map(one, ("limits", "workqueue", "interest")))
 
 
+class Dead(Exception):
+    """What stands for the end of the process that resets."""
+
+
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.soak), 60])
+def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one_sets_all_right(
+    server: EmbeddedServer, step: int
+) -> None:
+    requests, survived = 2, False
+    while not survived:
+        with pair(server, "workqueue", "source") as made:
+            load = Load(made)
+            load.start()
+            try:
+                eventually(lambda load=load: load.published > 300, 30, "messages to flow")
+                survived = lived(made, requests)
+                blocking.run(made.js.resume_consumer("ORIGIN", "reader"))  # it would by itself, after a minute
+                made.reset_carefully(None)
+            finally:
+                count = load.end()
+            eventually(lambda made=made, count=count: made.copied()[-1:] == [count - 1], 30, "the last", made.consumer)
+            assert made.copied() == list(range(count)), f"killed after {requests} requests"
+            eventually(made.settled, 30, "the origin to know that all is stored", made.consumer)
+            config = made.consumer().config
+            assert config["max_ack_pending"] == modes.MAX_ACK_PENDING
+            assert resets.WIDTH not in config["metadata"]
+        requests += step
+
+
+def lived(made: Pair, left: int) -> bool:
+    """A careful reset by a process that ends after so many requests."""
+    with blocking.connect(made.server.settings) as connection:
+        ask = connection.requester()
+
+        async def dying(subject: str, payload: bytes, timeout: float) -> bytes:
+            nonlocal left
+            if left == 0:
+                raise Dead
+            left -= 1
+            return await ask(subject, payload, timeout)
+
+        try:
+            blocking.run(resets.reset(JetStream(dying), made.consumer(), None))
+        except Dead:
+            return False
+    return True
+
+
 def test_a_mirror_bears_bare_resets_under_load(server: EmbeddedServer) -> None:
     reset_under_load(server, "limits", "mirror", ["empty", "back", "forward"], carefully=False)
 
@@ -244,3 +294,15 @@ def test_a_reset_back_says_that_nothing_is_copied_twice(server: EmbeddedServer) 
         made.publish(30, 5)
         eventually(lambda: made.copied()[-1:] == [34], 20)
         assert made.copied() == list(range(35))
+
+
+def test_a_reset_that_the_server_refuses_leaves_everything_as_it_was(server: EmbeddedServer) -> None:
+    with pair(server, "limits", "source", opt_start_seq=6) as made:
+        made.publish(0, 30)
+        eventually(made.settled, 20, "the origin to know that all is stored", made.consumer)
+        with pytest.raises(ApiError):
+            made.reset_carefully(2)
+        assert made.consumer().config["max_ack_pending"] == modes.MAX_ACK_PENDING
+        made.publish(30, 20)
+        eventually(made.settled, 20, "messages to flow again", made.consumer)
+        assert made.copied() == list(range(5, 50))

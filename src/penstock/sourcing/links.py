@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, Json, SourceInfo, StreamInfo
+from penstock.broker.model import ConsumerInfo, Json, SourceInfo, StreamInfo, parse_time
 from penstock.errors import AccessDenied, ApiError, MessageNotFound, NotFound, Unavailable
 from penstock.sourcing import modes
 from penstock.sourcing.modes import Mode
@@ -113,7 +113,20 @@ async def _consumer(there: JetStream, stream: str, config: Json) -> tuple[Consum
         return None, f"{exc.what} does not exist" if wanted else None
     except (Unavailable, AccessDenied, ApiError) as exc:
         return None, f"the origin cannot be asked: {exc}"
-    return found, "; ".join(modes.misfits(found.config, wanted["deliver_subject"])) or None
+    wrong = list(modes.misfits(found.config, wanted["deliver_subject"]))
+    return found, "; ".join(wrong) or unacknowledged(found)
+
+
+def unacknowledged(consumer: ConsumerInfo) -> str | None:
+    """Says so when the origin has delivered, and waits in vain to hear that it is stored. By the origin's clock."""
+    now = parse_time(consumer.raw.get("ts", ""))
+    idle = now is not None and consumer.last_delivered is not None and now - consumer.last_delivered > SILENT_AFTER
+    if not (idle and consumer.ack_pending and consumer.push_bound and not consumer.paused):
+        return None
+    return (
+        f"{consumer.ack_pending} messages are delivered, and nobody says that they are stored; "
+        f"`penstock consumer reset {consumer.stream} {consumer.name} --yes` has the reader begin anew"
+    )
 
 
 async def automatic(there: JetStream, origin: str, stream: str) -> ConsumerInfo | None:

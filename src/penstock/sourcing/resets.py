@@ -6,8 +6,8 @@ loses as many messages as were delivered before it (nats-server 2.15, sources; m
 is brought to begin anew before anything is moved, while the origin stands still:
 1. pause for a short while, and wait until what was delivered is acknowledged (crash after: the pause ends by itself);
 2. reset, let a single message through, and pause again: its number is not the one that the reader expects, so it
-   begins anew, at the ack floor (crash after: it does that too, but the consumer keeps `max_ack_pending: 1` until the
-   next `apply`);
+   begins anew, at the ack floor (crash after: it does that too, but the consumer keeps `max_ack_pending: 1`, which
+   makes it slow, until the next reset finds in its metadata what it was);
 3. reset to where it is to go, with the reader at the beginning of a numbering, and resume.
 """
 
@@ -19,9 +19,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, ConsumerReset
+from penstock.broker.model import ConsumerInfo, ConsumerReset, Json
 from penstock.broker.resets import ResetEffect
-from penstock.errors import Unavailable
+from penstock.errors import ApiError, Unavailable
 from penstock.sourcing import modes
 from penstock.units import counted
 
@@ -32,6 +32,7 @@ STILL_FOR = 2.5
 NOTICED_WITHIN = 20.0
 """Seconds in which a reader has noticed a number that it did not expect."""
 LOOK = 0.05
+WIDTH = "penstock.max_ack_pending"
 
 
 def is_sourcing(consumer: ConsumerInfo) -> bool:
@@ -75,16 +76,20 @@ async def reset(js: JetStream, consumer: ConsumerInfo, seq: int | None) -> Consu
     """Reset a consumer that a stream reads through, as the head of this module has it.
 
     Where there is nothing to deliver again and nothing to skip, nothing is done. Raises `Unavailable` when the reader
-    does not take part; the consumer is then where it was.
+    does not take part; the consumer is then at its ack floor.
     """
     stream, name = consumer.stream, consumer.name
     ends = datetime.now(UTC) + consumer.paused_for if consumer.paused_for else None
     await js.pause_consumer(stream, name, PAUSE)
     try:
         now = await _still(js, consumer)
+        if WIDTH in (now.config.get("metadata") or {}):
+            await js.update_consumer(stream, name, _widened)  # somebody was interrupted
         if await _is_void(js, now, seq):
             return ConsumerReset(now.ack_floor_stream_seq + 1, now)
-        if now.push_bound and now.delivered_consumer_seq:
+        if now.push_bound and now.unprocessed and now.delivered_consumer_seq == 1:
+            now = await _second_let_through(js, now)
+        if now.push_bound and now.delivered_consumer_seq > 1:
             await _begin_anew(js, now, seq)
         return await js.reset_consumer(stream, name, seq)
     finally:
@@ -112,24 +117,40 @@ async def _is_void(js: JetStream, now: ConsumerInfo, seq: int | None) -> bool:
     return seq is None or seq > min(now.ack_floor_stream_seq, state.last_seq) or not state.messages
 
 
+async def _second_let_through(js: JetStream, now: ConsumerInfo) -> ConsumerInfo:
+    """A reader that has taken a single message would take the single one of step 2 for the same, and notice nothing."""
+    await js.resume_consumer(now.stream, now.name)
+    await _until(js, now, lambda one: one.delivered_consumer_seq > 1)
+    await js.pause_consumer(now.stream, now.name, PAUSE)
+    return await _still(js, now)
+
+
 async def _begin_anew(js: JetStream, now: ConsumerInfo, seq: int | None) -> None:
     """Step 2. What a reset back would deliver again serves as the single message, where nothing else is left."""
     stream, name = now.stream, now.name
-    if now.delivered_consumer_seq == 1:
-        raise Unavailable(
-            f"{reader(now)} has taken a single message from consumer {name!r} of {stream!r} since it began, and would "
-            "not notice the reset; try again when more have come"
-        )
-    most = now.config.get("max_ack_pending")
-    await js.update_consumer(stream, name, {"max_ack_pending": 1})
+    await js.update_consumer(stream, name, _narrowed)
     try:
         await js.reset_consumer(stream, name, None if now.unprocessed else seq)
-        await js.resume_consumer(stream, name)
-        await _until(js, now, lambda one: one.delivered_consumer_seq > 0)
-        await js.pause_consumer(stream, name, PAUSE)
-        await _until(js, now, _numbers_agree)
-    finally:
-        await js.update_consumer(stream, name, {"max_ack_pending": most})
+    except ApiError:
+        await js.update_consumer(stream, name, _widened)  # refused: nothing was moved
+        raise
+    await js.resume_consumer(stream, name)
+    await _until(js, now, lambda one: one.delivered_consumer_seq > 0)
+    await js.pause_consumer(stream, name, PAUSE)
+    await _until(js, now, _numbers_agree)
+    # Not if that fails: one message at a time, the reader notices sooner or later, and loses nothing until then.
+    await js.update_consumer(stream, name, _widened)
+
+
+def _narrowed(config: Json) -> Json:
+    """One message at a time; the metadata keeps how many it was."""
+    kept = config.get("metadata") or {}
+    return {**config, "max_ack_pending": 1, "metadata": {WIDTH: str(config["max_ack_pending"]), **kept}}
+
+
+def _widened(config: Json) -> Json:
+    kept = dict(config.get("metadata") or {})
+    return {**config, "max_ack_pending": int(kept.pop(WIDTH, config["max_ack_pending"])), "metadata": kept}
 
 
 def _numbers_agree(now: ConsumerInfo) -> bool:
@@ -144,7 +165,7 @@ async def _until(js: JetStream, consumer: ConsumerInfo, condition: Callable[[Con
         if time.monotonic() > deadline:
             raise Unavailable(
                 f"{reader(consumer)} does not notice the reset of consumer {consumer.name!r} of {consumer.stream!r}; "
-                "is it up? See `penstock sources ls`"
+                "is it up? See `penstock sources ls`; until the next reset, messages go one by one"
             )
         await asyncio.sleep(LOOK)
 
