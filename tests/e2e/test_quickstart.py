@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,7 +14,10 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 
+from penstock.broker import connect
+from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.home import Home
+from penstock.settings import Settings
 from penstock.testing import eventually
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -52,6 +56,32 @@ def test_what_a_handler_failed_on_comes_back_and_the_totals_add_up(tmp_path: Pat
         assert f"limit corrected, {dead} letters replayed and booked; {total} top-ups" in done.stdout
         assert "in the books, as much as was paid" in done.stdout
         assert "0 dead letters" in done.stdout
+
+
+def test_the_services_handle_every_event_of_theirs_once_over_two_runs(tmp_path: Path) -> None:
+    counts = []
+    for _ in range(2):
+        done = quickstart(tmp_path, "--events", "1000")
+        assert done.returncode == 0, done.stderr
+        counts.append(re.search(r"provisioning (\d+), billing (\d+), notification (\d+) events", done.stdout))
+    first, second = (tuple(map(int, found.groups())) for found in counts if found)
+    with EmbeddedServer(data=tmp_path / ".penstock" / "nats") as server:
+        stored = asyncio.run(subject_counts(server.settings))
+    expected = [sum(stored[subject] for subject in service) for service in SERVICE_SUBJECTS]
+    assert [a + b for a, b in zip(first, second, strict=True)] == expected
+
+
+SERVICE_SUBJECTS = [
+    [f"gpuaas.provisioning.{name}" for name in ("requested", "releasing.requested", "force_release_requested")],
+    ["platform.billing.usage.metered"],
+    [f"gpuaas.provisioning.{name}" for name in ("active", "failed", "releasing.completed", "release_failed")],
+]
+
+
+async def subject_counts(settings: Settings) -> dict[str, int]:
+    async with connect(settings) as broker:
+        found = [await broker.jetstream.stream_info(name, subjects_filter=">") for name in ("PROVISIONING", "BILLING")]
+    return {subject: count for stream in found for subject, count in stream.state.subjects.items()}
 
 
 def rows_read(output: str) -> dict[str, int]:

@@ -18,6 +18,7 @@ from penstock.broker import Broker, JetStream, connect
 from penstock.cli.common import Column, out, progress, sync, table
 from penstock.cli.home import Home
 from penstock.cli.letters_story import LettersStory
+from penstock.cli.services_story import run_services
 from penstock.cli.status import render
 from penstock.errors import NotFound
 from penstock.examples import example_dir, load_module
@@ -60,9 +61,9 @@ BATCH = 500
 async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool) -> None:
     """Run the whole story on an embedded broker in ./.penstock.
 
-    Starts nats-server, applies the example platform, publishes simulated events in atomic batches, lets a handler fail
-    on some of them, runs the Spark pipelines, replays what failed after its cause is fixed, and shows where everything
-    stands. The data stays: a second run goes on where the first stopped.
+    Starts nats-server, applies the example platform, publishes simulated events in atomic batches, has the services'
+    workers handle them, lets a handler fail on some, runs the Spark pipelines, replays what failed after its cause is
+    fixed, and shows where everything stands. The data stays: a second run goes on where the first stopped.
 
     \b
     Example:
@@ -86,6 +87,7 @@ async def _story(settings: Settings, events: int, no_spark: bool) -> None:
         _say("broker", f"nats-server {broker.server_version} at {settings.servers[0]}, data in {HOME}/nats")
         _say("platform", await _apply(broker, platform))
         _say("events", await _publish(settings, broker.jetstream, simulator, events))
+        await run_services(settings, load_module(folder / "services.py", "gpuaas_services"), _say)
         letters = LettersStory(settings, load_module(folder / "handlers.py", "gpuaas_handlers"), _say)
         await letters.fail()
         if not no_spark:

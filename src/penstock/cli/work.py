@@ -199,7 +199,7 @@ async def _member(
     )
     async with WorkerGroup(settings, options, handler, consumer=consumer, worker=worker) as group:
         err.print(f"worker {group.worker_id} of group {options.group} is working on {options.stream}", markup=False)
-        yield Running(group.metrics, lambda: _nothing_left(group.worker), group.until_stopped)
+        yield Running(group.metrics, lambda: nothing_left(group.worker), group.until_stopped)
 
 
 def _source(given: dict[str, Any], listed: tuple[Partition, ...], jetstream: JetStream) -> PartitionSource:
@@ -229,7 +229,7 @@ async def _alone(
         async with Worker(settings, options, handler, options=worker, positions=positions) as alone:
             await alone.update(await source.partitions())
             err.print(f"worker {options.worker_id} is working on {options.stream}, alone", markup=False)
-            yield Running(lambda: [alone.metrics], lambda: _nothing_left(alone), lambda: _follow(alone, source))
+            yield Running(lambda: [alone.metrics], lambda: nothing_left(alone), lambda: _follow(alone, source))
 
 
 async def _positions(jetstream: JetStream, options: ConsumerOptions, start: str) -> Positions | None:
@@ -256,7 +256,7 @@ async def _follow(alone: Worker, source: PartitionSource) -> None:
             err.print(f"the partitions stay as they are: {exc}", markup=False)
 
 
-async def _nothing_left(worker: Worker | None) -> bool:
+async def nothing_left(worker: Worker | None) -> bool:
     """Whether everything that the worker's consumers have is handled and acknowledged."""
     if worker is None or not worker.partitions or worker.behind:
         return False
