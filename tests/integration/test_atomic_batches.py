@@ -388,7 +388,7 @@ async def test_a_missing_stream_and_a_foreign_subject_are_named(publisher: Publi
         await publisher.publish_batch("S", ["s.a", "other.x", "s.a"], [b"1", b"2", b"3"])
     assert caught.value.strangers == ("other.x",)
     await publisher.jetstream.create_stream({"name": "TWIN", "subjects": ["twin"], "allow_atomic": True})
-    with pytest.raises(errors.ApiError, match="expected stream does not match"):
+    with pytest.raises(publish.Gap, match="not the stream's: twin;"):
         await publisher.publish_batch("S", "twin", [b"x"])
     assert await stored(publisher) == []
     assert await stored(publisher, "TWIN") == []
@@ -488,3 +488,56 @@ async def test_a_cancelled_publish_ends_wherever_it_is(publisher: Publisher) -> 
         if task.cancel():
             with pytest.raises(asyncio.CancelledError):
                 await task
+
+
+# -- wrong calls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"subject": None}, "a subject is text"),
+        ({"subject": "s.\ud800"}, "surrogate"),
+        ({"headers": {"A": 1}}, "header 'A' must have a name and a value of text"),
+        ({"headers": {"A": b"x"}}, "header 'A' must have a name and a value of text"),
+        ({"headers": {"A": ["x", 1]}}, "header 'A' must have a name and a value of text"),
+        ({"headers": {1: "x"}}, "1 is no name"),
+        ({"headers": [("A", "x")]}, "is no name"),
+        ({"headers": {"A": "\ud800"}}, "surrogate"),
+        ({"message_id": 5}, "must have a name and a value of text"),
+        ({"message_id": ""}, "the message id is empty"),
+    ],
+)
+async def test_what_cannot_be_a_message_is_refused_with_a_reason(
+    publisher: Publisher, call: dict[str, object], words: str
+) -> None:
+    batch = publisher.atomic("S")
+    with pytest.raises(errors.ConfigError, match=words):
+        await batch.add(**{"subject": "s.a", "data": b"", **call})
+
+
+async def test_an_ended_batch_cannot_be_flushed(publisher: Publisher, blocking_publisher: BlockingPublisher) -> None:
+    batch = publisher.atomic("S")
+    await fill(batch, 3)
+    await batch.abandon()
+    with pytest.raises(errors.ConfigError, match="committed or dropped already"):
+        await batch.flush()
+    other = blocking_publisher.atomic("S")
+    for _ in range(3):
+        other.add("s.a", b"")
+    other.abandon()
+    with pytest.raises(errors.ConfigError, match="committed or dropped already"):
+        other.flush()
+
+
+async def test_a_closed_publisher_says_so_and_opens_nothing(
+    publisher: Publisher, blocking_publisher: BlockingPublisher
+) -> None:
+    await publisher.close()
+    with pytest.raises(errors.ConfigError, match="publisher is closed"):
+        await publisher.publish_batch("S", "s.a", [b"1"])
+    assert not publisher.connection.connected
+    blocking_publisher.close()
+    with pytest.raises(errors.ConfigError, match="publisher is closed"):
+        blocking_publisher.publish_batch("S", "s.a", [b"1"])
+    assert not blocking_publisher.connection.connected

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -315,6 +317,49 @@ async def test_a_commit_can_be_repeated_but_nothing_added_after_it(nats_server: 
             await ingest.add("s.a", b"2")
     assert ingest.ack == ack
     assert await contents(nats_server.settings) == [b"1"]
+
+
+async def test_an_ingest_is_used_inside_its_block_and_once(nats_server: EmbeddedServer) -> None:
+    await make_stream(nats_server.settings)
+    ingest, blocking = fast(nats_server.settings), blocking_fast(nats_server.settings)
+    with pytest.raises(ConfigError, match="is not open"):
+        await ingest.add("s.a", b"1")
+    with pytest.raises(ConfigError, match="is not open"):
+        blocking.add("s.a", b"1")
+    with suppress(KeyError):
+        async with ingest:
+            await ingest.add("s.a", b"1")
+            await ingest.flush()
+            raise KeyError("the caller's")
+    for late in (ingest.add("s.a", b"2"), ingest.flush(), ingest.commit(), ingest.__aenter__()):
+        with pytest.raises(ConfigError, match=r"is not open|was opened before"):
+            await late
+    with blocking:
+        blocking.add("s.a", b"2")
+    assert blocking.flush() == 1
+    with pytest.raises(ConfigError, match="was opened before"):
+        blocking.__enter__()
+    assert await contents(nats_server.settings) == [b"1", b"2"]
+
+
+async def test_calls_that_are_cancelled_lose_nothing_that_was_added(nats_server: EmbeddedServer) -> None:
+    await make_stream(nats_server.settings)
+    seed = 7
+    chance = random.Random(seed)
+    async with fast(nats_server.settings, flow=50) as ingest:
+        for number in range(1, 3_001):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(chance.choice((0, 0.0001, 0.001))):
+                    await ingest.add("s.a", b"%d" % number)
+                    if chance.random() < 0.05:
+                        await ingest.flush()
+            if number == 1_500:
+                nats_server.kill()
+                nats_server.start()
+    assert ingest.added == 3_000, f"seed {seed}"
+    found = await contents(nats_server.settings)
+    assert list(dict.fromkeys(found)) == numbered(3_000), f"seed {seed}"
+    assert len(found) <= 3_000 + ingest.ack.maybe_twice, f"seed {seed}"
 
 
 async def test_a_subject_that_no_stream_takes_is_an_error_with_its_position(nats_server: EmbeddedServer) -> None:

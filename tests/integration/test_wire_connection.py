@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
+import gc
 import hashlib
 import json
 import socket
@@ -389,3 +391,19 @@ def test_a_message_that_is_too_large_is_refused_before_the_server_hangs_up(serve
             connection.publish("a", b"x" * 1001)
         connection.publish("a", b"x" * 1000)
         connection.flush()
+
+
+async def test_a_login_cancelled_at_any_moment_leaves_nothing_to_complain_about(nats_server: EmbeddedServer) -> None:
+    complaints: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    for turns in range(12):  # of the event loop, until the task is cancelled
+        login = asyncio.create_task(aio.connect(nats_server.settings))
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        login.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await login).close()
+        await asyncio.sleep(0.005)  # what comes late comes now
+        del login
+        gc.collect()
+    assert complaints == []

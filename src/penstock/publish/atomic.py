@@ -54,6 +54,7 @@ class Publisher:
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._streams = KnownStreams()
         self._opening = asyncio.Lock()
+        self._closed = False
 
     @classmethod
     async def connect(cls, settings: Settings, *, in_flight: int = IN_FLIGHT, patience: float = PATIENCE) -> Self:
@@ -61,6 +62,7 @@ class Publisher:
         return cls(await aio.connect(settings, name="penstock publisher"), in_flight=in_flight, patience=patience)
 
     async def close(self) -> None:
+        self._closed = True
         await self.connection.close()
 
     async def __aenter__(self) -> Self:
@@ -150,6 +152,8 @@ class Publisher:
 
     async def _ready(self) -> None:
         """Have an open connection."""
+        if self._closed:
+            raise ConfigError("this publisher is closed: connect a new one")
         async with self._opening:
             if not self.connection.connected:
                 await self.connection.reconnect()
@@ -222,6 +226,7 @@ class AtomicBatch:
 
         From then on the batch is open on the server, which drops it after 10 seconds without a message.
         """
+        self.content.check_open()
         if self.content.sent:
             await self._send(self.content.ahead(""))
         else:

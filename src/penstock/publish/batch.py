@@ -155,15 +155,16 @@ class Batch:
 
     def end(self) -> None:
         """Nothing can be added or sent any more. Raises when that was so already."""
-        self._check_open()
+        self.check_open()
         self.over = True
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise when it was committed or dropped."""
         if self.over:
             raise ConfigError(f"batch {self.batch_id!r} was committed or dropped already: make a new one")
 
     def _check_room(self, more: int) -> None:
-        self._check_open()
+        self.check_open()
         if len(self) + more > MAX_MESSAGES:
             raise self._local(errors.TooLarge, errors.TOO_LARGE)
 
@@ -171,6 +172,8 @@ class Batch:
         if not given:
             return b""
         for name in given:
+            if not isinstance(name, str):
+                raise ConfigError(f"headers are names and their values, and {name!r} is no name")
             if name.lower() in _RESERVED:
                 raise ConfigError(f"header {name!r} is written by the batch itself: leave it out")
             if name.lower() == UNSUPPORTED.lower():
@@ -178,6 +181,7 @@ class Batch:
         return headers.lines(given)
 
     def _message_id_line(self, message_id: str) -> bytes:
+        check_message_id(message_id)
         if message_id in self.message_ids:
             raise errors.DuplicateId(*self._local(errors.DuplicateId, errors.DUPLICATE).told, (message_id,))
         self.message_ids.append(message_id)
@@ -370,6 +374,8 @@ def probed(answer: frames.Message) -> int:
 @lru_cache(maxsize=10_000)  # once a message, and subjects repeat
 def literal_subject(subject: str) -> bytes:
     """The subject as bytes, if a message can be published to it."""
+    if not isinstance(subject, str):
+        raise ConfigError(f"a subject is text, not {subject!r}")
     frames.checked_subject(subject)
     if not is_literal(subject):
         raise ConfigError(f"{subject!r} has a wildcard: messages are published to one subject")
@@ -377,6 +383,12 @@ def literal_subject(subject: str) -> bytes:
         return subject.encode()
     except UnicodeEncodeError:
         raise ConfigError(f"{subject!r} is not a subject: it is no text (half a surrogate pair)") from None
+
+
+def check_message_id(message_id: str) -> None:
+    """Refuse an id that the server would take for none, and store the message twice."""
+    if message_id == "":
+        raise ConfigError("the message id is empty, which the server takes for none: leave it out, or give one")
 
 
 def _encoded_subjects(subjects: str | Sequence[str], count: int) -> Iterable[bytes]:

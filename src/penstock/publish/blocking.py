@@ -56,6 +56,7 @@ class BlockingPublisher:
         settings = connection.settings
         self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         self._streams = KnownStreams()
+        self._closed = False
 
     @classmethod
     def connect(cls, settings: Settings, *, patience: float = PATIENCE) -> Self:
@@ -63,6 +64,7 @@ class BlockingPublisher:
         return cls(blocking.connect(settings, name="penstock publisher"), patience=patience)
 
     def close(self) -> None:
+        self._closed = True
         self.connection.close()
 
     def __enter__(self) -> Self:
@@ -176,6 +178,8 @@ class BlockingPublisher:
 
     def _ready(self) -> None:
         """Have an open connection: one that broke while nobody used it is replaced."""
+        if self._closed:
+            raise ConfigError("this publisher is closed: connect a new one")
         if self.connection.connected:
             with suppress(ConnectionLost):
                 self.connection.poll()
@@ -260,6 +264,7 @@ class BlockingBatch:
 
     def flush(self) -> None:
         """Send what was added, except the last message; see `AtomicBatch.flush`."""
+        self.content.check_open()
         if self._flight is None:
             again = lambda: self._publisher.open(self.content)  # noqa: E731
             self._flight = retrying_blocking(again, self._publisher.patience, retry_on=is_crowded)

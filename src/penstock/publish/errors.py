@@ -155,10 +155,10 @@ class WrongSequence(BatchRejected):
 
     @property
     def reason(self) -> str:
-        expected = " or ".join(map(str, self.expected)) or "another one"
-        if self.actual is None:
-            return f"last sequence {expected} was expected, and another write is under way; read again, then retry"
-        return f"last sequence {expected} was expected, and it is {self.actual}; read again, then retry"
+        expected = " or ".join(map(str, self.expected))
+        what = f"last sequence {expected} was expected" if expected else "a header expects another last sequence"
+        found = "another write is under way" if self.actual is None else f"it is {self.actual}"
+        return f"{what}, and {found}; read again, then retry"
 
 
 class UnsupportedHeader(BatchRejected):
@@ -222,10 +222,13 @@ class BatchOutcomeUnknown(OutcomeUnknown):
 DISABLED, MISSING_SEQUENCE, INCOMPLETE, UNSUPPORTED_HEADER, BAD_ID = 10174, 10175, 10176, 10177, 10179
 TOO_LARGE, BAD_COMMIT, DUPLICATE, TOO_MANY = 10199, 10200, 10201, 10210
 WRONG_SEQUENCE, WRONG_SEQUENCE_BUSY, DUPLICATE_BUSY = 10071, 10164, 10158
+OTHER_STREAM = 10060
+"""The batch came to another stream than its first message says."""
 
 BY_ERR_CODE: dict[int, type[BatchRejected]] = {
     DISABLED: NotEnabled,
     INCOMPLETE: Gap,
+    OTHER_STREAM: Gap,
     UNSUPPORTED_HEADER: UnsupportedHeader,
     BAD_ID: BadId,
     TOO_LARGE: TooLarge,

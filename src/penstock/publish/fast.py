@@ -46,6 +46,7 @@ class FastIngestBase:
         self._rows = Rows(max_payload=0)
         self._send_at = CHUNK
         """The position at which rows that were added one by one are sent."""
+        self._is_open = False
         self.ack: FastAck | None = None
         """The result, once the ingest was committed."""
 
@@ -85,6 +86,17 @@ class FastIngestBase:
         self._check()
         if self.ack:
             raise ConfigError(f"this ingest into {self._core.stream!r} is committed: open a new one to add more")
+        if not self._is_open:
+            raise ConfigError(f"this ingest into {self._core.stream!r} is not open: use it inside its `with` block")
+
+    def _check_new(self) -> None:
+        if self._is_open or self.ack or self.added:
+            raise ConfigError(f"this ingest into {self._core.stream!r} was opened before: make a new one")
+
+    def _committed(self) -> FastAck:
+        self._is_open = False
+        self.ack = self._core.ack()
+        return self.ack
 
 
 class FastIngest(FastIngestBase):
@@ -109,12 +121,14 @@ class FastIngest(FastIngestBase):
         self._ticker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        self._check_new()
         try:
             await self._open()
         except BaseException:
             await self._connection.close()
             raise
         self._ticker = asyncio.create_task(self._tick(), name="penstock fast ingest")
+        self._is_open = True
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -133,7 +147,7 @@ class FastIngest(FastIngestBase):
 
         It is stored once `stored` has reached the position: see `flush`.
         """
-        if self._core.error or self.ack:
+        if self._core.error or not self._is_open:
             self._check_open()
         position = self._core.add_one(self._rows.one(subject, data, headers, message_id))
         if position >= self._send_at:
@@ -165,23 +179,26 @@ class FastIngest(FastIngestBase):
 
     async def flush(self) -> int:
         """Return once everything added so far is stored; returns its last position, and `sequence` is up to date."""
-        self._check()
+        if self.ack:
+            return self.added
+        self._check_open()
         target = self._core.end()
         await self._until(lambda: self._core.stored >= target and not self._core.ending)
         return target
 
     async def ping(self) -> None:
         """Ask the server for its last ack again; also keeps a batch alive. Done by itself when an ack is late."""
-        self._check()
+        self._check_open()
         await self._send(self._core.ping(time.monotonic()))
 
     async def commit(self) -> FastAck:
         """Store everything that was added, end the ingest, and say where the messages are."""
-        self._check()
+        if self.ack:
+            return self.ack
+        self._check_open()
         self._core.end()
         await self._until(lambda: self._core.settled)
-        self.ack = self._core.ack()
-        return self.ack
+        return self._committed()
 
     async def _add_rows(self, rows: list[Row]) -> None:
         self._check_open()
@@ -272,6 +289,7 @@ class FastIngest(FastIngestBase):
                 await self._connection.send(self._core.outgoing(time.monotonic()))
 
     async def _close(self) -> None:
+        self._is_open = False
         if self._ticker:
             self._ticker.cancel()
             with suppress(asyncio.CancelledError):

@@ -35,12 +35,14 @@ class BlockingFastIngest(FastIngestBase):
         self._ticker = threading.Thread(target=self._tick, name="penstock fast ingest", daemon=True)
 
     def __enter__(self) -> Self:
+        self._check_new()
         try:
             self._open()
         except BaseException:
             self._connection.close()
             raise
         self._ticker.start()
+        self._is_open = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -57,6 +59,8 @@ class BlockingFastIngest(FastIngestBase):
 
         It may wait in memory for a moment, to be sent with others; it is stored once `stored` has reached the position.
         """
+        if not self._is_open:
+            self._check_open()
         row = self._rows.one(subject, data, headers, message_id)
         with self._lock:
             self._check_open()
@@ -91,7 +95,9 @@ class BlockingFastIngest(FastIngestBase):
     def flush(self) -> int:
         """Return once everything added so far is stored; returns its last position, and `sequence` is up to date."""
         with self._lock:
-            self._check()
+            if self.ack:
+                return self.added
+            self._check_open()
             target = self._core.end()
             self._until(lambda: self._core.stored >= target and not self._core.ending)
             return target
@@ -99,17 +105,18 @@ class BlockingFastIngest(FastIngestBase):
     def ping(self) -> None:
         """Ask the server for its last ack again; also keeps a batch alive. Done by itself when an ack is late."""
         with self._lock:
-            self._check()
+            self._check_open()
             self._send(self._core.ping(time.monotonic()))
 
     def commit(self) -> FastAck:
         """Store everything that was added, end the ingest, and say where the messages are."""
         with self._lock:
-            self._check()
+            if self.ack:
+                return self.ack
+            self._check_open()
             self._core.end()
             self._until(lambda: self._core.settled)
-            self.ack = self._core.ack()
-            return self.ack
+            return self._committed()
 
     def _add_rows(self, rows: list[Row]) -> None:
         with self._lock:
@@ -188,6 +195,7 @@ class BlockingFastIngest(FastIngestBase):
                 self._connection.send(self._core.outgoing(time.monotonic()))
 
     def _close(self) -> None:
+        self._is_open = False
         self._closed.set()
         with self._lock:
             self._connection.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.publish import replies
-from penstock.publish.batch import EXPECTED_STREAM, MESSAGE_ID, literal_subject
+from penstock.publish.batch import EXPECTED_STREAM, MESSAGE_ID, check_message_id, literal_subject
 from penstock.wire import headers as header_block
 
 MAX_LEADS = 10_000
@@ -110,6 +110,7 @@ def headers_of(headers: header_block.Headers | None, message_id: str | None) -> 
         return b""
     lines = header_block.lines(headers)
     if message_id is not None:
+        check_message_id(message_id)
         lines += header_block.line(MESSAGE_ID, message_id)
     return header_block.block(lines)
 

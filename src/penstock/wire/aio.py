@@ -323,7 +323,8 @@ class _Link(asyncio.Protocol):
             if (info := first_info(self._parser)) is None:
                 return
             self._session = Session(self._endpoint, info, self._parser)
-            self.greeting.set_result(info)
+            if not self.greeting.done():  # who waited for it may have been cancelled
+                self.greeting.set_result(info)
         session = self._session
         if self.look:
             self._parser.skim(self.look)
@@ -419,6 +420,7 @@ class _Link(asyncio.Protocol):
                 self.abort()
 
     def abort(self) -> None:
+        self.greeting.cancel()  # nobody waits for it any more: an error set later would be complained about
         if self._transport:
             self._transport.abort()
 

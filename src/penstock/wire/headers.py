@@ -18,6 +18,8 @@ _BAD_VALUE = re.compile(r"[\r\n\0]")
 
 def line(name: str, value: str) -> bytes:
     """One header line. Refuses what would end the line early, and so forge another header or a message."""
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise ConfigError(f"header {name!r} must have a name and a value of text, not {value!r}: decode it first")
     if not name or _BAD_NAME.search(name):
         raise ConfigError(f"header name {name!r} is not usable: printable ASCII without spaces and colons is")
     if _BAD_VALUE.search(value):
@@ -34,8 +36,10 @@ def lines(headers: Headers | None) -> bytes:
         return b""
     parts: list[bytes] = []
     for name, value in headers.items():
-        values = (value,) if isinstance(value, str) else value
-        parts.extend(line(name, one) for one in values)
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+            parts.append(line(name, value))
+        else:
+            parts.extend(line(name, one) for one in value)
     return b"".join(parts)
 
 
