@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path
 
 import click
@@ -74,6 +76,7 @@ async def gateway(
         require_certificate=require_certificate,
         drain=drain,
     )
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
     await serve(settings, platform.gateway, where, _ready)
 

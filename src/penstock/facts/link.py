@@ -16,7 +16,8 @@ from penstock.wire import aio
 from penstock.wire.headers import Headers
 from penstock.wire.session import NO_RESPONDERS
 
-WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""The second one is how a cluster says it, where the first message is still on its way to the replicas."""
 
 
 class WrongRevision(ApiError):
@@ -92,7 +93,7 @@ def _accepted(subject: str, raw: bytes) -> Json:
         raise ProtocolError(f"an answer to a publish that makes no sense: {raw[:200]!r}") from exc
     if error := answer.get("error"):
         refusal = api_error(f"publish to {subject!r}", error)
-        if refusal.err_code != WRONG_LAST_SEQUENCE:
+        if refusal.err_code not in WRONG_LAST_SEQUENCE:
             raise refusal
         said = refusal.description
         raise WrongRevision(refusal.what, refusal.code, refusal.err_code, said, answer.get("stream", ""))

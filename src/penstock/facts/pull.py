@@ -14,6 +14,7 @@ from penstock.facts.link import Link
 from penstock.facts.pages import Delivery
 from penstock.wire import aio, frames
 from penstock.wire.frames import Message
+from penstock.wire.session import NO_RESPONDERS
 
 NANOSECONDS = 1_000_000_000
 MARGIN = 2.0  # seconds that an answer may come later than asked for
@@ -92,8 +93,10 @@ def _raise_refused(subject: str, refused: tuple[int, str] | None) -> None:
     if not refused:
         return
     code, text = refused
-    if "Deleted" in text or code == 503:
-        raise ConsumerNotFound(subject, code, 0, text or "nobody answers for this consumer")
+    if code == NO_RESPONDERS:
+        raise Unavailable(f"nobody answers on {subject!r}: the consumer has no leader right now")
+    if "Deleted" in text:
+        raise ConsumerNotFound(subject, code, 0, text)
     raise ServerBusy(subject, code, 0, text)
 
 

@@ -125,7 +125,7 @@ class Reader:
                 await asyncio.sleep(min(left, due.total_seconds(), DEDICATED_LOOKS))
                 continue
             # In slices: what comes late must not be old before it is in the book.
-            want = Want(_allowed(limit, look.info), max_bytes, min(left, _ack_wait(look.info) / 2))
+            want = Want(_allowed(limit, look.info), max_bytes, min(left, min(_ack_waits(look.info)) / 2))
             page = await self._page(look, want)
             if page is not None and (page.facts or time.monotonic() >= deadline):
                 return page
@@ -136,7 +136,7 @@ class Reader:
         found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
         if not found:
             return Page(info.stream, info.name, (), None, 0)
-        opened = await self._open(look, found, expires=began + _ack_wait(info))
+        opened = await self._open(look, found, expires=began + min(_ack_waits(info)))
         if opened is None:
             return None
         wanted = {one.sequence: one for one in opened.deliveries()}
@@ -300,9 +300,9 @@ def _allowed(limit: int, info: ConsumerInfo) -> int:
     return min(limit, info.config.get("max_batch") or limit)
 
 
-def _ack_wait(info: ConsumerInfo) -> float:
-    """Seconds after which the server delivers again, at the latest."""
-    return seconds(max(info.config.get("backoff") or [info.config.get("ack_wait", DEFAULT_ACK_WAIT)]))
+def _ack_waits(info: ConsumerInfo) -> list[float]:
+    """Seconds after which the server delivers again; several where that depends on how often it did."""
+    return [seconds(one) for one in info.config.get("backoff") or [info.config.get("ack_wait", DEFAULT_ACK_WAIT)]]
 
 
 def _not_before(info: ConsumerInfo, connected_for: float) -> timedelta | None:
@@ -315,7 +315,7 @@ def _not_before(info: ConsumerInfo, connected_for: float) -> timedelta | None:
         return None
     now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
     last = info.last_delivered or now - timedelta(seconds=connected_for)
-    due = last + timedelta(seconds=_ack_wait(info)) + EXPIRY_MARGIN
+    due = last + timedelta(seconds=max(_ack_waits(info))) + EXPIRY_MARGIN
     return due - now if due > now else None
 
 

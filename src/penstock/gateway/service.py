@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
@@ -27,6 +28,8 @@ Context = RequestContext[Any, Any]
 caller: ContextVar[GatewayIdentity] = ContextVar("penstock_gateway_caller")
 """Who makes the call that is being answered."""
 
+log = logging.getLogger("penstock.gateway")
+
 DEFAULT_LIMIT = 100
 ANSWER_MARGIN = 0.1
 """Seconds before the caller's deadline at which a fetch stops waiting, so that the answer still arrives."""
@@ -47,6 +50,8 @@ CODES: tuple[tuple[type[errors.PenstockError], Code], ...] = (
     (errors.ServerBusy, Code.UNAVAILABLE),
 )
 """The first that fits counts."""
+UNEXPECTED = (Code.INTERNAL, Code.NOT_FOUND, Code.UNAVAILABLE)
+"""What the operator should know about, too."""
 OWN_WORDS = (NotGranted, errors.ConfigError)
 """Errors whose text is meant for the caller; others may name servers and subjects that are none of its business."""
 
@@ -116,7 +121,13 @@ class Service(FactService):
         except errors.PenstockError as exc:
             told = connect_error(exc)
             outcome = told.code.value
+            if told.code in UNEXPECTED:
+                log.warning("%s by %s: %s", method, caller.get().name, exc)
             raise told from exc
+        except Exception:
+            outcome = "internal"
+            log.exception("%s by %s failed", method, caller.get().name)
+            raise
         finally:
             self._metrics.called(method, outcome, time.perf_counter() - began)
 

@@ -331,7 +331,7 @@ def requests(rng: random.Random) -> Iterator[tuple[str, str, dict[str, str], byt
         "/%2e%2e/x",
         "/" + "a" * 3_000,
     ]
-    for _ in range(400):
+    for _ in range(250):
         name = rng.choice(list(good))
         likely = rng.random() < 0.6
         body = bytearray(good[name] if likely else rng.choice([*texts, rng.randbytes(rng.randrange(200))]))
