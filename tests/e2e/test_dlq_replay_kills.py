@@ -103,3 +103,34 @@ async def test_ten_thousand_replayed_with_kills_in_the_middle_are_each_processed
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:
     await killed_over_and_over(nats_server, stage, 10_000, kills=5)
+
+
+@pytest.mark.soak
+async def test_a_replay_by_spark_killed_in_the_middle_is_finished_by_the_next_run(
+    nats_server: EmbeddedServer, stage: Stage, tmp_path: Path
+) -> None:
+    count = 1_000
+    await stage.build(window_ms=100)
+    await stage.publish(events(count))
+    await bury(stage, count)
+    (tmp_path / steps.REPLAY_PUBLISHED).touch()
+    process = start(nats_server, "--all", "--spark", "--master", "local[2]", hold=tmp_path)
+    held = await asyncio.to_thread(
+        eventually,
+        lambda: list(tmp_path.glob(f"{steps.REPLAY_PUBLISHED}.*")),
+        180,
+        "a task to have published its chunk",
+    )
+    process.kill()  # the driver; Spark's JVM and the tasks end with it, but not the one that is held
+    assert await asyncio.to_thread(finish, process) == -signal.SIGKILL
+    os.kill(int(held[0].suffix[1:]), signal.SIGKILL)
+    await eventually_async(lambda: quiet(stage), 60, "the other tasks to end")
+    assert await asyncio.to_thread(finish, start(nats_server, "--all", "--spark", "--master", "local[2]")) == 0
+    assert await asyncio.to_thread(replay_problems, stage, {f"e{n}" for n in range(count)}) == []
+
+
+async def quiet(stage: Stage) -> bool:
+    """Whether nobody has removed letters for a while."""
+    before = await stage.messages("DLQ")
+    await asyncio.sleep(2)
+    return await stage.messages("DLQ") == before

@@ -119,7 +119,6 @@ class Capturer:
 
     async def _handled(self, desk: Desk, message: Message) -> bytes:
         """Make a letter of an advisory, and return the answer to it."""
-        before = self._statistics
         advisory = advisories.parse(message.data)
         try:
             done = await desk.take(advisory) if advisory else None
@@ -136,7 +135,7 @@ class Capturer:
             known=now.known + (done is not None and not done.new),
             unconcerned=now.unconcerned + (done is None),
             gone=now.gone + (done is not None and done.new and done.id.endswith(".0")),
-            last_error=before.last_error if done is None else None,
+            last_error=now.last_error if done is None else None,
         )
         return b"+ACK"
 
