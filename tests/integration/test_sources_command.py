@@ -188,6 +188,34 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
         requests += step
 
 
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 6])
+@pytest.mark.parametrize("back", [False, True], ids=["to managed", "to ephemeral"])
+async def test_a_migration_leaves_the_messages_of_others_in_a_workqueue_wherever_it_is_killed(
+    pair: LeafPair, tmp_path: Path, back: bool, step: int
+) -> None:
+    requests, survived = 1, False
+    before, after = [
+        {**one, "filter_subject": "o.x"} for one in ((MANAGED, EPHEMERAL) if back else (EPHEMERAL, MANAGED))
+    ]
+    while not survived:
+        async with both(pair) as (hub, leaf):
+            await origin(leaf, "workqueue")
+            for _ in range(5):
+                await leaf.request("o.others", b"theirs", 5)
+            await apply(hub, platform_file(tmp_path, before))
+            await eventually_async(lambda hub=hub: active(hub), 60)
+            await publish(leaf, 0, 20)
+            await eventually_async(lambda hub=hub: reached(hub, 20), 20)
+            path = platform_file(tmp_path, after)
+            survived = await lived(JetStream(dying(hub, requests)), pair, path)
+            await migrated(hub.jetstream, pair, path)
+            await publish(leaf, 20, 5)
+            await arrived(pair, hub, 25)
+            kept = (await leaf.jetstream.stream_info("ORIGIN", subjects_filter="o.others")).state.subjects
+            assert kept == {"o.others": 5}, f"killed after {requests} requests"
+        requests += step
+
+
 async def lived(js: JetStream, pair: LeafPair, path: Path) -> bool:
     try:
         await migrated(js, pair, path)

@@ -23,7 +23,7 @@ OWNERS = {
 
 INNER = {"settings", "errors", "examples", "holds", "retry", "units", "subjects"}
 MIDDLE = {"publish", "broker", "wire"}
-OUTER = {"spark", "workers", "facts", "sourcing", "deadletter", "topology", "observe"}
+OUTER = {"spark", "workers", "facts", "gateway", "sourcing", "deadletter", "topology", "observe"}
 EDGE = {"cli", "testing", "bench", "examples"}
 LAYERS = [INNER, MIDDLE, OUTER, EDGE]
 

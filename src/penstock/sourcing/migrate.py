@@ -56,6 +56,8 @@ class Migration:
     above: int = 0
     """The stream's last sequence at that moment."""
     mirror: bool = False
+    filters: list[str] | None = None
+    """What the old source reads; empty: everything. None: unknown, so nothing may be removed for it."""
 
     @property
     def origin(self) -> str:
@@ -119,14 +121,15 @@ async def run(js: JetStream, migration: Migration) -> int:
 
 
 async def with_consumer(there: JetStream, migration: Migration) -> Migration:
-    """The migration with what is needed of the consumer known; one of the user's must fit, or is made like the old."""
+    """The migration with all that is needed of both consumers; one of the user's must fit, or is made like the old."""
+    migration = replace(migration, filters=await _filters(there, migration))
     if migration.consumer or migration.new_name is None:
         return migration
     subject = migration.new["consumer"]["deliver_subject"]
     try:
         found = await there.consumer_info(migration.origin, migration.new_name)
     except ConsumerNotFound:
-        return replace(migration, consumer=await _like_the_old(there, migration, subject))
+        return replace(migration, consumer=_like_the_old(migration, migration.new_name, subject))
     wrong = list(modes.misfits(found.config, subject))
     if found.config.get("deliver_policy") not in MOVABLE:
         wrong.append(f"its deliver policy is {found.config.get('deliver_policy')}, with which it cannot be moved")
@@ -135,17 +138,25 @@ async def with_consumer(there: JetStream, migration: Migration) -> Migration:
     return migration
 
 
-async def _like_the_old(there: JetStream, migration: Migration, subject: str) -> Json:
+async def _filters(there: JetStream, migration: Migration) -> list[str] | None:
+    """What the old source reads, asked while its consumer is there: afterwards nobody could tell."""
+    if migration.old_name is None:
+        return modes.filters(migration.old)
+    try:
+        return list((await there.consumer_info(migration.origin, migration.old_name)).filters)
+    except ConsumerNotFound:
+        return None
+
+
+def _like_the_old(migration: Migration, name: str, subject: str) -> Json:
     """The configuration of a consumer of the user's own that is not there yet: it reads what the old source reads."""
-    assert migration.new_name is not None, "asked for only where the new source names a consumer"
-    source = dict(migration.old)
-    if migration.old_name:
-        old = await there.consumer_info(migration.origin, migration.old_name)
-        source |= {key: old.config[key] for key in ("filter_subject", "filter_subjects") if old.config.get(key)}
-    made = modes.managed_consumer(migration.stream, source, migration.new_name, subject)
-    kept = {key: value for key, value in made.items() if key not in ("metadata", "opt_start_seq", "opt_start_time")}
-    filters = {"filter_subjects": source["filter_subjects"]} if source.get("filter_subjects") else {}
-    return {**kept, **filters, "deliver_policy": "all"}
+    if migration.filters is None:
+        raise MigrationRefused(
+            f"consumer {name!r} of {migration.origin!r} does not exist, nor does the one that the source has now; "
+            "make it with `penstock sources create-consumer`"
+        )
+    base = {**modes.required(name, subject), "deliver_policy": "all", "max_ack_pending": modes.MAX_ACK_PENDING}
+    return {**base, **modes.filtered(migration.filters)}
 
 
 async def have_consumer(there: JetStream, migration: Migration) -> None:
@@ -160,11 +171,8 @@ async def have_consumer(there: JetStream, migration: Migration) -> None:
 async def place(there: JetStream, begun: Migration, copied: int, retention: str) -> None:
     """Have the new consumer right behind what is copied; what the old one left unacknowledged is copied, too."""
     if retention == "workqueue":
-        old = await _old(there, begun)
-        await _delete(there, begun, old)
-        filters = (old.filters if old else ()) or (begun.old.get("filter_subject"),)
-        for subject in filters if copied else ():
-            await there.purge_stream(begun.origin, subject=subject, before_seq=copied + 1)
+        await _delete(there, begun, await _old(there, begun))
+        await _remove_copied(there, begun, copied)
     await have_consumer(there, begun)
     if not copied:
         return
@@ -173,6 +181,14 @@ async def place(there: JetStream, begun: Migration, copied: int, retention: str)
     elif retention == "interest" and begun.old_name and await _old(there, begun):
         # It holds the messages until the server's own consumer is there, and lets go of those that are copied.
         await there.reset_consumer(begun.origin, begun.old_name, copied + 1)
+
+
+async def _remove_copied(there: JetStream, begun: Migration, copied: int) -> None:
+    """Remove what is copied and was not acknowledged. Only what the old source reads: the rest is not ours."""
+    if begun.filters is None or not copied:
+        return
+    for subject in begun.filters or (None,):
+        await there.purge_stream(begun.origin, subject=subject, before_seq=copied + 1)
 
 
 async def remove_old(there: JetStream, begun: Migration) -> None:

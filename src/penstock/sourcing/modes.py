@@ -59,7 +59,7 @@ def default_deliver_subject(stream: str, source: Json, consumer: str) -> str:
 
 def managed_consumer(stream: str, source: Json, consumer: str, deliver_subject: str) -> Json:
     """The consumer of a server-managed source: the filter and start of the source, everything else by the rules."""
-    config = {**required(consumer, deliver_subject), **start(source), **_filter(source)}
+    config = {**required(consumer, deliver_subject), **start(source), **filtered(filters(source))}
     return {**config, "max_ack_pending": MAX_ACK_PENDING, "metadata": {SOURCING: stream}}
 
 
@@ -85,11 +85,15 @@ def start(source: Json) -> Json:
     return {"deliver_policy": "all"}
 
 
-def _filter(source: Json) -> Json:
-    """A transform filters too, so its subjects go into the consumer as well."""
+def filters(source: Json) -> list[str]:
+    """What a source reads of its origin; nothing: everything. A transform filters too."""
     if subject := source.get("filter_subject"):
-        return {"filter_subject": subject}
-    subjects = [transform["src"] for transform in source.get("subject_transforms") or () if transform.get("src")]
+        return [subject]
+    return [transform["src"] for transform in source.get("subject_transforms") or () if transform.get("src")]
+
+
+def filtered(subjects: list[str]) -> Json:
+    """The fields of a consumer that reads these subjects."""
     if len(subjects) == 1:
         return {"filter_subject": subjects[0]}
     return {"filter_subjects": subjects} if subjects else {}

@@ -284,13 +284,8 @@ def checked(info: ConsumerInfo) -> str:
 
 def consumer_config(name: str, deliver_subject: str, subjects: tuple[str, ...] = (), **choices: object) -> Json:
     """A consumer to receive through, with filters and further choices such as `deliver_policy`."""
-    filters: Json = {}
-    if len(subjects) == 1:
-        filters = {"filter_subject": subjects[0]}
-    elif subjects:
-        filters = {"filter_subjects": list(subjects)}
     base = {**modes.required(name, deliver_subject), "deliver_policy": "all", "max_ack_pending": modes.MAX_ACK_PENDING}
-    return {**base, **filters, **choices}
+    return {**base, **modes.filtered(list(subjects)), **choices}
 
 
 def delivery_of(reply: bytes) -> int:
