@@ -54,17 +54,17 @@ async def gateway(
       penstock gateway penstock.yaml --listen 0.0.0.0:8443 --cert gw.pem --key gw.key --client-ca callers.pem \\
         --admin 127.0.0.1:9464
     """
+    platform = load(file, env)
+    if platform.gateway is None or not platform.gateway.identities:
+        raise ConfigError(f"{file}: nobody may call the gateway: declare `gateway.identities`")
+    (host, port), operators = _address("--listen", listen), _address("--admin", admin) if admin else None
+    _check_tls(host, cert, key, client_ca, require_certificate, insecure)
     try:
         from penstock.gateway.server import Listen, serve
     except ImportError as exc:
         raise ConfigError(
             f"the gateway needs more packages ({exc.name} is missing): pip install 'penstock[gateway]'"
         ) from exc
-    platform = load(file, env)
-    if platform.gateway is None or not platform.gateway.identities:
-        raise ConfigError(f"{file}: nobody may call the gateway: declare `gateway.identities`")
-    (host, port), operators = _address("--listen", listen), _address("--admin", admin) if admin else None
-    _check_tls(host, cert, key, client_ca, require_certificate, insecure)
     where = Listen(
         host=host,
         port=port,
