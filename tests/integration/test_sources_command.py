@@ -346,6 +346,32 @@ async def test_the_command_killed_in_the_middle_is_finished_by_the_next(
         assert not list((tmp_path / ".penstock" / "migrations").glob("*"))
 
 
+async def test_a_mirror_that_is_in_a_file_alone_is_not_given_up_for_one_that_was_made_anew(
+    pair: LeafPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "workqueue")
+        await apply(hub, platform_file(tmp_path, MANAGED, "mirror"))
+        await publish(leaf, 0, 20)
+        await arrived(pair, hub, 20)
+        path = platform_file(tmp_path, EPHEMERAL, "mirror")
+        with monkeypatch.context() as context:
+
+            def die(*_: object) -> None:
+                raise Dead
+
+            context.setattr(mirrors, "restore", die)
+            assert not await lived(hub.jetstream, pair, path)
+        await apply(hub, path)  # somebody finds the stream missing
+        await publish(leaf, 20, 5)
+        with pytest.raises(MigrationRefused, match=r"what it held before is in '.*COPY\.snapshot'"):
+            await migrated(hub.jetstream, pair, path)
+        await hub.jetstream.delete_stream("COPY")
+        await migrated(hub.jetstream, pair, path)
+        data = await asyncio.to_thread(stream_data, pair.hub.settings, "COPY")
+        assert data[:20] == [b"%d" % number for number in range(20)]
+
+
 async def seen(hub: Broker, sign: str) -> bool:
     """Whether the migration has come so far: its note is there, or the mirror is gone."""
     try:

@@ -18,6 +18,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from penstock.broker import codes
@@ -71,13 +72,14 @@ async def run(js: JetStream, settings: Settings, migration: Migration, folder: P
     backup, info = Backup(folder, migration.stream), await _info(js, migration.stream)
     begun = Migration.noted(info) if info else migration
     if info and begun is None:
-        if backup.about.exists():  # restored before the interruption
+        if backup.about.exists():
+            _require_restored(info, backup)
             return await _finished(there, migration, info.state.last_seq, backup)
         begun = await _stopped(js, there, migration, info, retention)
     assert begun is not None, "noted, begun just now, or read from the file"
     if info:
         await migrate.still(js, begun.stream)
-        await asyncio.to_thread(save, settings, begun, backup)
+        await asyncio.to_thread(save, settings, begun, backup, info.created)
     copied = int(backup.facts()["state"]["last_seq"])
     await migrate.place(there, begun, copied, retention)
     if info:
@@ -106,6 +108,15 @@ async def _stopped(
     return begun
 
 
+def _require_restored(info: StreamInfo, backup: Backup) -> None:
+    """A restored stream keeps its age. Another one of that name is no reason to throw the file away."""
+    if str(info.created) != backup.facts()["created"]:
+        raise MigrationRefused(
+            f"stream {info.name!r} was made anew after its migration was interrupted; what it held before is in "
+            f"{str(backup.data)!r}: delete the stream and run this again, or delete {str(backup.about)!r} to give it up"
+        )
+
+
 def _plain(config: Json, begun: Migration) -> Json:
     """A plain stream, with a subject that nobody publishes to: without one the server would take its name."""
     metadata = {**(config.get("metadata") or {}), NOTE: begun.note()}
@@ -131,7 +142,7 @@ async def _finished(there: JetStream, begun: Migration, copied: int, backup: Bac
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def save(settings: Settings, begun: Migration, backup: Backup) -> None:
+def save(settings: Settings, begun: Migration, backup: Backup, created: datetime | None) -> None:
     """Step 2: the data first, what it is about last, both forced to disk."""
     backup.folder.mkdir(parents=True, exist_ok=True)
     backup.about.unlink(missing_ok=True)
@@ -146,6 +157,7 @@ def save(settings: Settings, begun: Migration, backup: Backup) -> None:
         os.fsync(file.fileno())
     note = json.loads(begun.note())
     facts = {"migration": note, "config": _restored(about["config"], begun), "state": about["state"]}
+    facts["created"] = str(created)
     draft = backup.about.with_suffix(".draft")
     draft.write_text(json.dumps(facts))
     draft.replace(backup.about)
