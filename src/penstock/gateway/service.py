@@ -33,6 +33,8 @@ log = logging.getLogger("penstock.gateway")
 DEFAULT_LIMIT = 100
 ANSWER_MARGIN = 0.1
 """Seconds before the caller's deadline at which a fetch stops waiting, so that the answer still arrives."""
+ANSWER_SHARE = 0.1
+"""Or this share of the time that the caller gave, if that is more."""
 
 FETCH, CONFIRM, APPEND = "FetchFacts", "ConfirmReceipt", "AppendFact"
 
@@ -108,7 +110,8 @@ class Service(FactService):
         wanted = asked.seconds + asked.nanos / 1e9 if asked else 0.0
         longest = min(wanted, self._limits.wait.total_seconds())
         if ctx.timeout_ms is not None:
-            longest = min(longest, ctx.timeout_ms / 1000 - ANSWER_MARGIN)
+            left = ctx.timeout_ms / 1000
+            longest = min(longest, left - max(ANSWER_MARGIN, left * ANSWER_SHARE))
         return max(longest, 0.0)
 
     async def _told(self, method: str, call: Callable[[], Awaitable[T]]) -> T:

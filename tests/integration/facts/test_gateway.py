@@ -9,7 +9,6 @@ import random
 import re
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPSConnection
@@ -294,10 +293,8 @@ def test_a_fetch_waits_no_longer_than_its_caller_does(zone: Zone) -> None:
     with SyncHTTPTransport(**login.transport()) as transport:
         client = FactServiceClientSync(zone.gateway.url, http_client=SyncClient(transport), codec=proto_json_codec())
         request = FetchFactsRequest(consumer_name="edge_reader", limit=1)
-        request.wait = Duration(seconds=15)
-        began = time.monotonic()
-        assert not client.fetch_facts(request, timeout_ms=1_500).facts
-        assert time.monotonic() - began < 14, "it waited for the facts, not for the caller"
+        request.wait = Duration(seconds=19)
+        assert not client.fetch_facts(request, timeout_ms=5_000).facts  # an error, had it waited for the facts
 
 
 # -- fuzz --------------------------------------------------------------------------------------------------------------
