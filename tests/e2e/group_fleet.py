@@ -153,7 +153,8 @@ class Fleet:
     async def leader(self) -> str:
         """The process that leads."""
         entry = await self.bucket.get(election.KEY)
-        return str(entry.value["instance"]).rsplit("-", 1)[0] if entry else ""
+        assert entry
+        return (await self.workers())[entry.value["worker"]].instance.rsplit("-", 1)[0]
 
     async def worker_id(self, name: str) -> str:
         """The id of the first worker of a process."""

@@ -111,6 +111,25 @@ async def test_an_owner_that_was_stopped_past_its_lease_is_fenced_and_takes_part
         assert verdict.clean, f"{verdict}\n{await group.state()}"
 
 
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_worker_that_is_killed_and_started_again_has_its_id_and_its_partitions_back(
+    nats_server: EmbeddedServer, tmp_path: Path, retention: str
+) -> None:
+    """Long before its lease is over: nobody else touches its partitions."""
+    async with fleet(nats_server, tmp_path, retention, ttl=120.0) as group:
+        group.start("a", "b")
+        await group.settled(2)
+        owners = {p: claim.owner for p, claim in (await group.claims()).items()}
+        group.flood.start()
+        await group.more_done(50)
+        group.kill("a")
+        group.start("a")
+        await group.more_done(100)
+        verdict = await group.finish()
+        assert verdict.clean, f"{verdict}\n{await group.state()}"
+        assert {p: claim.owner for p, claim in (await group.claims()).items()} == owners
+
+
 async def test_a_group_goes_on_working_while_its_bucket_is_away(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     """Degraded: nobody renews, nobody is given up, and messages are handled all the same."""
     async with fleet(nats_server, tmp_path, "limits") as group:

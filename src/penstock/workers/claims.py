@@ -32,7 +32,7 @@ class Claim:
     handoff: int
     """Everything of the partition up to this stream sequence is done."""
     owner: str | None = None
-    instance: str | None = None
+    incarnation: str | None = None
     """Which process of that worker id."""
     settled: bool = False
     holders: tuple[str, ...] = ()
@@ -46,14 +46,14 @@ class Claim:
         """The owner's fencing token."""
         return self.acquired or self.revision
 
-    def is_of(self, owner: str, instance: str) -> bool:
-        return self.owner == owner and self.instance == instance
+    def is_of(self, owner: str, incarnation: str) -> bool:
+        return self.owner == owner and self.incarnation == incarnation
 
     # -- what may become of it -----------------------------------------------------------------------------------------
 
-    def taken(self, owner: str, instance: str) -> Self:
+    def taken(self, owner: str, incarnation: str) -> Self:
         """Somebody takes it."""
-        return replace(self, owner=owner, instance=instance, settled=False, acquired=None)
+        return replace(self, owner=owner, incarnation=incarnation, settled=False, acquired=None)
 
     def settled_at(self, through: int) -> Self:
         """Its owner has caught up to there, and its consumer delivers the rest."""
@@ -65,12 +65,12 @@ class Claim:
         done = max(self.handoff, handoff or 0)
         held = (*(name for name in self.holders if name != self.owner), self.owner)
         holders = tuple(name for name in held if name)
-        return replace(self, owner=None, instance=None, settled=False, holders=holders, handoff=done, acquired=None)
+        return replace(self, owner=None, incarnation=None, settled=False, holders=holders, handoff=done, acquired=None)
 
     # -- in the bucket -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Json:
-        kept = ("handoff", "owner", "instance", "settled", "holders", "acquired")
+        kept = ("handoff", "owner", "incarnation", "settled", "holders", "acquired")
         return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
 
     def write(self) -> Write:
@@ -79,7 +79,7 @@ class Claim:
 
     @classmethod
     def parse(cls, partition: str, raw: Mapping[str, Any], revision: int) -> Self:
-        fields: dict[str, Any] = {name: raw[name] for name in ("owner", "instance", "settled", "acquired")}
+        fields: dict[str, Any] = {name: raw[name] for name in ("owner", "incarnation", "settled", "acquired")}
         return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
 
 
@@ -135,10 +135,10 @@ class PartitionClaimer(Protocol):
 class KVClaims:
     """`PartitionClaimer` on a bucket, and the `Ownership` that a worker asks for every message."""
 
-    def __init__(self, bucket: Bucket, worker_id: str, instance: str, lease: Lease) -> None:
+    def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, lease: Lease) -> None:
         self._bucket = bucket
         self._worker_id = worker_id
-        self._instance = instance
+        self._incarnation = incarnation
         self._lease = lease
         self.mine: dict[str, Claim] = {}
         """What we own, as far as we know."""
@@ -168,13 +168,13 @@ class KVClaims:
         entry = await self._bucket.get(claim_key(partition_id))
         if entry is None:
             return False
-        return Claim.parse(partition_id, entry.value, entry.revision).is_of(self._worker_id, self._instance)
+        return Claim.parse(partition_id, entry.value, entry.revision).is_of(self._worker_id, self._incarnation)
 
     # -- many at once --------------------------------------------------------------------------------------------------
 
     async def take(self, free: Iterable[Claim]) -> list[Claim]:
         """Take those of these claims that nobody has changed meanwhile."""
-        got = await store(self._bucket, (claim.taken(self._worker_id, self._instance) for claim in free))
+        got = await store(self._bucket, (claim.taken(self._worker_id, self._incarnation) for claim in free))
         self.mine |= {claim.partition: claim for claim in got}
         self.made += len(got)
         return got
@@ -202,7 +202,7 @@ class KVClaims:
 
     def compare(self, found: Mapping[str, Claim]) -> set[str]:
         """What of ours is another's by now, or has no claim at all; it is for the caller to `drop` or `renew` them."""
-        return {p for p in self.mine if p not in found or not found[p].is_of(self._worker_id, self._instance)}
+        return {p for p in self.mine if p not in found or not found[p].is_of(self._worker_id, self._incarnation)}
 
     def drop(self, partitions: Iterable[str]) -> None:
         """Own these no longer, since others do."""

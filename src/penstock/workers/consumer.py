@@ -277,9 +277,8 @@ class WorkerConsumer:
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
         """Make the consumer so that it begins behind what is done of every partition."""
-        start = None
+        start, done = None, await self._positions(self._partitions)  # raises when they are no longer ours
         if self.retention != WORK_QUEUE:  # there what is done is gone, and a consumer must begin at the beginning
-            done = await self._positions(self._partitions)
             start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
         return await self._jetstream.create_consumer(self.options.stream, config)

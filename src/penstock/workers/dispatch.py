@@ -237,9 +237,13 @@ class Dispatcher:
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:
         """Whether the message was delivered too often to be tried once more."""
         letter = verdicts.before_try(context.delivery_count, self.options.retries)
-        if letter:
-            await self._bury(lane, message, context, letter, RuntimeError(letter.reason))
-        return letter is not None
+        if letter is None:
+            return False
+        # What cannot be kept is tried once more: it may only have been unlucky, and must not hold up its lane for ever.
+        if not await self._kept(lane, message, context, letter, RuntimeError(letter.reason)):
+            return False
+        self._finish(lane, message.sequence)
+        return True
 
     async def _in_time(self, message: Message, context: MessageContext) -> None:
         seconds = self.options.timeout

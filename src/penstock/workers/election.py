@@ -12,9 +12,9 @@ KEY = "leader.lease"
 class Election:
     """One worker's candidature. `step` once every third of the lease, or sooner."""
 
-    def __init__(self, bucket: Bucket, worker_id: str, instance: str, ttl: float) -> None:
+    def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, ttl: float) -> None:
         self._bucket = bucket
-        self._me = {"worker": worker_id, "instance": instance}
+        self._me = {"worker": worker_id, "incarnation": incarnation}
         self._lease = Lease(ttl)
         self._sightings = Sightings(ttl)
         self._revision = 0

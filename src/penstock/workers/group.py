@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.settings import Settings
 from penstock.workers.claims import KVClaims
 from penstock.workers.group_options import GroupOptions
@@ -107,8 +107,9 @@ class WorkerGroup:
             try:
                 await self._take_part()
                 return
-            except ClaimLost as exc:
-                if self._leaving or not self.options.rejoin:
+            except (ClaimLost, Unavailable) as exc:
+                came_once = self._joined.is_set()
+                if self._leaving or not self.options.rejoin or not came_once:
                     raise
                 log.warning("%s", exc)
             await asyncio.sleep(random.uniform(0, REJOIN_AFTER))
@@ -133,6 +134,8 @@ class WorkerGroup:
     def _make_worker(self, worker_id: str, claims: KVClaims) -> Worker:
         async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
             """Where a consumer that must be made begins: behind what the claims say is done."""
+            if any(claims.token(p.id) is None for p in partitions if p.id in claims.mine):
+                raise Unavailable(f"{worker_id} is not sure of its partitions, and makes no consumer for them")
             return {p.id: claims.mine[p.id].handoff for p in partitions if p.id in claims.mine}
 
         consumer = ConsumerOptions(

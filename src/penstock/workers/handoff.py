@@ -46,7 +46,7 @@ class View:
     """What one worker knows when it looks at its partitions."""
 
     worker: str
-    instance: str
+    incarnation: str
     wanted: frozenset[str] | None
     """What the assignment gives it; None while there is no assignment: then everything stays."""
     claims: Mapping[str, Claim]
@@ -90,7 +90,7 @@ def next_steps(view: View, retention: Retention) -> Steps:
 
 def _is_open(claim: Claim, view: View) -> bool:
     """Free, or our own from before a restart."""
-    inherited = claim.owner == view.worker and claim.instance != view.instance
+    inherited = claim.owner == view.worker and claim.incarnation != view.incarnation
     return claim.owner is None or inherited
 
 
@@ -114,7 +114,7 @@ def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]
 
     def gone(claim: Claim) -> bool:
         record = workers.get(claim.owner or "")
-        return record is None or record.state == RETIRED or record.instance != claim.instance
+        return record is None or record.state == RETIRED or record.incarnation != claim.incarnation
 
     return [claim for claim in claims.values() if claim.owner is not None and gone(claim)]
 

@@ -50,6 +50,9 @@ class WorkerRecord:
     """What a worker says about itself with every heartbeat."""
 
     instance: str
+    """A name that stays over restarts."""
+    incarnation: str = ""
+    """This one process of that name."""
     state: str = ACTIVE
     labels: frozenset[str] = frozenset()
     capacity: int = 1
@@ -121,16 +124,20 @@ class Identity:
     def __init__(self, bucket: Bucket, pool: Pool, record: WorkerRecord, ttl: float) -> None:
         self._bucket = bucket
         self._pool = pool
-        self.record = replace(record, host=socket.gethostname(), pid=os.getpid())
+        incarnation = secrets.token_hex(6)
+        self.record = replace(record, incarnation=incarnation, host=socket.gethostname(), pid=os.getpid())
         self.lease = Lease(ttl)
         self.id = ""
         self.lost: ClaimLost | None = None
+        self.made_again = 0
+        """How often our key was gone with the whole bucket, and had to be made again."""
         self._revision = 0
         self._writing = asyncio.Lock()
 
     @property
-    def instance(self) -> str:
-        return self.record.instance
+    def incarnation(self) -> str:
+        """What tells this process from one that had, or has, the same id."""
+        return self.record.incarnation
 
     async def claim(self) -> str:
         """Claim an id, however long it takes for one to be free."""
@@ -140,7 +147,7 @@ class Identity:
             taken = workers_in(entries)
             sightings.look({key.removeprefix(f"{FAMILY}."): e.revision for key, e in entries.items()})
             silent = frozenset(i for i in taken if sightings.silent(i))
-            for worker_id in candidates(self._pool, taken, self.instance, silent):
+            for worker_id in candidates(self._pool, taken, self.record.instance, silent):
                 if await self._try(worker_id, entries.get(worker_key(worker_id))):
                     return worker_id
             await asyncio.sleep(self.lease.ttl / LOOKS)
@@ -178,6 +185,7 @@ class Identity:
             if not held:
                 raise conflict
             self._revision = await self._bucket.put(key, value, 0)
+            self.made_again += 1
         except Conflict:
             self.lease.end()
             self.lost = ClaimLost(self.id, "its lease ran out, or it was started a second time")

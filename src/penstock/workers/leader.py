@@ -147,6 +147,9 @@ class Leader:
 
     async def _remove(self, worker_id: str, consumers: Iterable[ConsumerInfo], entry: Entry) -> None:
         """First the consumer, then the id: nobody can have the id while its consumer is being deleted."""
+        current = await self._bucket.get(worker_key(worker_id))
+        if current is None or current.revision != entry.revision:
+            return  # another leader was quicker, and the id may be somebody's by now
         for consumer in consumers:
             with suppress(ConsumerNotFound):
                 await self._control.jetstream.delete_consumer(self._options.stream, consumer.name)

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
 
 
+class WorkerFailed(PenstockError):
+    """One of the worker's own loops has ended: this process should end too, and be started anew."""
+
+
 class GroupWorker(Protocol):
     """What a member needs of its worker; `workers.worker.Worker` is one."""
 
@@ -47,6 +51,9 @@ class GroupWorker(Protocol):
     async def drain(self, partition_ids: Collection[str]) -> Mapping[str, int]: ...
     async def catch_up(self, partition: Partition, first_sequence: int, last_sequence: int) -> None: ...
     def done_through(self, partition_id: str) -> int: ...
+    def floor(self, partition_id: str) -> int: ...
+    @property
+    def failure(self) -> BaseException | None: ...
 
 
 WorkerMaker = Callable[[str, KVClaims], GroupWorker]
@@ -84,9 +91,9 @@ class Member:
         self._options = options
         self._bucket = bucket
         self.identity = identity
-        self.claims = KVClaims(bucket, identity.id, identity.instance, identity.lease)
+        self.claims = KVClaims(bucket, identity.id, identity.incarnation, identity.lease)
         self._assignments = Assignments(bucket)
-        self._election = Election(bucket, identity.id, identity.instance, options.ttl)
+        self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
         self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
         self._known: dict[str, Partition] = {}
         """Every partition that we have had to do with."""
@@ -104,8 +111,9 @@ class Member:
         self._steps = Steps()
         self._look = asyncio.Event()
         self._left = asyncio.Event()
-        self._connection_seen = control.connection.opened
-        self._retention = Retention.LIMITS
+        self._world_seen = self._world
+        self._checked_at = clock()
+        self._retention: Retention | None = None
         self.mode = WORKING
         self.handed_over = 0
         self.caught_up = 0
@@ -159,18 +167,27 @@ class Member:
         while True:
             asked = clock()
             try:
-                await self.identity.renew(applied=self._version, mode=self.mode)
+                await self.identity.renew(
+                    applied=self._version, mode=self.mode, failures=self._worker.metrics.update_failures
+                )
                 self._healthy()
             except (Unavailable, OutcomeUnknown, ApiError) as exc:
                 self.identity.unanswered(asked)
                 await self._degraded(exc)
             await asyncio.sleep(self._options.renew_every)
 
+    @property
+    def _world(self) -> tuple[int, int]:
+        """Another value: the connection is another one, or the bucket is."""
+        return self._control.connection.opened, self.identity.made_again
+
     def _healthy(self) -> None:
-        opened = self._control.connection.opened
-        if self.mode == DEGRADED or opened != self._connection_seen:
+        """After a time away, or in a new bucket, nothing that we remember is certain. It is looked at again, too, once
+        a lease."""
+        self._recheck = self._recheck or clock() - self._checked_at > self._options.ttl
+        if self.mode == DEGRADED or self._world != self._world_seen:
             log.info("%s: coordination is back", self.identity.id)
-            self._connection_seen, self._recheck = opened, True
+            self._world_seen, self._recheck = self._world, True
             self._leader.blink()
             self._election.blink()
             self._look.set()
@@ -198,7 +215,7 @@ class Member:
         while True:
             try:
                 await self._step()
-            except ClaimLost:
+            except (ClaimLost, WorkerFailed):
                 raise
             except PenstockError as exc:
                 log.info("%s: the next look may see more: %s", self.identity.id, exc)
@@ -215,30 +232,36 @@ class Member:
 
     async def _step(self) -> None:
         """Look at the assignment and at the claims it concerns, and take the steps that are due."""
-        await self._learn()
+        if failure := self._worker.failure:
+            raise WorkerFailed(f"{self.identity.id} cannot go on: {failure}") from failure
+        retention = await self._learn()
         if not self.identity.lease.valid:
             return
+        self._held |= self._covered - self.claims.mine.keys()  # also what turned out to be another's
         found = await self._relevant_claims()
         await self._check(found)
         mine = frozenset(self.claims.mine)
-        view = View(self.identity.id, self.identity.instance, self._wanted, found, mine, frozenset(self._held))
-        steps = self._steps = handoff.next_steps(view, self._retention)
+        view = View(self.identity.id, self.identity.incarnation, self._wanted, found, mine, frozenset(self._held))
+        steps = self._steps = handoff.next_steps(view, retention)
         await self._give(steps.give)
-        at_once = () if self._retention is Retention.INTEREST else steps.give
+        at_once = () if retention is Retention.INTEREST else steps.give
         await self._let_go((*steps.let_go, *at_once))
         await self._take(steps.take)
         await self._settle()
 
-    async def _learn(self) -> None:
-        stream = await self._control.jetstream.stream_info(self._options.stream)
-        self._retention = Retention(stream.config.get("retention", "limits"))
+    async def _learn(self) -> Retention:
+        """What the assignment gives us, and what kind of stream it is about."""
+        if self._retention is None:
+            stream = await self._control.jetstream.stream_info(self._options.stream)
+            self._retention = Retention(stream.config.get("retention", "limits"))
         share = (self._version, ()) if self._alone else await self._assignments.share(self.identity.id)
         if share is None:
             self._wanted = None
-            return
-        version, partitions = share
-        self._known |= {partition.id: partition for partition in partitions}
-        self._wanted, self._version = frozenset(p.id for p in partitions), version
+        else:
+            self._version, partitions = share
+            self._known |= {partition.id: partition for partition in partitions}
+            self._wanted = frozenset(partition.id for partition in partitions)
+        return self._retention
 
     async def _relevant_claims(self) -> dict[str, Claim]:
         """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
@@ -259,7 +282,7 @@ class Member:
         await self._stop_catching(stolen)
         self.claims.drop(stolen)
         self._held |= stolen
-        self._recheck = False
+        self._recheck, self._checked_at = False, clock()
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
@@ -268,12 +291,16 @@ class Member:
         if not partitions:
             return
         await self._stop_catching(partitions)
-        done = await self._worker.drain(partitions)
-        # Of a partition that was being caught up with, only what the claim says is certain.
+        drained = await self._worker.drain([p for p in partitions if p in self._covered])
         mine = self.claims.mine
-        freed = await self.claims.give({p: done[p] if mine[p].settled else mine[p].handoff for p in partitions})
-        self._held |= set(partitions)
+        freed = await self.claims.give({p: drained[p] if mine[p].settled else self._caught(p) for p in partitions})
+        self._held |= self._covered.intersection(partitions)
         self.handed_over += len(freed)
+
+    def _caught(self, partition: str) -> int:
+        """How far a partition is done that is not settled: what came of it later may be done too, or not."""
+        done = self._worker.floor(partition) if partition in self._covered else 0
+        return max(self.claims.mine[partition].handoff, done)
 
     async def _let_go(self, partitions: Collection[str]) -> None:
         """7. remove the subjects from our consumer. Nothing is added with it: on a work queue that may have to wait for
@@ -319,7 +346,7 @@ class Member:
         self._covered = set(partitions)
 
     async def _catch_up(self, claim: Claim, end: int) -> None:
-        first = claim.handoff + 1 if self._options.hand_over else end + 1
+        first = self._caught(claim.partition) + 1 if self._options.hand_over else end + 1
         try:
             await self._worker.catch_up(self._known[claim.partition], first, end)
             await self.claims.settle({claim.partition: end})
@@ -342,7 +369,8 @@ class Member:
     async def _lead(self) -> None:
         while True:
             try:
-                if await self._election.step() and await self._leader.step(self._retention):
+                leads = await self._election.step()
+                if leads and self._retention and await self._leader.step(self._retention):
                     self._look.set()
             except PenstockError as exc:
                 self._leader.blink()

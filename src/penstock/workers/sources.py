@@ -6,12 +6,12 @@ Asked by the leader only, again and again: a source whose answer changes makes a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unavailable
 from penstock.workers.kv import Bucket
 from penstock.workers.partitions import Partition, SubjectPattern
 
@@ -41,20 +41,22 @@ class Listed:
         return self.listed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SeenInStream:
-    """A partition for every subject that the stream holds now.
+    """A partition for every subject that the stream holds, or has held since this process first looked.
 
-    On streams that delete what is done a subject comes and goes: its partition does too, and its claim stays.
+    On streams that delete what is done subjects come and go; their partitions stay where they are.
     """
 
     jetstream: JetStream
     stream: str
     pattern: SubjectPattern
+    _seen: set[str] = field(default_factory=set)
 
     async def partitions(self) -> Sequence[Partition]:
         info = await self.jetstream.stream_info(self.stream, subjects_filter=self.pattern.filter)
-        return self.pattern.partitions(info.state.subjects)
+        self._seen |= info.state.subjects.keys()
+        return self.pattern.partitions(self._seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class InBucket:
 
     async def partitions(self) -> Sequence[Partition]:
         entry = await self.bucket.get(KEY)
-        return parse_partitions(entry.value["partitions"]) if entry else ()
+        if entry is None:  # not the same as an empty list: nobody should give anything up for it
+            raise Unavailable(f"bucket {self.bucket.name!r} has no list of partitions; `InBucket.write` makes it")
+        return parse_partitions(entry.value["partitions"])
 
     async def write(self, partitions: Iterable[Partition]) -> None:
         """Replace the list."""

@@ -8,8 +8,9 @@ from penstock.errors import ConfigError
 
 BACKOFF = (2.0, 5.0, 15.0)
 MAX_DELIVER = 3
-UNANSWERED = 10
-"""Deliveries beyond `max_deliver` that may end without an answer: a lost connection is not the message's fault."""
+UNANSWERED = 50
+"""Deliveries beyond `max_deliver` that may end without an answer: a lost connection is not the message's fault, and one
+crash of a broker in the middle of a rebalance was seen to cost 15."""
 
 
 class Reject(Exception):

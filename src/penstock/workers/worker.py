@@ -230,6 +230,10 @@ class Worker:
         """Of all that came of a partition, everything up to this stream sequence is done."""
         return self._lane(partition_id).done_through
 
+    def floor(self, partition_id: str) -> int:
+        """Everything of a partition up to this stream sequence is done for certain, whether it came here or not."""
+        return self._lane(partition_id).floor
+
     async def drain(self, partition_ids: Collection[str]) -> dict[str, int]:
         """Finish what is being handled of these partitions, and handle no more of them until they are live again.
 

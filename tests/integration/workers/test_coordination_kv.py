@@ -293,6 +293,9 @@ async def test_an_assignment_is_seen_whole_and_a_leader_of_yesterday_cannot_publ
 
 async def test_partitions_in_the_bucket_can_be_changed_while_a_group_runs(bucket: Bucket) -> None:
     source = InBucket(bucket)
+    with pytest.raises(Unavailable, match="no list of partitions"):
+        await source.partitions()
+    await source.write([])
     assert list(await source.partitions()) == []
     await source.write([Partition("p", ("s.p",))])
     await source.write([Partition("p", ("s.p",)), Partition("q", ("s.q",), 3)])

@@ -39,18 +39,18 @@ def test_a_free_partition_is_taken_and_a_taken_one_waited_for() -> None:
 
 
 def test_a_restarted_worker_takes_over_from_the_process_before_it() -> None:
-    before = replace(OWNED, owner="b", instance="b-0")
+    before = replace(OWNED, owner="b", incarnation="b-0")
     assert next_steps(view({"p"}, before), Retention.LIMITS).take == (before,)
 
 
 def test_without_an_assignment_everything_stays() -> None:
-    mine = replace(OWNED, owner="b", instance="b-1")
+    mine = replace(OWNED, owner="b", incarnation="b-1")
     assert next_steps(view(None, mine, running={"p"}), Retention.LIMITS).nothing
 
 
 @pytest.mark.parametrize("retention", Retention)
 def test_a_partition_that_is_no_longer_wanted_is_given_up(retention: Retention) -> None:
-    mine = replace(OWNED, owner="b", instance="b-1")
+    mine = replace(OWNED, owner="b", incarnation="b-1")
     assert next_steps(view(set(), mine, running={"p"}), retention).give == ("p",)
 
 
@@ -101,9 +101,9 @@ def test_claims_of_dead_retired_and_replaced_owners_are_found() -> None:
         p: replace(OWNED, partition=p, owner=owner) for p, owner in (("p", "a"), ("q", "b"), ("r", "c"), ("s", "d"))
     }
     workers = {
-        "b": WorkerRecord("a-1", state=RETIRED),
-        "c": WorkerRecord("another"),
-        "d": WorkerRecord("a-1"),
+        "b": WorkerRecord("i", "a-1", RETIRED),
+        "c": WorkerRecord("i", "another"),
+        "d": WorkerRecord("i", "a-1"),
     }
     assert [claim.partition for claim in dead_claims(claims, workers)] == ["p", "q", "r"]
 
