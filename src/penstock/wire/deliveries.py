@@ -7,7 +7,8 @@ nothing but the standard library is needed: a worker process stays small.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from datetime import datetime
+from typing import TypeVar
 
 _DELIVERY = re.compile(
     rb"H?MSG ([^\x00-\x20]{1,4096}) ([0-9]{1,18}) "
@@ -18,40 +19,38 @@ _DELIVERY = re.compile(
 """The control line of a message that a consumer delivers. Every other, and every longer one, is the parser's."""
 
 
-Delivery = tuple[bytes, str, str, int, int, int, bytes, bytes]
-"""Subscription, subject, reply, delivery count, stream sequence, consumer sequence, header block, data.
-
-A plain tuple: a named one takes four times as long to make, and its reader makes something else of it at once.
-"""
+T = TypeVar("T", bound=tuple[object, ...])
 
 
-def take(buffer: bytearray, at: int, sids: Collection[bytes]) -> tuple[list[Delivery], int]:
-    """The complete deliveries to these subscriptions that lie at the front, and where they end.
+def take(buffer: bytearray, at: int, sid: bytes, made: type[T], received_at: datetime) -> tuple[list[T], int]:
+    """The complete deliveries to this subscription that lie at the front, and where they end.
 
-    Stops at whatever is not a usual delivery, or not complete: the parser sees to that.
+    Each becomes a `made`, a named tuple of subject, data, stream sequence, delivery count, reply, `received_at`, header
+    block, consumer sequence, and a 0. Stops at whatever is not a usual delivery to it, or not complete: the parser sees
+    to that.
     """
     if not _DELIVERY.match(buffer, at):
         return [], at
     raw = bytes(buffer)  # slices of bytes are cheaper than two copies of each piece
-    match, size, found = _DELIVERY.match, len(raw), list[Delivery]()
+    match, size, found, new = _DELIVERY.match, len(raw), list[T](), tuple.__new__  # `made(…)` in a third of the time
     while line := match(raw, at):
-        subject, sid, reply, count, sequence, number, header_size, total = line.groups()
+        subject, to, reply, count, sequence, number, header_size, total = line.groups()
         body = line.end()
         end = body + int(total)
-        if end + 2 > size or sid not in sids or raw[end : end + 2] != b"\r\n":
+        if end + 2 > size or to != sid or raw[end : end + 2] != b"\r\n":
             break
         split = body + int(header_size) if header_size else body
-        found.append(
-            (
-                sid,
-                subject.decode("utf-8", "surrogateescape"),
-                reply.decode("utf-8", "surrogateescape"),
-                int(count),
-                int(sequence),
-                int(number),
-                raw[body:split],
-                raw[split:end],
-            )
+        fields = (
+            subject.decode("utf-8", "surrogateescape"),
+            raw[split:end],
+            int(sequence),
+            int(count),
+            reply.decode("utf-8", "surrogateescape"),
+            received_at,
+            raw[body:split],
+            int(number),
+            0,
         )
+        found.append(new(made, fields))
         at = end + 2
     return found, at

@@ -24,6 +24,7 @@ from penstock.workers.verdicts import DeadLetter, Redeliver, Retries
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 256
+NEW = Arrival.NEW
 ACKS = 256
 """So many acknowledgements do not wait for company."""
 TURN = 64
@@ -98,7 +99,7 @@ class Dispatcher:
         self.lanes: dict[str, Lane] = {}
         self.finished = Finished()
         self.handled = 0
-        """Messages whose handler has ended well."""
+        """Messages that are finished, well or as dead letters."""
         self.held = 0
         """Messages here with their data, in all lanes."""
         self.some_parked = False
@@ -127,11 +128,13 @@ class Dispatcher:
     def deliver(self, lane: Lane, message: Message) -> None:
         """Take a message to its lane; somebody will handle it when its turn comes."""
         arrival = lane.offer(message, self.finished)
-        if arrival is Arrival.DONE:
+        if arrival is NEW:
+            self.held += 1
+        elif arrival is Arrival.DONE:
             self._watch.repeated()
             self._ack([message.reply])
             return
-        if arrival is not Arrival.SAME:
+        elif arrival is Arrival.BACK:
             self.held += 1
         if not lane.busy:
             self.wake(lane)
@@ -142,7 +145,8 @@ class Dispatcher:
             return
         lane.busy = True
         self._ready.append(lane)
-        self._call_runner()
+        if not self._called:
+            self._call_runner()
 
     def owners_changed(self) -> None:
         """Look again at the lanes that were not ours."""
@@ -188,6 +192,7 @@ class Dispatcher:
                     self._came_to_rest.set()
                 if lane.items and lane not in self._waiting_for_owner:
                     self.wake(lane)
+            self.finished.turn()
             self._answers.settled()
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
@@ -224,7 +229,6 @@ class Dispatcher:
             elif error is None:
                 lane.took(seconds)
                 self._finish(lane, message.sequence)
-                self.handled += 1
                 self._latencies.append(seconds)
             else:
                 await self._failed(lane, message, context, error)
@@ -271,7 +275,6 @@ class Dispatcher:
                 continue
             if error is None:
                 self.finished.add(message.sequence)
-                self.handled += 1
                 self._watch.handled([time.perf_counter() - started])
                 return True
             self._watch.failed(error)
@@ -285,12 +288,13 @@ class Dispatcher:
         return False
 
     def _finish(self, lane: Lane, sequence: int) -> None:
-        self.finished.add(sequence)
+        self.handled += 1
+        self.finished.new.add(sequence)
         if sequence in lane.items and (reply := lane.finish(sequence)):
             self.held -= 1
             acks = self._answers.acks
             acks.append(reply)
-            if len(acks) == 1 or len(acks) >= ACKS:
+            if not 1 < len(acks) < ACKS:
                 self._answers.acked()
 
     def _ack(self, replies: list[str]) -> None:

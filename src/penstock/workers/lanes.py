@@ -42,6 +42,10 @@ class Finished:
 
     def add(self, sequence: int) -> None:
         self.new.add(sequence)
+        self.turn()
+
+    def turn(self) -> None:
+        """Forget the oldest, when there are enough."""
         if len(self.new) >= self._size:
             self.old, self.new = self.new, set()
 
@@ -110,7 +114,11 @@ class Lane:
 
     def finish(self, sequence: int) -> str:
         """It is done; returns where to acknowledge it."""
-        message = self._drop(sequence)
+        if self._order[0] == sequence and not (self.delayed or self.parked or self.parks):
+            heapq.heappop(self._order)
+            message = self.items.pop(sequence)
+        else:
+            message = self._drop(sequence)
         if sequence > self.last_done:
             self.last_done = sequence
         return message.reply if message else ""
@@ -154,7 +162,7 @@ class Lane:
 
     def took(self, seconds: float) -> None:
         """A message took so long."""
-        self.latency = MEMORY * self.latency + (1 - MEMORY) * seconds if self.latency else seconds
+        self.latency += (1 - MEMORY) * (seconds - self.latency) if self.latency else seconds
 
     # -- how far it is ---------------------------------------------------------------------------------------------
 

@@ -148,9 +148,9 @@ class WorkerMetrics:
 
     # -- what the pull loop and the handlers tell --------------------------------------------------------------------
 
-    def came(self, batch: list[Message]) -> None:
+    def came(self, batch: list[Message], redelivered: int) -> None:
         self.messages += len(batch)
-        self.redeliveries += sum(message.delivery_count > 1 for message in batch)
+        self.redeliveries += redelivered
         self.pending = batch[-1].pending
 
     def handled(self, latencies: list[float]) -> None:

@@ -423,14 +423,16 @@ class Worker:
 
     def _came(self, batch: list[Message]) -> None:
         literal, deliver, options = self._routes.literal.get, self._dispatcher.deliver, self.consumer.options
+        redelivered = 0
         for message in batch:
+            if message.delivery_count > 1:
+                redelivered += 1
             lane = literal(message.subject) or self._routes.lane(message.subject)
             if lane is None or (message.raw_headers and not _is_for(message, options)):
                 self._foreign(message)
             else:
                 deliver(lane, message)
-        if batch:
-            self.metrics.came(batch)
+        self.metrics.came(batch, redelivered)
 
     def _foreign(self, message: Message) -> None:
         """Others' business: our consumer must not wait for it. On a work queue an acknowledgement would remove it."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire import frames
 from penstock.wire.deliveries import take
-from penstock.workers.messages import delivered, naks_of_range
+from penstock.workers.messages import Message, delivered, naks_of_range
 
-SIDS = {b"7"}
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SUBJECTS = st.sampled_from(["w.a", "w.ü.b", "dc.tool1.c2.completion"])
 BODIES = st.binary(max_size=40)
 
@@ -44,8 +46,8 @@ def test_skimming_and_parsing_find_what_parsing_alone_finds(wire: list[bytes], s
     parser, found = frames.Parser(), []
 
     def look(buffer: bytearray, at: int) -> int:
-        taken, end = take(buffer, at, SIDS)
-        found.extend((subject, int(sid), reply, headers, data) for sid, subject, reply, _, _, _, headers, data in taken)
+        taken, end = take(buffer, at, b"7", Message, NOW)
+        found.extend((one.subject, 7, one.reply, one.raw_headers, one.data) for one in taken)
         return end
 
     for start in range(0, len(raw), step):
@@ -61,14 +63,13 @@ def test_skimming_and_parsing_find_what_parsing_alone_finds(wire: list[bytes], s
 def test_numbers_are_those_of_the_reply_subject() -> None:
     reply = "$JS.ACK.S.c-1.2.345.678.1767225600000000000.9"
     buffer = bytearray(frame("w.a", 7, reply, b"data"))
-    ((_, subject, found, count, sequence, number, headers, data),), end = take(buffer, 0, SIDS)
-    assert (subject, found, count, sequence, number, headers, data) == ("w.a", reply, 2, 345, 678, b"", b"data")
+    (found,), end = take(buffer, 0, b"7", Message, NOW)
+    assert found == Message("w.a", b"data", 345, 2, reply, NOW, b"", 678)
+    assert found.pending == 9
     assert end == len(buffer)
 
 
 def test_a_reply_with_domain_and_account_is_read_too() -> None:
-    from datetime import UTC, datetime
-
     reply = "$JS.ACK.hub.ACCHASH.S.c-1.2.345.678.1767225600000000000.9.rnd"
     message = delivered(frames.Message("w.a", 7, reply, b"", b"x"), datetime.now(UTC))
     assert message is not None
@@ -79,7 +80,7 @@ def test_a_reply_with_domain_and_account_is_read_too() -> None:
 def test_an_unfinished_or_broken_frame_is_left_to_the_parser() -> None:
     whole = frame("w.a", 7, "$JS.ACK.S.c-1.1.1.1.1.0", b"data")
     for cut in (whole[:-1], whole[:10], whole.replace(b"data\r\n", b"datax\n"), b"", b"PING\r\n"):
-        assert take(bytearray(cut), 0, SIDS) == ([], 0)
+        assert take(bytearray(cut), 0, b"7", Message, NOW) == ([], 0)
 
 
 def test_naks_name_every_sequence_once() -> None:

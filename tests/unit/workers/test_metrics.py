@@ -86,7 +86,7 @@ def test_numbers_come_out_under_their_names_and_labels() -> None:
     metrics = WorkerMetrics("3", "etch-3", subject_limit=500)
     now = datetime(2026, 1, 1, tzinfo=UTC)
     reply = "$JS.ACK.S.etch-3.{}.7.9.1767225600000000000.41"
-    metrics.came([Message("s", b"", 7, count, reply.format(count), now) for count in (1, 2)])
+    metrics.came([Message("s", b"", 7, count, reply.format(count), now) for count in (1, 2)], 1)
     metrics.handled([0.002, 0.2])
     metrics.update_applied(0.03, 80)
     metrics.update_skipped()
