@@ -183,6 +183,7 @@ def of_message(  # every argument is a fact about one delivery; grouping them wo
 ) -> DeadLetter:
     """The letter of a message that failed for good; what an earlier replay wrote on it is taken over."""
     own = {name: tuple(values) for name, values in headers.items() if not name.startswith(names.PREFIX)}
+    known = _parsed(_first(headers, names.FIRST_FAILURE)) or first_failure
     return DeadLetter(
         subject=subject,
         stream=stream,
@@ -193,7 +194,7 @@ def of_message(  # every argument is a fact about one delivery; grouping them wo
         headers=own,
         deliveries=deliveries,
         failure=failure,
-        first_failure=_parsed(_first(headers, names.FIRST_FAILURE)) or first_failure,
+        first_failure=known or (failed_at if deliveries == 1 else None),
         last_failure=failed_at,
         event_id=_first(headers, names.EVENT_ID) or event_id(body, headers),
         replays=_number(_first(headers, names.REPLAYS)),

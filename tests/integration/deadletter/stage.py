@@ -105,6 +105,10 @@ class Stage:
         async with await aio.connect(self.settings) as connection:
             return await inventory.letter_streams(JetStream(connection.requester()))
 
+    async def filed(self) -> list[FiledLetter]:
+        """Every dead letter."""
+        return await asyncio.to_thread(self.letters)
+
     async def dead_events(self) -> Counter[str | None]:
         """How many letters there are for each event."""
         return Counter(filed.letter.event_id for filed in await asyncio.to_thread(self.letters))
