@@ -57,7 +57,7 @@ class Stage:
         await self.js.create_stream(streams.audit_config())
         await self.consumer("billing", max_deliver=max_deliver)
 
-    async def consumer(self, name: str, max_deliver: int = 2, ack_wait_ms: int = 200) -> None:
+    async def consumer(self, name: str, max_deliver: int = 2, ack_wait_ms: int = 1_000) -> None:
         config = {
             "durable_name": name,
             "ack_policy": "explicit",
