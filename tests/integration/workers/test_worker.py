@@ -11,6 +11,7 @@ from tests.integration.workers.world import STREAM, World, partitions
 from penstock.testing import eventually_async
 from penstock.wire import aio
 from penstock.workers.messages import Message, MessageContext
+from penstock.workers.partitions import Partition
 from penstock.workers.verdicts import Reject, Retries
 
 
@@ -268,6 +269,50 @@ async def test_a_partition_that_is_drained_is_done_up_to_what_is_said_and_no_fur
     assert (await world.consumer()).ack_floor_stream_seq == 3
     worker.resume(["a"])
     await world.all_handled()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_lag_of_a_partition_is_what_is_not_done_of_it(world: World, direct: bool) -> None:
+    await world.create(allow_direct=direct)
+    release = asyncio.Event()
+
+    async def handler(message: Message, context: MessageContext) -> None:
+        if context.partition_id == "slow" and message.data == b"3":
+            await release.wait()
+        await world.handle(message, context)
+
+    worker = await world.worker(handler, measure_every=0)
+    await worker.update(partitions("slow", "idle"))
+    await world.publish("slow", 10)
+    await eventually_async(lambda: worker.done_through("slow") == 2)
+    lag = await worker.measure()
+    assert lag["slow"].messages == (8 if direct else -1)  # without direct get the stream cannot count them
+    assert lag["slow"].seconds > 0
+    assert (lag["idle"].messages, lag["idle"].seconds) == (0, 0.0)
+    release.set()
+    await world.all_handled()
+    assert (await worker.measure())["slow"].messages == 0
+
+
+async def test_a_replay_for_another_reader_is_acknowledged_and_not_handled(world: World) -> None:
+    await world.create()
+    worker = await world.worker()
+    await worker.update(partitions("a"))
+    async with await aio.connect(world.server.settings) as connection:
+        await connection.request("w.a", b"theirs", {"Penstock-Dlq-Only": f"{STREAM}/other"})
+        await connection.request("w.a", b"ours", {"Penstock-Dlq-Only": f"{STREAM}/test"})
+    await eventually_async(lambda: world.handled["a"] == [b"ours"], state=lambda: world.handled)
+    await world.all_acknowledged()
+
+
+async def test_a_partition_with_wildcards_and_several_subjects_is_one_order(world: World) -> None:
+    await world.create()
+    worker = await world.worker()
+    await worker.update([Partition("both", ("w.x.>", "w.y")), *partitions("z")])
+    async with await aio.connect(world.server.settings) as connection:
+        for number, subject in enumerate(["w.x.1", "w.y", "w.x.2.3", "w.y", "w.x.1"]):
+            await connection.request(subject, b"%d" % number)
+    await eventually_async(lambda: world.handled["both"] == [b"0", b"1", b"2", b"3", b"4"], state=lambda: world.handled)
 
 
 class Owner:
