@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import group_load
 import rawnats
 import worker_load
 from harness import Bench, Figure, Timed, rss
@@ -56,7 +57,20 @@ def run(bench: Bench) -> None:
     bench.goal(OURS, of=ONE, at_least=5)
     for rate in (10_000,) if bench.quick else (10_000, 20_000, 50_000):
         bench.probe(lambda rate=rate: crew.figures(rate, count))
+    for partitions, members in ((100, 3),) if bench.quick else ((100, 5), (1_000, 5), (1_000, 100), (10_000, 25)):
+        bench.probe(lambda partitions=partitions, members=members: sharing(server, partitions, members))
     bench.probe(lambda: crew.soak(bench.size(600, quick=10)))
+
+
+def sharing(server: EmbeddedServer, partitions: int, workers: int) -> list[Figure]:
+    """How a group grows: time and KV traffic of a first assignment, and of one worker that leaves."""
+    found, of = group_load.share(server, partitions, workers), f"{partitions:,} partitions, {workers} workers"
+    return [
+        Figure(name=f"{of}: shared after", value=found.first_seconds, unit="s"),
+        Figure(name=f"{of}: KV writes", value=found.first_writes, unit=""),
+        Figure(name=f"{of}: one leaves, shared after", value=found.again_seconds, unit="s"),
+        Figure(name=f"{of}: one leaves, KV writes", value=found.again_writes, unit=""),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

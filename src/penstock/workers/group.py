@@ -163,7 +163,7 @@ class WorkerGroup:
         if self.worker is None or self.member is None:
             return []
         numbers, told = self.worker.metrics, self.member.statistics()
-        numbers.claims, numbers.leader_changes = told.claims, told.leader_changes
+        numbers.claims, numbers.leader_changes = len(told.partitions), told.leader_changes
         numbers.handoffs["out"], numbers.handoffs["in"] = told.handed_over, told.caught_up
         return [numbers]
 
