@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, Column, Context, json_option, out, print_json, sync, table
-from penstock.workers.kv import Control
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_OK,
+    SECONDS,
+    Column,
+    Context,
+    json_option,
+    out,
+    print_json,
+    sync,
+    table,
+)
+from penstock.workers.group_options import bucket_name
+from penstock.workers.kv import Bucket, Control
+from penstock.workers.migration import Migration, Parity
 from penstock.workers.overview import GroupOverview, PartitionOverview, WorkerOverview, look
 
 WORKERS: list[Column] = [
     "worker", "state", "process", ("partitions", "right"), ("lag", "right"), ("again", "right"), ("version", "right"),
 ]  # fmt: skip
+PARITY: list[Column] = [
+    "partition", ("consumer", "name"), ("not done", "right"), ("in flight", "right"), ("seen by group", "right"), "",
+]  # fmt: skip
+STEPS = ["shadow", "compare", "drain", "switch", "cleanup", "rollback"]
+LOOK = 0.2  # seconds
 PARTITIONS: list[Column] = ["partition", ("owner", "name"), ("handoff", "right"), ("token", "right"), "on the move"]
 
 
@@ -53,6 +72,98 @@ async def show(context: Context, name: str, all_partitions: bool, as_json: bool)
     else:
         _print(found, all_partitions)
     return EXIT_ATTENTION if needs_attention(found) else EXIT_OK
+
+
+@group.command()
+@click.argument("name")
+@click.argument("step", type=click.Choice(STEPS))
+@click.option("--stream", required=True, metavar="STREAM", help="The stream of the old consumers.")
+@click.option("--legacy", required=True, metavar="PREFIX", help="What the old consumers' names begin with.")
+@click.option(
+    "--within", type=SECONDS, default=30.0, show_default=True, metavar="SECONDS", help="How long `drain` waits."
+)
+@json_option
+@click.pass_obj
+@sync
+async def migrate(
+    context: Context, name: str, step: str, stream: str, legacy: str, within: float, as_json: bool
+) -> int:
+    """Bring partitions from one consumer each to the group NAME, one STEP at a time.
+
+    The steps are shadow, compare, drain, switch and cleanup; rollback leads back from any of them but the last. While
+    the migration is not at `switch`, workers of the group may run and get nothing. `compare` exits 2 when the group
+    would miss messages, `drain` when some are still in flight: finish or stop their old pull loops, and drain again.
+
+    \b
+    Example:
+      penstock group migrate billing shadow --stream BILLING --legacy billing-part-
+      penstock group migrate billing compare --stream BILLING --legacy billing-part-
+      penstock group migrate billing drain --stream BILLING --legacy billing-part-
+      penstock group migrate billing switch --stream BILLING --legacy billing-part-
+    """
+    control = await Control.connect(context.settings())
+    try:
+        migration = Migration(control, Bucket(control, bucket_name(name)), stream, legacy)
+        return await _migrate(migration, step, within, as_json)
+    finally:
+        await control.close()
+
+
+async def _migrate(migration: Migration, step: str, within: float, as_json: bool) -> int:
+    if step == "compare":
+        return _print_parity(await migration.compare(), as_json)
+    if step == "drain":
+        left = await _drained(migration, within)
+        _say(as_json, step, left, "messages in flight")
+        return EXIT_ATTENTION if left else EXIT_OK
+    if step == "shadow":
+        count = len(await migration.shadow())
+    else:
+        count = await {"switch": migration.switch, "cleanup": migration.clean_up, "rollback": migration.roll_back}[
+            step
+        ]()
+    _say(as_json, step, count, "partitions" if step in ("shadow", "switch") else "consumers")
+    return EXIT_OK
+
+
+async def _drained(migration: Migration, within: float) -> int:
+    deadline = asyncio.get_running_loop().time() + within
+    while True:
+        left = await migration.drain()
+        if not left or asyncio.get_running_loop().time() >= deadline:
+            return left
+        await asyncio.sleep(LOOK)
+
+
+def _say(as_json: bool, step: str, count: int, what: str) -> None:
+    if as_json:
+        print_json({"schema": 1, "step": step, "count": count, "of": what})
+    else:
+        out.print(f"{step}: {count} {what}")
+
+
+def _print_parity(found: list[Parity], as_json: bool) -> int:
+    missing = any(one.missing for one in found)
+    if as_json:
+        print_json({"schema": 1, "missing": missing, "partitions": [asdict(one) for one in found]})
+    else:
+        rows = [
+            (
+                one.partition,
+                one.consumer,
+                one.unprocessed,
+                one.in_flight,
+                _counted(one),
+                "missing" if one.missing else "",
+            )
+            for one in found
+        ]
+        out.print(table(None, PARITY, rows))
+    return EXIT_ATTENTION if missing else EXIT_OK
+
+
+def _counted(one: Parity) -> str:
+    return "unknown" if one.counted < 0 else str(one.counted)
 
 
 def needs_attention(found: GroupOverview) -> bool:

@@ -21,7 +21,7 @@ from penstock import subjects
 from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConsumerNotFound
 from penstock.workers import claims as claim_store
-from penstock.workers import handoff, identity, publication
+from penstock.workers import handoff, identity, migration, publication
 from penstock.workers.assignment import Member, assign
 from penstock.workers.claims import Claim, claims_in
 from penstock.workers.group_options import GroupOptions
@@ -185,6 +185,8 @@ class Leader:
         published = await self._assignments.current()
         members = [record.member(w) for w, record in sorted(workers.items()) if record.state == ACTIVE]
         now = situation(published, workers, partitions)
+        if await migration.phase(self._bucket) not in (None, migration.UNIFIED):
+            return False  # the partitions are still others'
         if not self._stabilizer.due(now, (tuple(members), tuple(partitions))) or not members:
             return False
         owners = await self._claimed(partitions)

@@ -1,0 +1,113 @@
+"""From one consumer a partition to one a worker and back, on a real server: nothing lost, nothing repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+
+import pytest
+from tests.integration.workers.test_group import RETENTIONS, World, penstock, world
+
+from penstock.errors import ConfigError
+from penstock.testing import eventually_async
+from penstock.wire import frames
+from penstock.workers.kv import Bucket
+from penstock.workers.migration import Migration
+
+__all__ = ["world"]
+
+
+async def legacy_world(world: World, retention: str) -> Migration:
+    """Four old consumers, one a partition, of which each has done 3 of 5 messages."""
+    config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": True}
+    await world.control.jetstream.create_stream(config)
+    for n in range(4):
+        old = {"durable_name": f"old-p{n}", "name": f"old-p{n}", "filter_subject": f"s.p{n}", "ack_policy": "explicit"}
+        await world.control.jetstream.create_consumer("S", old)
+        await world.publish(f"p{n}", 5)
+        await pull(world, n, 3)
+    return Migration(world.control, Bucket(world.control, "penstock_g"), "S", "old-")
+
+
+async def pull(world: World, n: int, count: int) -> list[int]:
+    """Handle messages as the old pull loop of a partition does."""
+    connection, arrived = world.control.connection, asyncio.Queue[frames.Message]()
+    inbox, found = f"_INBOX.{secrets.token_hex(8)}", []
+    sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
+    ask = json.dumps({"batch": 1, "no_wait": True}).encode()
+    for _ in range(count):
+        await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.old-p{n}", ask, reply=inbox)
+        message = await asyncio.wait_for(arrived.get(), 10)
+        if message.status:
+            break
+        await connection.request(message.reply, b"+ACK")
+        found.append(json.loads(message.data))
+    await connection.unsubscribe(sid)
+    world.done[f"p{n}"] += found
+    return found
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_migration_goes_on_where_the_old_consumers_were(world: World, retention: str) -> None:
+    migration = await legacy_world(world, retention)
+    assert [p.id for p in await migration.shadow()] == ["p0", "p1", "p2", "p3"]
+    group = await world.join()
+    parity = await migration.compare()
+    assert [(one.unprocessed, one.counted, one.missing) for one in parity] == [(2, 2, False)] * 4
+    with pytest.raises(ConfigError, match="comes after"):
+        await migration.switch()
+    assert await migration.drain() == 0
+    assert await pull(world, 0, 1) == [], "it is paused"
+    assert group.statistics().partitions == (), "nothing is assigned before the switch"
+    await world.publish("p0", 2)
+    assert await migration.switch() == 4
+    await world.shared(4)
+    await world.all_done()
+    await migration.clean_up()
+    names = await world.control.jetstream.consumer_names("S")
+    assert names == [f"g-{group.worker_id}"]
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_rollback_goes_on_where_the_group_was(world: World, retention: str) -> None:
+    migration = await legacy_world(world, retention)
+    await migration.shadow()
+    await migration.drain()
+    await migration.switch()
+    group = await world.join()
+    await world.shared(4)
+    await world.all_done()
+    with pytest.raises(ConfigError, match="still work for the group"):
+        await migration.roll_back()
+    await group.stop()
+    await world.publish("p1", 2)
+    assert await migration.roll_back() == 4
+    assert await pull(world, 1, 5) == [6, 7]
+    assert await pull(world, 0, 5) == []
+    await world.all_done()
+
+
+async def test_old_consumers_go_on_when_a_migration_is_given_up_before_the_switch(world: World) -> None:
+    migration = await legacy_world(world, "workqueue")
+    await migration.shadow()
+    await migration.drain()
+    await migration.roll_back()
+    for n in range(4):
+        await pull(world, n, 5)
+    await world.all_done()
+
+
+async def test_the_steps_as_commands(world: World) -> None:
+    await legacy_world(world, "limits")
+    old = ("--stream", "S", "--legacy", "old-")
+    code, shown = await penstock(world, "group", "migrate", "g", "switch", *old)
+    assert (code, "begin with `shadow`" in shown) == (1, True)
+    assert await penstock(world, "group", "migrate", "g", "shadow", *old) == (0, "shadow: 4 partitions\n")
+    code, shown = await penstock(world, "group", "migrate", "g", "compare", "--json", *old)
+    assert code == 0
+    assert [one["counted"] for one in json.loads(shown)["partitions"]] == [2, 2, 2, 2]
+    assert await penstock(world, "group", "migrate", "g", "drain", *old) == (0, "drain: 0 messages in flight\n")
+    assert await penstock(world, "group", "migrate", "g", "switch", *old) == (0, "switch: 4 partitions\n")
+    await world.join()
+    await eventually_async(lambda: all(len(done) == 5 for done in world.done.values()), 20, "the rest to be done")
