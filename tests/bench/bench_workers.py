@@ -34,11 +34,13 @@ DATA = b"x" * 200
 SUBJECTS = 80
 RATE = 10_000
 """Messages a second that are offered while contestants are compared."""
+BACKLOG_RATE = 100_000
 READY_WITHIN = 120.0
 SLICE = 0.02
 """Seconds between two bursts of the publisher."""
 OURS, ONE, EACH = "ours, a consumer a worker", "nats-py, a consumer a worker", "nats-py, a consumer a partition"
 WAYS = {OURS: "ours", ONE: "nats-py", EACH: "nats-py-each"}
+DRAINING = {"ours, backlog": "ours", "nats-py, backlog": "nats-py"}
 MIB = 1024 * 1024
 
 
@@ -48,13 +50,17 @@ def run(bench: Bench) -> None:
     bench.unit = "messages/CPU-s"
     bench.about = (
         f"{workers} worker processes × {SUBJECTS} subjects, 200-byte messages offered at {RATE:,}/s, explicit "
-        "acknowledgement; CPU time of the worker processes only."
+        "acknowledgement; CPU time of the worker processes only. "
+        "Backlog: everything is there before one worker begins."
     )
     server = bench.enter(EmbeddedServer(data=bench.scratch / "nats"))
     crew = Crew(server, workers, bench.scratch)
     for name, way in WAYS.items():
         bench.add(name, lambda way=way: crew.compare(way, count), limit=None if name == OURS else OURS)
+    for name, way in DRAINING.items():
+        bench.add(name, lambda way=way: crew.drain(way, count), limit=None if way == "ours" else "ours, backlog")
     bench.goal(OURS, of=ONE, at_least=5)
+    bench.goal("ours, backlog", of="nats-py, backlog", at_least=5)
     for rate in (10_000,) if bench.quick else (10_000, 20_000, 50_000):
         bench.probe(lambda rate=rate: crew.figures(rate, count))
     for partitions, members in ((100, 3),) if bench.quick else ((100, 5), (1_000, 5), (1_000, 100), (10_000, 25)):
@@ -108,17 +114,30 @@ class Crew:
         outcome = self.work(way, count, RATE)
         return Timed(count, outcome.cpu)
 
+    def drain(self, way: str, count: int) -> Timed:
+        """One worker, and everything is there before it begins: as fast as it goes."""
+        outcome = self._one.work(way, count, rate=0)
+        early = sum(one["early"] for one in outcome.told)
+        return Timed(count - early, outcome.cpu)
+
+    @property
+    def _one(self) -> Crew:
+        return Crew(self._server, 1, self._counts.parent)
+
     def work(self, way: str, count: int, rate: int, watch: bool = False) -> Outcome:
-        """Publish so many messages at this rate, and let the workers handle all of them."""
+        """Publish so many messages at this rate (0: before the workers begin), and let them handle all."""
         rawnats.fresh_stream(self._server.port, STREAM, ["work.>"])
         self._counts.write_bytes(bytes(8 * self._workers))
+        if not rate:
+            self._publish(count, BACKLOG_RATE, ())
         with ExitStack() as open_:
             crew = [open_.enter_context(self._start(way, index)) for index in range(self._workers)]
             for worker in crew:
                 _await_ready(worker)
             consumers = asyncio.run(_consumers(self._server.settings))
             before, started = _cpu(self._server.pid), time.monotonic()
-            self._publish(count, rate, crew if watch else ())
+            if rate:
+                self._publish(count, rate, crew if watch else ())
             self._until_handled(count)
             seconds = time.monotonic() - started
             used = _cpu(self._server.pid) - before
