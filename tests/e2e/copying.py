@@ -23,7 +23,7 @@ from penstock.testing.contents import stream_data
 PROGRAM = Path(__file__).with_name("copy_stream.py")
 DURABLE = "copier"
 EXECUTOR = "CoarseGrainedExecutorBackend"
-STARTED_WITHIN = 300.0
+STARTED_WITHIN = 600.0
 """Seconds for Spark to start and come to the point that is waited for, on a busy machine."""
 
 
