@@ -14,6 +14,8 @@ from penstock.broker.embedded import EmbeddedServer
 from penstock.workers.sources import InBucket
 
 RETENTIONS = ["limits", "workqueue", "interest"]
+ONE_OF_THEM = ["limits", *(pytest.param(other, marks=pytest.mark.soak) for other in RETENTIONS[1:])]
+"""For what takes long and hardly differs: `make soak` tests the others."""
 
 
 def test_the_judge_sees_loss_disorder_and_stale_effects() -> None:
@@ -72,7 +74,7 @@ async def test_nothing_is_lost_when_a_group_grows_is_killed_and_shrinks(
         )
 
 
-@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("retention", ONE_OF_THEM)
 async def test_without_the_handoff_messages_are_lost(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
@@ -111,7 +113,7 @@ async def test_an_owner_that_was_stopped_past_its_lease_is_fenced_and_takes_part
         assert verdict.clean, f"{verdict}\n{await group.state()}"
 
 
-@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("retention", ONE_OF_THEM)
 async def test_a_worker_that_is_killed_and_started_again_has_its_id_and_its_partitions_back(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
