@@ -166,12 +166,12 @@ def test_metrics_have_the_names_that_were_promised(shop: Shop) -> None:
     def scraped() -> str:
         with urllib.request.urlopen(url, timeout=5) as answer:
             text = answer.read().decode()
-        return text if 'parti_consumer_messages_total{consumer="penstock-w1",worker="w1"} 5.0' in text else ""
+        return text if 'parti_handler_latency_seconds_count{consumer="penstock-w1",worker="w1"} 5.0' in text else ""
 
-    text = eventually(scraped, 10, "five messages in the metrics")
+    text = eventually(scraped, 10, "five handled messages in the metrics")
     for name in METRICS:
         assert f"# HELP {name.removesuffix('_total')}" in text
-    assert 'parti_handler_latency_seconds_count{consumer="penstock-w1",worker="w1"} 5.0' in text
+    assert 'parti_consumer_messages_total{consumer="penstock-w1",worker="w1"} 5.0' in text
     assert 'parti_consumer_subject_count{consumer="penstock-w1",worker="w1"} 1.0' in text
 
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 CONCURRENCY = 256
 NEW = Arrival.NEW
+REPORTED = 1000
+"""Handler calls whose times are kept before they are counted, at least."""
 ACKS = 256
 """So many acknowledgements do not wait for company."""
 TURN = 64
@@ -114,7 +117,7 @@ class Dispatcher:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._waiting_for_owner: set[Lane] = set()
-        self._latencies: list[float] = []
+        self._latencies: deque[float] = deque()
         self._called = False
         """Whether a runner was called that has not begun to look."""
         self._came_to_rest = asyncio.Event()
@@ -193,6 +196,8 @@ class Dispatcher:
                 if lane.items and lane not in self._waiting_for_owner:
                     self.wake(lane)
             self.finished.turn()
+            if len(self._latencies) >= REPORTED:
+                self.report()
             self._answers.settled()
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
@@ -235,7 +240,10 @@ class Dispatcher:
 
     def report(self) -> None:
         """Tell how long handlers took since the last time."""
-        latencies, self._latencies = self._latencies, []
+        latencies: list[float] = []
+        with suppress(IndexError):  # until there are no more; the thread that serves metrics may take some, too
+            while True:
+                latencies.append(self._latencies.popleft())
         self._watch.handled(latencies)
 
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:

@@ -10,6 +10,7 @@ from tests.integration.workers.world import STREAM, World, partitions
 
 from penstock.testing import eventually_async
 from penstock.wire import aio
+from penstock.workers.dispatch import REPORTED
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.partitions import Partition
 from penstock.workers.verdicts import Reject, Retries
@@ -313,6 +314,18 @@ async def test_a_partition_with_wildcards_and_several_subjects_is_one_order(worl
         for number, subject in enumerate(["w.x.1", "w.y", "w.x.2.3", "w.y", "w.x.1"]):
             await connection.request(subject, b"%d" % number)
     await eventually_async(lambda: world.handled["both"] == [b"0", b"1", b"2", b"3", b"4"], state=lambda: world.handled)
+
+
+async def test_what_a_worker_remembers_of_its_messages_does_not_grow(world: World) -> None:
+    await world.create()
+    worker = await world.worker()
+    await worker.update(partitions("a"))
+    for _ in range(3):
+        await world.publish("a", 900)
+    await world.all_handled()
+    await world.all_acknowledged()
+    assert len(worker._dispatcher._latencies) <= REPORTED + 500
+    assert not worker._dispatcher.lanes["a"].items
 
 
 class Owner:
