@@ -80,6 +80,23 @@ def test_nothing_is_replayed_or_discarded_without_being_told_what(dlq: Dlq) -> N
     assert listed(dlq)["letters_total"] == 3
 
 
+@pytest.mark.parametrize("words", [("",), (" ",), ("--consumer", ""), ("--error", "")])
+def test_an_empty_word_does_not_stand_for_all_letters(dlq: Dlq, words: tuple[str, ...]) -> None:
+    assert "is empty" in dlq("discard", *words, "--reason", "r", "--yes", code=64)
+    assert "is empty" in dlq("replay", *words, code=64)
+    assert listed(dlq)["letters_total"] == 3
+
+
+def test_ids_of_no_letter_are_told_and_not_fine(dlq: Dlq) -> None:
+    assert "no dead letters match" in dlq("replay", "nosuch", code=2)
+    assert "no dead letters match" in dlq("discard", "nosuch", "--reason", "r", "--yes", code=2)
+
+
+def test_a_dry_run_tells_of_an_edit_that_cannot_be_made(dlq: Dlq) -> None:
+    shown = json.loads(dlq("replay", "--all", "--dry-run", "--edit", '{"event_id": "x"}', "--json", code=2))
+    assert (shown["letters_total"], sum(shown["skipped"].values())) == (0, 3)
+
+
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(dlq: Dlq) -> None:
     assert "nothing was changed" in dlq("replay", "--all", "--dry-run")
     assert json.loads(dlq("replay", "--all", "--dry-run", "--json"))["letters_total"] == 3

@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import reduce
 from typing import Any, TypeVar
@@ -38,7 +38,7 @@ from penstock.cli.dlq_view import (
 )
 from penstock.deadletter import audit, inventory, streams
 from penstock.deadletter.capturer import Capturer
-from penstock.deadletter.editing import Edit, merge_patch
+from penstock.deadletter.editing import Edit, NotEditable, edited, merge_patch
 from penstock.deadletter.letters import DeadLetter, FiledLetter
 from penstock.deadletter.reconcile import reconcile as search
 from penstock.deadletter.replay import MAX_REPLAYS, ReplayOptions, Tally, obstacle
@@ -70,6 +70,8 @@ def selecting(command: F) -> F:
 def _selection(
     ids: tuple[str, ...], readers: tuple[str, ...], errors: tuple[str, ...], since: str | None, until: str | None
 ) -> Selection:
+    if not all(text.strip() for text in (*ids, *readers, *errors)):
+        usage("an id, --consumer or --error is empty, which every letter would match")
     return Selection(readers=readers, errors=errors, since=_when(since), until=_when(until), ids=ids)
 
 
@@ -158,7 +160,7 @@ def show(context: Context, id_: str, as_json: bool) -> int:
     return EXIT_OK
 
 
-@dlq.command(epilog="Exit code 2: letters were left where they are.")
+@dlq.command(epilog="Exit code 2: letters were left where they are, or there are none of these ids.")
 @selecting
 @click.option("--all", "everything", is_flag=True, help="All letters that can be replayed.")
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
@@ -221,7 +223,7 @@ async def replay(
     else:
         with _counting("replaying") as count:
             tally = await replaying(settings, wanted, options, actor=who, reason=reason, on_progress=count)
-    return _report(tally, "replayed", as_json)
+    return _report(tally, "replayed", as_json, wanted)
 
 
 def _in_bulk(
@@ -238,7 +240,9 @@ def _in_bulk(
 def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_json: bool) -> int:
     """What a replay would do, by group."""
     found = _letters(settings, wanted)[: options.limit]
-    held = [(filed, obstacle(filed, options)) for filed in found]
+    # Nobody is asked to edit what nobody publishes; a patch is tried.
+    tried = replace(options, edit=None) if options.edit is _in_editor else options
+    held = [(filed, obstacle(filed, options) or _not_editable(filed, tried)) for filed in found]
     able = [filed for filed, why in held if why is None]
     reasons = Tally()
     reasons.skipped.update(why for _, why in held if why)
@@ -247,6 +251,14 @@ def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_j
     else:
         out.print(plan_table(grouped(able), reasons.skipped))
     return EXIT_ATTENTION if reasons.skipped else EXIT_OK
+
+
+def _not_editable(filed: FiledLetter, options: ReplayOptions) -> str | None:
+    try:
+        edited(filed.letter, options.edit)
+    except NotEditable as exc:
+        return str(exc)
+    return None
 
 
 @dlq.command()
@@ -289,7 +301,7 @@ async def discard(
         click.confirm(f"Take {len(found)} dead letters away for good?", abort=True, err=True)
     with _counting("discarding") as count:
         tally = await discarding(settings, wanted, actor=actor or audit.this_user(), reason=reason, on_progress=count)
-    return _report(tally, "discarded", as_json)
+    return _report(tally, "discarded", as_json, wanted)
 
 
 @dlq.command()
@@ -418,8 +430,11 @@ def _counting(what: str) -> Iterator[Callable[[Tally], None]]:
         yield lambda tally: bar.update(task, completed=tally.done + tally.found_done)
 
 
-def _report(tally: Tally, done: str, as_json: bool) -> int:
+def _report(tally: Tally, done: str, as_json: bool, wanted: Selection) -> int:
     left = sum(tally.skipped.values()) + len(tally.refused)
+    if wanted.ids and not left + tally.done + tally.found_done:
+        err.print("no dead letters match; `penstock dlq ls --letters` lists them", markup=False, soft_wrap=True)
+        left = len(wanted.ids)
     if as_json:
         print_json({
             "version": 1, done: tally.done, "removed_after_interruption": tally.found_done,

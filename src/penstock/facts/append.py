@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from penstock import retry
 from penstock.broker.model import StoredMessage
-from penstock.errors import ConfigError, MessageNotFound, Unavailable
+from penstock.errors import ApiError, ConfigError, MessageNotFound, Unavailable
 from penstock.facts.errors import FactConflict
 from penstock.facts.fact import (
     DIGEST_HEADER,
@@ -20,6 +20,9 @@ from penstock.facts.fact import (
 )
 from penstock.facts.link import Link, NoStream, WrongRevision
 from penstock.wire.headers import Headers
+
+OTHER_STREAM = 10060
+"""The server's code for a message that was expected in another stream."""
 
 
 class Writer:
@@ -53,6 +56,10 @@ class Writer:
                 if await self._link.jetstream.stream_names(stored):
                     raise Unavailable(f"the stream of {subject!r} does not answer") from exc
                 raise ConfigError(_no_stream(subject, stored)) from exc
+            except ApiError as exc:
+                if exc.err_code != OTHER_STREAM:
+                    raise
+                raise ConfigError(f"stream {stream!r} does not take {subject!r}: another one does") from exc
 
         return await retry.retrying(once, within=self._link.settings.timeout)
 

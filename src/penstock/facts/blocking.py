@@ -37,7 +37,7 @@ class BlockingFacts:
         """See `Facts.fetch_facts`."""
         return self._run(self._facts.fetch_facts(consumer_name, limit, stream=stream, wait=wait, max_bytes=max_bytes))
 
-    def confirm_receipt(self, consumer_name: str, receipt: str, *, stream: str | None = None) -> Confirmation:
+    def confirm_receipt(self, consumer_name: str, receipt: str | None, *, stream: str | None = None) -> Confirmation:
         """See `Facts.confirm_receipt`."""
         return self._run(self._facts.confirm_receipt(consumer_name, receipt, stream=stream))
 

@@ -21,6 +21,8 @@ ID_HEADER = "Penstock-Fact-Id"
 DIGEST_HEADER = "Penstock-Fact-Digest"
 KEY_BYTES = 18
 MOST_ID_BYTES = 512
+DEAD_LETTER_ROOTS = frozenset({"dlq", "dlq_audit"})
+"""First tokens of what only dead letters are published to."""
 EXPECT_NONE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_STREAM = "Nats-Expected-Stream"
 OWN_HEADERS = frozenset({ID_HEADER, DIGEST_HEADER, EXPECT_NONE, EXPECT_STREAM})
@@ -64,9 +66,22 @@ def stored_subject(subject: str, fact_id: str) -> str:
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: {wrong}")
     if not subjects.is_literal(subject) or subject.startswith("$"):
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: no wildcards, and no `$` at its start")
-    if not fact_id or len(fact_id.encode()) > MOST_ID_BYTES:
-        raise ConfigError(f"the id of a fact has 1 to {MOST_ID_BYTES} bytes, not {len(fact_id.encode())}")
+    if subject.partition(".")[0] in DEAD_LETTER_ROOTS:
+        raise ConfigError(f"{subject!r} cannot be the subject of a fact: it belongs to dead letters")
+    _check_id(fact_id)
     return f"{subject}.{key_of(fact_id)}"
+
+
+def _check_id(fact_id: str) -> None:
+    """Refuse what would not come back from a header as it was written."""
+    try:
+        size = len(fact_id.encode())
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{fact_id!r} cannot be the id of a fact: it is no text that UTF-8 can say") from exc
+    if not 1 <= size <= MOST_ID_BYTES:
+        raise ConfigError(f"the id of a fact has 1 to {MOST_ID_BYTES} bytes, not {size}")
+    if fact_id != fact_id.strip():
+        raise ConfigError(f"{fact_id!r} cannot be the id of a fact: take away the space at its ends")
 
 
 def digest(data: bytes, headers: Headers | None = None) -> str:

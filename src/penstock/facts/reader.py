@@ -177,7 +177,7 @@ class Reader:
 
     # -- confirm -----------------------------------------------------------------------------------------------------
 
-    async def confirm(self, consumer: str, receipt: str, stream: str | None) -> Confirmation:
+    async def confirm(self, consumer: str, receipt: str | None, stream: str | None) -> Confirmation:
         """Confirm exactly the page of the receipt. Raises `ReceiptRefused`; then nothing was confirmed."""
         name = await self.stream_of(consumer, stream)
         checked = verified(receipt, await self._store.signing_key(), name, consumer)

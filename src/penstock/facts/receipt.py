@@ -57,11 +57,13 @@ class Receipt:
         return cls(stream, consumer, made, _text(body[:ID_BYTES]), first, last)
 
 
-def verified(text: str, key: bytes, stream: str, consumer: str) -> Receipt:
+def verified(text: str | None, key: bytes, stream: str, consumer: str) -> Receipt:
     """The receipt in `text`, if it was signed with `key` for this consumer of this stream.
 
     Raises `ForgedReceipt` or `ForeignReceipt`. The signature is checked before anything else is looked at.
     """
+    if not text:
+        raise ForgedReceipt(consumer, "an empty page has none, and there is nothing to confirm")
     version, body, signature = _parts(text, consumer)
     if version != VERSION:
         raise ForgedReceipt(consumer, f"it is no receipt of version {VERSION}, the only one that is known here")

@@ -50,7 +50,9 @@ class Facts:
         """
         return await self._reader.fetch(consumer_name, limit, stream, wait, max_bytes)
 
-    async def confirm_receipt(self, consumer_name: str, receipt: str, *, stream: str | None = None) -> Confirmation:
+    async def confirm_receipt(
+        self, consumer_name: str, receipt: str | None, *, stream: str | None = None
+    ) -> Confirmation:
         """Confirm exactly the page that came with the receipt.
 
         When it returns, the page is confirmed for good: written down on the server, and every message of it

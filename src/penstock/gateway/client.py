@@ -77,9 +77,11 @@ class GatewayClient:
         with _told(consumer_name):
             return _page(request, await self._client.fetch_facts(request, **self._options(wait)))
 
-    async def confirm_receipt(self, consumer_name: str, receipt: str, *, stream: str | None = None) -> Confirmation:
+    async def confirm_receipt(
+        self, consumer_name: str, receipt: str | None, *, stream: str | None = None
+    ) -> Confirmation:
         """See `Facts.confirm_receipt`."""
-        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt, stream=stream or "")
+        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt or "", stream=stream or "")
         with _told(consumer_name):
             return _confirmation(request, await self._client.confirm_receipt(request, **self._options()))
 
@@ -130,9 +132,9 @@ class BlockingGatewayClient:
         with _told(consumer_name):
             return _page(request, self._client.fetch_facts(request, **self._options(wait)))
 
-    def confirm_receipt(self, consumer_name: str, receipt: str, *, stream: str | None = None) -> Confirmation:
+    def confirm_receipt(self, consumer_name: str, receipt: str | None, *, stream: str | None = None) -> Confirmation:
         """See `Facts.confirm_receipt`."""
-        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt, stream=stream or "")
+        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt or "", stream=stream or "")
         with _told(consumer_name):
             return _confirmation(request, self._client.confirm_receipt(request, **self._options()))
 

@@ -75,6 +75,11 @@ async def test_an_id_names_a_fact_of_its_subject(facts: Facts) -> None:
         ("$JS.API", "1", "no `\\$`"),
         ("facts.x", "", "1 to 512 bytes"),
         ("facts.x", "x" * 513, "1 to 512 bytes"),
+        ("facts.x", " 1", "space at its ends"),
+        ("facts.x", "1\u2003", "space at its ends"),
+        ("facts.x", "\ud800", "no text that UTF-8 can say"),
+        ("dlq.orders.placed", "1", "belongs to dead letters"),
+        ("dlq_audit.letters", "1", "belongs to dead letters"),
         ("nowhere", "1", "no stream takes"),
     ],
 )
@@ -83,6 +88,11 @@ async def test_what_cannot_be_a_fact_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         await facts.append_fact(subject, fact_id, b"")
+
+
+async def test_a_stream_that_does_not_take_the_subject_is_a_mistake_of_the_caller(facts: Facts) -> None:
+    with pytest.raises(ConfigError, match="stream 'ORDERS' does not take"):
+        await facts.append_fact("facts.x", "1", b"", stream="ORDERS")
 
 
 @pytest.mark.parametrize("header", ["Nats-Msg-Id", "nats-rollup", "Penstock-Fact-Id"])

@@ -48,6 +48,12 @@ def test_a_receipt_that_was_changed_anywhere_is_refused(data: st.DataObject) -> 
         verified(changed, KEY, "FACTS", "reader")
 
 
+@pytest.mark.parametrize("none", [None, ""])
+def test_an_empty_page_is_not_confirmed_and_the_reason_says_so(none: str | None) -> None:
+    with pytest.raises(ForgedReceipt, match="an empty page has none"):
+        verified(none, KEY, "FACTS", "reader")
+
+
 def test_bits_that_base64_does_not_use_cannot_be_changed_either() -> None:
     text = RECEIPT.signed(KEY)
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
