@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 from tests.integration.workers import work_module
@@ -182,7 +183,7 @@ async def test_a_handler_that_computes_runs_in_other_processes(world: World) -> 
     lines = [line.split(":") for line in found()]
     for id_ in "ab":
         assert [n for partition, n, _ in lines if partition == id_] == [str(n) for n in range(20)]
-    assert len({pid for _, _, pid in lines}) == 2
+    assert str(os.getpid()) not in {pid for _, _, pid in lines}
 
 
 async def test_a_process_that_dies_costs_its_message_a_try_and_nothing_else(world: World) -> None:
