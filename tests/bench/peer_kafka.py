@@ -24,7 +24,8 @@ OUTPUT = "OUTPUT"
 def run(bench: Bench) -> None:
     bench.about = (
         "200-byte messages in a single-node Kafka (KRaft, topics of two partitions, the producer's default "
-        "acknowledgement) and in a NATS server (file storage); Spark local[2] on the same machine."
+        "acknowledgement) and in a NATS server (file storage); Spark local[2] on the same machine. Raw atomic: "
+        "prebuilt batches without Spark, what the server itself takes."
     )
     compiled.warm()
     connector = ",".join(map(str, kafka_peer.jars("spark")))
@@ -53,6 +54,7 @@ def run(bench: Bench) -> None:
     bench.add("ours, batch read", lambda: ours.batch(STREAM, count), limit="Kafka, batch read")
     bench.add("Kafka, streaming read", lambda: theirs.streaming(STREAM, count))
     bench.add("ours, streaming read", lambda: ours.streaming(STREAM, count), limit="Kafka, streaming read")
+    bench.add("raw atomic", lambda: rawnats.atomic(server.port, "out.a", DATA, written), before=fresh)
     bench.add("Kafka, write", lambda: theirs.write(OUTPUT, written))
     for delivery in ("atomic", "fast"):
         work = partial(ours.write, OUTPUT, "out.a", written, len(DATA), delivery)
