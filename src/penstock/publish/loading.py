@@ -224,6 +224,7 @@ class AtomicLoad:
         self._stream = stream
         self._size = batch_size or MAX_MESSAGES
         self._waiting: list[Numbered] = []
+        self._max_payload = publisher.connection.info.max_payload
 
     async def __aenter__(self) -> Self:
         return self
@@ -233,7 +234,8 @@ class AtomicLoad:
 
     @property
     def max_payload(self) -> int:
-        return self._publisher.connection.info.max_payload
+        """As the server said when the load began: it is asked for while there may be no connection."""
+        return self._max_payload
 
     async def add(self, messages: Sequence[Numbered]) -> None:
         self._waiting.extend(messages)
