@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -123,6 +124,23 @@ def test_discarding_asks_first(dlq: Dlq, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("click.confirm", _refuse)
     assert "interrupted" in dlq("discard", "--all", "--reason", "r", code=1)
     assert listed(dlq)["letters_total"] == 3
+
+
+def test_a_letter_that_came_while_discarding_was_asked_about_stays(
+    dlq: Dlq, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def one_more(stage: Stage) -> None:
+        await stage.publish([{"event_id": "late"}])
+        await bury(stage, 1)
+
+    def agree(*_: object, **__: object) -> None:
+        thread = threading.Thread(target=on_stage, args=(nats_server, one_more))
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr("click.confirm", agree)
+    assert "3 discarded" in dlq("discard", "--all", "--reason", "r")
+    assert [one["event_id"] for one in listed(dlq, "--letters")["letters"]] == ["late"]
 
 
 def _refuse(*_: object, **__: object) -> None:

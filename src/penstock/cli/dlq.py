@@ -300,7 +300,8 @@ async def discard(
     if found and not yes:
         click.confirm(f"Take {len(found)} dead letters away for good?", abort=True, err=True)
     with _counting("discarding") as count:
-        tally = await discarding(settings, wanted, actor=actor or audit.this_user(), reason=reason, on_progress=count)
+        who = actor or audit.this_user()
+        tally = await discarding(settings, wanted, actor=who, reason=reason, seen=found, on_progress=count)
     return _report(tally, "discarded", as_json, wanted)
 
 

@@ -20,7 +20,7 @@ import itertools
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -131,9 +131,18 @@ async def replay(
 
 
 async def discard(
-    settings: Settings, wanted: Selection, *, actor: str, reason: str, on_progress: OnProgress = lambda _: None
+    settings: Settings,
+    wanted: Selection,
+    *,
+    actor: str,
+    reason: str,
+    seen: Collection[FiledLetter] | None = None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Tally:
-    """Take letters away for good: first the audit says so (crash after: the next run removes them), then they go."""
+    """Take letters away for good: first the audit says so (crash after: the next run removes them), then they go.
+
+    With `seen`, only those of them: a letter that came while somebody was asked was not agreed to.
+    """
     if not reason.strip():
         raise ConfigError("say why these dead letters may go: the audit keeps it")
     deed = Deed(run=secrets.token_hex(6), actor=actor, reason=reason)
@@ -141,6 +150,9 @@ async def discard(
         await room.finish_interrupted()
         await room.load_settled()
         letters = room.chosen(room.letters(), wanted)
+        if seen is not None:
+            agreed = {audit.place(filed) for filed in seen}
+            letters = (filed for filed in letters if audit.place(filed) in agreed)
         while chunk := await asyncio.to_thread(_next_chunk, letters, CHUNK):
             await room.discard(chunk, deed)
             await room.clear()

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from penstock.broker import metadata
 from penstock.broker.model import ConsumerInfo, parse_time, seconds
-from penstock.errors import ConfigError, ConsumerNotFound, ServerBusy, Unavailable
+from penstock.errors import ConfigError, ConsumerNotFound, NotFound, ServerBusy, Unavailable
 from penstock.facts.errors import StaleReceipt
 from penstock.facts.fact import Fact, fact_of
 from penstock.facts.link import Link, WrongRevision
@@ -237,7 +237,11 @@ class Reader:
         """The consumer, and the id of the server that told us about it."""
         while True:
             server = (await self._link.ready()).info.server_id
-            info = await self._link.jetstream.consumer_info(stream, consumer)
+            try:
+                info = await self._link.jetstream.consumer_info(stream, consumer)
+            except NotFound:
+                self._streams.pop(consumer, None)  # it may be in another stream by now
+                raise
             if (await self._link.ready()).info.server_id == server:
                 return info, server
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -123,16 +124,15 @@ class Gateway:
         return True
 
     async def _progress(self) -> list[ConsumerStatus]:
-        """The granted consumers, as far as the broker answers about them."""
+        """The granted consumers, as far as the broker answers about them; scrapers do not wait long for the rest."""
         granted = sorted({pair for one in self._grants.identities for pair in one.consumers})
-        found = []
-        for stream, consumer in granted:
-            try:
-                status = await consumer_status(self.facts.link.jetstream, stream, consumer)
-            except PenstockError:
-                continue
-            if status:
-                found.append(status)
+        found: list[ConsumerStatus] = []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_WITHIN):
+                for stream, consumer in granted:
+                    with suppress(PenstockError):
+                        status = await consumer_status(self.facts.link.jetstream, stream, consumer)
+                        found += [status] if status else []
         return found
 
 

@@ -406,6 +406,7 @@ def test_it_is_healthy_without_a_broker_and_ready_only_with_one(tmp_path: Path) 
             broker.kill()
             eventually(lambda: gateway.look("/readyz")[0] == 503, what="not ready without a broker")
             assert gateway.look("/healthz")[0] == 200
+            assert "penstock_gateway_ready 0" in gateway.look("/metrics")[1]  # within a scraper's patience
             with BlockingGatewayClient(gateway.url, papers.login("edge")) as client:
                 with pytest.raises(Unavailable, match="broker did not answer"):
                     client.fetch_facts("edge_reader", 1)

@@ -251,3 +251,14 @@ async def test_threads_can_do_the_same(zone: Zone) -> None:
 
     await zone.consumer()
     assert await asyncio.to_thread(work) == (1, False, True)
+
+
+async def test_a_consumer_that_moved_to_another_stream_is_found_again(zone: Zone) -> None:
+    await zone.consumer()
+    await zone.facts.fetch_facts("reader")
+    await zone.js.delete_consumer("FACTS", "reader")
+    await zone.js.create_stream({"name": "MORE", "subjects": ["more.>"]})
+    await zone.js.create_consumer("MORE", {"durable_name": "reader", "ack_policy": "explicit"})
+    with pytest.raises(ConsumerNotFound):
+        await zone.facts.fetch_facts("reader")
+    assert (await zone.facts.fetch_facts("reader")).stream == "MORE"
