@@ -95,6 +95,13 @@ def test_declared_consumers_stay_unless_asked_for(account: Account) -> None:
     assert account.names() == set()
 
 
+def test_a_name_that_cannot_be_pruned_is_told_and_the_others_are_not_talked_about(account: Account) -> None:
+    done = account.run("prune", "S", "nosuch", "--unused", "0s", "--yes")
+    assert (done.returncode, "S has no consumer 'nosuch'" in done.stderr) == (2, True), done
+    assert "stay" not in done.stderr
+    assert account.names() == {"worker", "late", "declared"}
+
+
 def test_pruning_asks_and_without_a_terminal_wants_yes(account: Account) -> None:
     assert account.run("prune", "--unused", "1ms").returncode == 64
     assert account.run("prune", "--yes").returncode == 64

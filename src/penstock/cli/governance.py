@@ -11,6 +11,7 @@ import click
 
 from penstock.broker import ConsumerInfo, metadata
 from penstock.cli.common import (
+    EXIT_ATTENTION,
     EXIT_OK,
     Column,
     Context,
@@ -72,7 +73,7 @@ def _row(info: ConsumerInfo, idle: timedelta) -> tuple[Any, ...]:
     return name, approximate_duration(idle), info.ack_floor_stream_seq, info.unprocessed, told["owner"], told["purpose"]
 
 
-@click.command()
+@click.command(epilog="Exit code 2: some of NAMES are not there, or in use.")
 @click.argument("stream", required=False)
 @click.argument("names", nargs=-1)
 @click.option("--unused", "longer_than", required=True, metavar="DURATION", help="Only those idle for so long, as 7d.")
@@ -103,9 +104,13 @@ async def prune(
     limit, settings = duration_flag(longer_than), context.settings()
     if not yes and not sys.stdin.isatty():
         usage("pruning removes consumers and asks first, but there is no terminal: add --yes")
-    found = await unused(settings, [stream] if stream else [], limit)
-    chosen = [one for one in found if (not names or one[0].name in names) and (declared or not _platform(one[0]))]
-    kept = sum(1 for one in found if not declared and _platform(one[0]))
+    idle = await unused(settings, [stream] if stream else [], limit)
+    found = [one for one in idle if not names or one[0].name in names]
+    unknown = set(names) - {one[0].name for one in found}
+    for name in sorted(unknown):
+        err.print(f"{stream} has no consumer {name!r} that nobody has read through for {longer_than}", markup=False)
+    chosen = [one for one in found if declared or not _platform(one[0])]
+    kept = len(found) - len(chosen)
     if kept:
         err.print(f"{counted(kept, 'consumer')} stay: a platform file declares them (--declared removes them too)")
     if chosen and not yes:
@@ -118,7 +123,7 @@ async def prune(
         for one in removed:
             out.print(f"removed {one.stream} / {one.name}, which was behind sequence {one.ack_floor}")
         out.print(f"{counted(len(removed), 'consumer')} removed")
-    return EXIT_OK
+    return EXIT_ATTENTION if unknown else EXIT_OK
 
 
 async def _remove(settings: Settings, chosen: Iterable[Idle], limit: timedelta) -> list[Position]:
