@@ -207,7 +207,8 @@ class Worker:
         for partition in fresh:
             position = done.get(partition.id, 0)
             if not any(subjects.covered(subject, outcome.passed_over) for subject in partition.subjects):
-                self._go_live(partition.id, max(position, floor))
+                # Whoever coordinates a group has the ack floor in the position already, where it counts.
+                self._go_live(partition.id, max(position, floor) if self.options.catches_up else position)
                 continue
             self._behind.add(partition.id)
             if self.options.catches_up:
