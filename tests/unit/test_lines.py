@@ -75,6 +75,8 @@ def test_raw_lines_are_taken_as_they_are() -> None:
 def test_dead_letter_subjects_are_refused_unless_allowed() -> None:
     with pytest.raises(ConfigError, match="--allow-dlq"):
         LineFormat(subject="dlq.orders")
+    with pytest.raises(ConfigError, match="--allow-dlq"):
+        LineFormat(subject="dlq_audit.letters.x")
     with pytest.raises(BadLine, match="--allow-dlq"):
         LineFormat(subject_field="to").message(1, b'{"to":"dlq.orders"}')
     with pytest.raises(BadLine, match="--allow-dlq"):

@@ -103,7 +103,11 @@ class Plan:
 @click.option("--data-field", metavar="FIELD", help="The field that holds the data.  [default: the whole line]")
 @click.option("--raw", is_flag=True, help="Publish lines as they are, JSON or not.")
 @click.option("--skip-bad", is_flag=True, help="Leave out bad lines and go on; not with --atomic.")
-@click.option("--allow-dlq", is_flag=True, help="Allow subjects below `dlq.`, which belong to dead letters: for tests.")
+@click.option(
+    "--allow-dlq",
+    is_flag=True,
+    help="Allow subjects of dead letters, `dlq.` and `dlq_audit.`: for tests.",
+)
 @json_option
 @click.pass_obj
 @sync

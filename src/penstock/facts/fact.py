@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from penstock import subjects
 from penstock.errors import ConfigError
+from penstock.publish.lines import DEAD_LETTERS
 from penstock.wire.frames import Message
 from penstock.wire.headers import Headers
 
@@ -21,8 +22,6 @@ ID_HEADER = "Penstock-Fact-Id"
 DIGEST_HEADER = "Penstock-Fact-Digest"
 KEY_BYTES = 18
 MOST_ID_BYTES = 512
-DEAD_LETTER_ROOTS = frozenset({"dlq", "dlq_audit"})
-"""First tokens of what only dead letters are published to."""
 EXPECT_NONE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_STREAM = "Nats-Expected-Stream"
 OWN_HEADERS = frozenset({ID_HEADER, DIGEST_HEADER, EXPECT_NONE, EXPECT_STREAM})
@@ -66,7 +65,7 @@ def stored_subject(subject: str, fact_id: str) -> str:
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: {wrong}")
     if not subjects.is_literal(subject) or subject.startswith("$"):
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: no wildcards, and no `$` at its start")
-    if subject.partition(".")[0] in DEAD_LETTER_ROOTS:
+    if subject.partition(".")[0] in DEAD_LETTERS:
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: it belongs to dead letters")
     _check_id(fact_id)
     return f"{subject}.{key_of(fact_id)}"

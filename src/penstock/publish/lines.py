@@ -13,7 +13,8 @@ from penstock.publish.batch import literal_subject
 from penstock.publish.rows import headers_of
 from penstock.wire.headers import Headers
 
-DEAD_LETTERS = "dlq"
+DEAD_LETTERS = ("dlq", "dlq_audit")
+"""Letters, and the audit, which decides what becomes of them."""
 """First token of the subjects that dead letters live on."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -125,9 +126,9 @@ class LineFormat:
         return text
 
     def _check_dead_letters(self, subject: str) -> None:
-        if not self.allow_dead_letters and subject.split(".", 1)[0] == DEAD_LETTERS:
+        if not self.allow_dead_letters and subject.split(".", 1)[0] in DEAD_LETTERS:
             raise ConfigError(
-                f"subject {subject!r} belongs to dead letters, which carry headers that replaying them needs; "
+                f"subject {subject!r} belongs to dead letters, which carry what replaying them needs; "
                 "use --allow-dlq if you really mean it"
             )
 
