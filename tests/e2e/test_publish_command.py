@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -313,6 +314,24 @@ def test_a_killed_server_during_an_atomic_load_leaves_whole_batches_and_loses_no
     assert child.returncode == 0, errors
     assert json.loads(output)["messages"] == 20_000
     assert stream_data(server.settings, "ORDERS") == events(20_000)
+
+
+@pytest.mark.parametrize("mode", ["plain", "atomic", "fast"])
+def test_an_interrupted_load_says_what_is_stored(server: EmbeddedServer, mode: str) -> None:
+    flags = [] if mode == "plain" else [f"--{mode}"]
+    command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", "--json", *flags]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdin
+        child.stdin.write(b"\n".join(events(5_000)) + b"\n")
+        child.stdin.flush()
+        eventually(lambda: len(stream_data(server.settings, "ORDERS")) > 2_000, 30, "lines to be stored")
+        child.send_signal(signal.SIGINT)
+        output, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert errors.decode().splitlines()[-1] == "error: interrupted"
+    told = json.loads(output)
+    assert "interrupted" in told["error"]
+    assert 0 < told["messages"] <= len(stream_data(server.settings, "ORDERS"))
 
 
 def test_a_killed_server_during_a_fast_load_loses_no_line(server: EmbeddedServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -146,10 +147,20 @@ async def publish(
         await _load(plan)
     except PenstockError as exc:
         failure = exc
+    except asyncio.CancelledError:  # Ctrl-C
+        _tell(plan, Stopped(), as_json)
+        raise
     _tell(plan, failure, as_json)
     if failure:
         raise failure
     return EXIT_ATTENTION if plan.skipped or (plan.report and plan.report.maybe_twice) else EXIT_OK
+
+
+class Stopped(OutcomeUnknown):
+    """The load was interrupted: what was on its way at that moment may be stored too."""
+
+    def __str__(self) -> str:
+        return "interrupted: what was on its way may be stored too"
 
 
 def _mode(atomic: bool, fast: bool) -> str:
