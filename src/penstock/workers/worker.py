@@ -380,7 +380,9 @@ class Worker:
                 log.info("%s: %s", self.consumer.options.consumer, exc)
                 continue
             except PenstockError as exc:
-                log.warning("%s begins anew: %s", self.consumer.options.consumer, exc)
+                # Its consumer goes with its last partition: then that is no trouble.
+                level = logging.WARNING if any(self.consumer.applied) else logging.INFO
+                log.log(level, "%s begins anew: %s", self.consumer.options.consumer, exc)
             await asyncio.sleep(next(delays))
 
     async def _pull(self) -> None:
