@@ -188,6 +188,46 @@ def test_a_destination_that_cannot_be_written_safely_is_refused(tmp_path: Path, 
         bridge(here, there).run(until_caught_up=True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--map", "o.>=elsewhere.>"], "captures d.>, and nothing of 'elsewhere.>'"),
+        ([], "captures d.>, and nothing of 'o.>'"),
+        (["--map", "o.>=d.>", "--subject", "other.>"], "no subject of stream 'O' (o.>, eu.>) passes 'other.>'"),
+        (["--subject", "o. x"], "'o. x' cannot be a filter"),
+    ],
+)
+def test_a_dry_run_says_what_would_never_arrive(tmp_path: Path, flags: list[str], words: str) -> None:
+    with sites(tmp_path, subjects=["d.>"]) as (here, there):
+        done = subprocess.run(
+            command(here.server, there.server, "--dry-run", *flags), capture_output=True, text=True, timeout=60
+        )
+        assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+
+
+def test_a_dry_run_says_that_the_consumer_reads_something_else(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 1)
+        bridge(here, there).run(until_caught_up=True)
+        flags = ["--dry-run", "--subject", "o.a"]
+        done = subprocess.run(command(here.server, there.server, *flags), capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "reads everything" in done.stderr) == (1, True), done.stderr
+
+
+def test_a_filter_that_nothing_can_pass_is_refused_and_leaves_no_consumer(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        with pytest.raises(ConfigError, match="passes 'other.>'"):
+            bridge(here, there, subjects=("other.>",)).run(until_caught_up=True)
+        assert blocking.run(here.publisher.jetstream.consumers("O")) == []
+
+
+def test_a_missing_destination_says_how_to_make_it(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        blocking.run(there.publisher.jetstream.delete_stream("D"))
+        with pytest.raises(ConfigError, match="the destination has no stream 'D'.*--create"):
+            bridge(here, there).run(until_caught_up=True)
+
+
 def test_each_side_has_its_own_tls_and_login_and_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     certificates = issue_certificates(tmp_path / "tls")
     tls = certificates.server_tls(verify=True)

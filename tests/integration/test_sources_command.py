@@ -289,6 +289,16 @@ async def test_ls_shows_mode_lag_pause_and_what_is_wrong(pair: LeafPair, tmp_pat
         code, text = await asyncio.to_thread(run, pair, "sources", "ls")
         assert code == 2
         assert "does not exist" in text
+        assert "server-managed" in text  # it still is, although the consumer that says so is gone
+
+
+async def test_ls_shows_how_far_a_mirror_has_come(pair: LeafPair, tmp_path: Path) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "workqueue")
+        await apply(hub, platform_file(tmp_path, MANAGED, "mirror"))
+        await publish(leaf, 0, 5)
+        await arrived(pair, hub, 5)
+        assert [link.arrived for link in await links(hub.jetstream, "COPY")] == [5]
 
 
 @pytest.mark.parametrize("kind", ["sources", "mirror"])

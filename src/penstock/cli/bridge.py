@@ -15,7 +15,7 @@ import click
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StreamInfo
 from penstock.cli.common import CONNECTION_OPTIONS, EXIT_OK, Context, F, err, json_option, out, print_json, table
-from penstock.errors import StreamNotFound
+from penstock.errors import ConsumerNotFound, StreamNotFound
 from penstock.settings import Settings
 from penstock.sourcing import bridge as bridging
 from penstock.sourcing.bridge import Bridge, BridgeConfig, BridgeStatistics
@@ -191,17 +191,16 @@ def _dry_run(made: Bridge, create: bool, as_json: bool) -> int:
     """Look at both sides."""
     config = made.config
     with blocking.connect(made.origin_settings) as there, blocking.connect(made.destination_settings) as here:
-        source = blocking.run(_jetstream(there, made.origin_settings).stream_info(config.origin))
+        origin = _jetstream(there, made.origin_settings)
+        source = blocking.run(origin.stream_info(config.origin))
+        _check_origin(origin, source, config)
         jetstream = _jetstream(here, made.destination_settings)
-        try:
-            target: StreamInfo | None = blocking.run(jetstream.stream_info(config.destination))
-        except StreamNotFound:
-            if not create:
-                raise
-            target = None
+        missing = create and config.destination not in blocking.run(jetstream.stream_names())
+        target = None if missing else bridging.destination_info(jetstream, config)
         position = 0
         if target:
             bridging.check_destination(target)
+            bridging.check_mappings(source, target, config)
             position = bridging.resume_point(jetstream, target, config).position
     facts = {
         "origin": f"{config.origin} at {made.origin_settings.servers[0]}",
@@ -222,6 +221,14 @@ def _dry_run(made: Bridge, create: bool, as_json: bool) -> int:
     return EXIT_OK
 
 
+def _check_origin(origin: JetStream, source: StreamInfo, config: BridgeConfig) -> None:
+    """What the origin would refuse, or has otherwise."""
+    try:
+        bridging.check_consumer(blocking.run(origin.consumer_info(config.origin, config.name)), config)
+    except ConsumerNotFound:
+        bridging.check_filters(source, config)
+
+
 def _create_destination(made: Bridge) -> None:
     """Make the destination with the subjects of the origin, as the mappings have them."""
     config = made.config
@@ -233,6 +240,7 @@ def _create_destination(made: Bridge) -> None:
         except StreamNotFound:
             pass
         source = blocking.run(_jetstream(there, made.origin_settings).stream_info(config.origin))
+        bridging.check_filters(source, config)
         subjects = bridging.destination_subjects(source, config)
         blocking.run(jetstream.create_stream({"name": config.destination, "subjects": subjects, "allow_atomic": True}))
         err.print(f"made stream {config.destination} with subjects {', '.join(subjects)}", markup=False)

@@ -26,6 +26,7 @@ from penstock.errors import (
     MessageNotFound,
     OutcomeUnknown,
     PenstockError,
+    StreamNotFound,
     Unavailable,
 )
 from penstock.publish.batch import EXPECTED_LAST, Batch
@@ -75,6 +76,9 @@ class BridgeConfig:
     def __post_init__(self) -> None:
         if set(self.name) & set(" .*>/\\\t\r\n") or not self.name:
             raise ConfigError(f"{self.name!r} cannot be the name of a bridge: letters, digits, _ and - are")
+        for filter_ in self.subjects:
+            if wrong := subjects.problem(filter_):
+                raise ConfigError(f"{filter_!r} cannot be a filter of bridge {self.name!r}: {wrong}")
 
     @property
     def delivers_to(self) -> str:
@@ -168,7 +172,7 @@ class Bridge:
 
     def _session(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
         with BlockingPublisher.connect(self.destination_settings) as publisher:
-            info = blocking.run(publisher.jetstream.stream_info(self.config.destination))
+            info = destination_info(publisher.jetstream, self.config)
             check_destination(info)
             resume = resume_point(publisher.jetstream, info, self.config)
             self._check_owner(resume)
@@ -306,6 +310,17 @@ class Pace:
 # -- both sides, before anything moves ---------------------------------------------------------------------------------
 
 
+def destination_info(jetstream: JetStream, config: BridgeConfig) -> StreamInfo:
+    """The destination; raises `ConfigError` when there is none."""
+    try:
+        return blocking.run(jetstream.stream_info(config.destination))
+    except StreamNotFound as exc:
+        raise ConfigError(
+            f"the destination has no stream {config.destination!r}; `penstock bridge --create` makes it, or declare it "
+            "there with `allow_atomic: true`"
+        ) from exc
+
+
 def check_destination(info: StreamInfo) -> None:
     """Raise `ConfigError` when a bridge cannot write to the stream, or could not tell later what it wrote."""
     config = info.config
@@ -345,18 +360,58 @@ def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
         try:
             info = blocking.run(jetstream.consumer_info(config.origin, config.name))
         except ConsumerNotFound:
+            check_filters(blocking.run(jetstream.stream_info(config.origin)), config)
             wanted = consumer_config(config.name, config.delivers_to, config.subjects)
             try:
                 return blocking.run(jetstream.create_consumer(config.origin, wanted))
             except AlreadyExists as exc:
                 raise Unavailable(f"somebody else is making consumer {config.name!r} of {config.origin!r}") from exc
+    check_consumer(info, config)
+    return info
+
+
+def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:
+    """Raise `ConfigError` when the bridge's consumer reads something else than the bridge should."""
     if set(info.filters) != set(config.subjects):
         raise ConfigError(
             f"consumer {config.name!r} of {config.origin!r} reads {', '.join(info.filters) or 'everything'}, and the "
             f"bridge was told {', '.join(config.subjects) or 'everything'}; give the bridge another name, or the same "
             "filter"
         )
-    return info
+
+
+def check_filters(origin: StreamInfo, config: BridgeConfig) -> None:
+    """Raise `ConfigError` for a filter that no message of the origin can pass."""
+    stored = _stored_subjects(origin)
+    for filter_ in config.subjects:
+        if not subjects.any_overlap([filter_], stored):
+            raise ConfigError(
+                f"no subject of stream {origin.name!r} ({', '.join(stored)}) passes {filter_!r}; correct the filter"
+            )
+
+
+def check_mappings(origin: StreamInfo, destination: StreamInfo, config: BridgeConfig) -> None:
+    """Raise `ConfigError` when messages would get subjects that the destination does not capture.
+
+    Only where all that passes a filter is concerned: where some of it would be captured, the messages decide.
+    """
+    captured = list(destination.config.get("subjects") or ())
+    read = config.subjects or _stored_subjects(origin)
+    concerned = replace(config, mappings=tuple(m for m in config.mappings if subjects.any_overlap([m.source], read)))
+    for subject in destination_subjects(origin, concerned):
+        if not subjects.any_overlap([subject], captured):
+            raise ConfigError(
+                f"stream {destination.name!r} captures {', '.join(captured)}, and nothing of {subject!r}, which the "
+                "bridge would write; map the subjects, or add it to the stream"
+            )
+
+
+def _stored_subjects(stream: StreamInfo) -> list[str]:
+    """What the stream can hold; anything, where it copies others or changes what it captures."""
+    config = stream.config
+    if config.get("mirror") or config.get("sources") or config.get("subject_transform"):
+        return [">"]
+    return list(config.get("subjects") or [">"])
 
 
 def destination_subjects(origin: StreamInfo, config: BridgeConfig) -> list[str]:

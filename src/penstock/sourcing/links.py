@@ -89,7 +89,7 @@ async def _link(js: JetStream, stream: StreamInfo, source: SourceInfo, config: J
         origin=config["name"],
         api=api,
         kind=kind,
-        mode=modes.mode_of(config, consumer.config if consumer else None),
+        mode=_mode(stream.name, config, consumer),
         consumer=consumer.name if consumer else named,
         lag=consumer.unprocessed if consumer else source.lag,
         lag_time=age,
@@ -97,9 +97,19 @@ async def _link(js: JetStream, stream: StreamInfo, source: SourceInfo, config: J
         heard_ago=source.active,
         paused_for=consumer.paused_for if consumer else None,
         acknowledged=consumer.ack_floor_stream_seq if consumer else None,
-        arrived=source.raw.get("seq"),
+        # A mirror keeps the sequences of its origin, and the server says them for sources only.
+        arrived=stream.state.last_seq if kind == "mirror" else source.raw.get("seq"),
         problem=problem or source.error,
     )
+
+
+def _mode(stream: str, config: Json, consumer: ConsumerInfo | None) -> Mode:
+    """By the consumer's mark; where the consumer is gone or out of sight, by where the source listens."""
+    wanted = config.get("consumer")
+    if consumer is None and wanted:
+        ours = modes.default_deliver_subject(stream, config, wanted["name"])
+        return Mode.SERVER_MANAGED if wanted["deliver_subject"] == ours else Mode.USER_MANAGED
+    return modes.mode_of(config, consumer.config if consumer else None)
 
 
 async def _consumer(there: JetStream, stream: str, config: Json) -> tuple[ConsumerInfo | None, str | None]:

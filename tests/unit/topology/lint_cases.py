@@ -383,6 +383,12 @@ CASES = [
         ),
         2,
     ),
+    LintCase(
+        "O11",
+        streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: t.>}}"),
+        streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: s.a}}"),
+        3,
+    ),
     # pipelines
     LintCase(
         "P01",

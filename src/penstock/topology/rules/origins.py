@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from penstock import subjects
 from penstock.topology.document import nearest
 from penstock.topology.model import Platform, SourceSpec, StreamSpec
 from penstock.topology.rules.rule import Case, Hit, Severity, rule
@@ -82,7 +83,15 @@ def fitting_consumer(case: Case) -> Iterator[Hit]:
                 message = (
                     f"the source {origin.name!r} of {stream.name!r} reads through {origin.consumer.name!r}: {fault}"
                 )
-                yield at(stream, origin, message, "correct the consumer, or write `server_managed: true`")
+                yield at(stream, origin, message, _remedy(case.platform, origin))
+
+
+def _remedy(platform: Platform, origin: SourceSpec) -> str:
+    assert origin.consumer is not None
+    if origin.consumer.name in platform.consumers:
+        return "correct the consumer, or write `server_managed: true`"
+    keys = f"stream: {origin.name}, ack_policy: flow_control, deliver_subject: {origin.consumer.deliver_subject}"
+    return f"declare it: `{origin.consumer.name}: {{{keys}}}`, or write `server_managed: true`"
 
 
 def _misfits(platform: Platform, origin: SourceSpec) -> Iterator[str]:
@@ -228,3 +237,19 @@ def captured_deliveries(case: Case) -> Iterator[Hit]:
             message = f"the source {origin.name!r} of {stream.name!r} delivers to {subject!r}, which {other.name!r}"
             fix = "choose a deliver_subject that no stream captures, or leave it out with `server_managed: true`"
             yield at(stream, origin, f"{message} captures with {captured!r}", fix)
+
+
+@rule(
+    "O11",
+    Severity.ERROR,
+    "filter of a source matches nothing",
+    "No subject of the origin passes the filter, so nothing is ever copied, and nobody complains.",
+)
+def filter_matches(case: Case) -> Iterator[Hit]:
+    for stream, origin in each(case):
+        source, filter_ = local(case.platform, origin), origin.config.get("filter_subject")
+        if not source or not filter_ or source.origins or "subject_transform" in source.config:
+            continue  # stored subjects can then differ from the captured ones
+        if not subjects.any_overlap([filter_], source.subjects):
+            message = f"no subject of stream {source.name!r} ({', '.join(source.subjects)}) passes {filter_!r}"
+            yield at(stream, origin, message, "correct the filter_subject, or add the subject to the origin")
