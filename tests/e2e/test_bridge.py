@@ -216,7 +216,7 @@ def test_a_dry_run_says_that_the_consumer_reads_something_else(tmp_path: Path) -
 
 def test_a_filter_that_nothing_can_pass_is_refused_and_leaves_no_consumer(tmp_path: Path) -> None:
     with sites(tmp_path) as (here, there):
-        with pytest.raises(ConfigError, match="passes 'other.>'"):
+        with pytest.raises(ConfigError, match=r"passes 'other\.>'"):
             bridge(here, there, subjects=("other.>",)).run(until_caught_up=True)
         assert blocking.run(here.publisher.jetstream.consumers("O")) == []
 
@@ -224,7 +224,7 @@ def test_a_filter_that_nothing_can_pass_is_refused_and_leaves_no_consumer(tmp_pa
 def test_a_missing_destination_says_how_to_make_it(tmp_path: Path) -> None:
     with sites(tmp_path) as (here, there):
         blocking.run(there.publisher.jetstream.delete_stream("D"))
-        with pytest.raises(ConfigError, match="the destination has no stream 'D'.*--create"):
+        with pytest.raises(ConfigError, match=r"the destination has no stream 'D'.*--create"):
             bridge(here, there).run(until_caught_up=True)
 
 
