@@ -11,6 +11,8 @@ from typing import Any
 
 from harness import Timed
 
+BEING_REMOVED = 10049
+"""The files of a large stream are still being removed: one of the same name cannot be made yet."""
 ACK = re.compile(rb'"type":"ack","seq":(\d+),"msgs":(\d+)')
 
 
@@ -47,7 +49,13 @@ def fresh_stream(port: int, name: str, subjects: list[str], **config: Any) -> No
     """Delete and create a stream, so that every round starts with an empty one."""
     raw = RawConnection(port)
     raw.ask(f"$JS.API.STREAM.DELETE.{name}")
-    answer = raw.ask(f"$JS.API.STREAM.CREATE.{name}", {"name": name, "subjects": subjects, "storage": "file", **config})
+    wanted = {"name": name, "subjects": subjects, "storage": "file", **config}
+    deadline = time.monotonic() + 10
+    while True:
+        answer = raw.ask(f"$JS.API.STREAM.CREATE.{name}", wanted)
+        if answer.get("error", {}).get("err_code") != BEING_REMOVED or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
     raw.close()
     if "error" in answer:
         raise RuntimeError(answer["error"])
