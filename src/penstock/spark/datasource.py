@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("jetstream")` known to this session.
+    """Make `format("jetstream")` known to a Spark session.
 
     Also lets Spark hand the filters of a query to Python sources, and starts to compile the reader's inner loops in the
     background if nobody has on this machine; reading works meanwhile, only slower.

@@ -24,7 +24,7 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing(spark: SparkSession) -> str | None:
-    """What keeps this session from writing Delta tables, and what to do about it; None when nothing does."""
+    """What keeps the Spark session from writing Delta tables, and what to do about it; None when nothing does."""
     jvm: Any = spark._jvm
     try:
         jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(EXTENSION)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import re
-from pathlib import Path
-
 import pytest
+from tests.pages import check_examples
 
 from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
 from penstock.wire import blocking
 
-PAGE = Path(__file__).parents[3] / "docs" / "facts.md"
 READER = {"ack_policy": "explicit", "ack_wait": 300_000_000, "metadata": {"penstock.reader": "dedicated"}}
 
 
@@ -24,11 +19,4 @@ def test_the_examples_print_what_the_page_says(nats_server: EmbeddedServer, monk
         blocking.run(js.create_stream({"name": "FACTS", "subjects": ["facts.>"]}))
         for name in ("edge_reader", "other_reader"):
             blocking.run(js.create_consumer("FACTS", {"durable_name": name, **READER}))
-    found = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == PAGE.read_text().count("```python")
-    names: dict[str, object] = {"__name__": "facts_page"}
-    for code, expected in found:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(PAGE), "exec"), names)
-        assert printed.getvalue() == expected
+    check_examples("facts.md")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import random
-import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -23,6 +20,7 @@ from connectrpc.errors import ConnectError
 from protobuf.wkt import Duration
 from pyqwest import SyncClient, SyncHTTPTransport
 from tests.gateways import TOKENS, Papers, RunningGateway, write_platform
+from tests.pages import check_examples
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
@@ -142,15 +140,10 @@ def test_a_generated_client_speaks_both_encodings(zone: Zone, codec: str) -> Non
 
 
 def test_the_example_of_the_page_prints_what_the_page_says(zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
-    ((code, expected),) = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", text, re.DOTALL)
     monkeypatch.setenv("GATEWAY_URL", zone.gateway.url)
     monkeypatch.setenv("GATEWAY_CA", zone.papers.ca)
     monkeypatch.setenv("GATEWAY_TOKEN", TOKENS["other"])
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, "gateway.md", "exec"), {"__name__": "gateway_page"})
-    assert printed.getvalue() == expected
+    check_examples("gateway.md")
 
 
 def test_a_page_of_one_gateway_is_confirmed_by_another(zone: Zone) -> None:
