@@ -184,6 +184,12 @@ class Lane:
             elif sequence in self.parked:
                 yield self.parked[sequence], None
 
+    def out(self) -> Iterator[tuple[int, str]]:
+        """What the server waits for, and where to answer it: all but what it was asked to deliver again."""
+        for sequence, message in self.items.items():
+            if reply := message.reply if message else self.parked.get(sequence):
+                yield sequence, reply
+
     # -- room ------------------------------------------------------------------------------------------------------
 
     def slow(self, now: float) -> bool:

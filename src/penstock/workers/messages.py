@@ -91,6 +91,12 @@ def _from_count(reply: str) -> list[str]:
     return tokens[start : start + 5]
 
 
+def consumer_of(reply: str) -> str:
+    """The consumer that waits for an answer there."""
+    tokens = reply.split(".")
+    return tokens[3] if len(tokens) == SHORT_FORM else tokens[5]
+
+
 def acks(replies: Sequence[str]) -> bytes:
     """Acknowledge all of them in one piece: an empty message to each."""
     return f"PUB {ACKED.join(replies)} 0\r\n\r\n".encode("utf-8", "surrogateescape")

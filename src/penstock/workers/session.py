@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,6 +21,7 @@ from penstock.wire import aio, deliveries, frames
 from penstock.workers import messages, pacing
 from penstock.workers.dispatch import ACKS
 from penstock.workers.messages import Message
+from penstock.workers.recall import Here, Recall
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ ACK_LINGER = 0.005
 """Seconds that acknowledgements wait for company."""
 RECALLED = 20_000
 """Pending messages are asked for one by one up to this range of sequences; beyond it the consumer is reset."""
+RECALLED_WITHIN = 5.0
+"""Seconds that recalled messages may take; then they are recalled once more."""
 
 
 class Interrupted(Unavailable):
@@ -57,6 +60,8 @@ class Pull:
     """When something last came."""
     delivery: int = 0
     """The number of the last delivery; the server counts from 1 again after a reset."""
+    recall: Recall | None = None
+    """What was recalled from others and is not complete: until then nothing that comes is handed on."""
 
 
 class Session:
@@ -69,19 +74,22 @@ class Session:
         stream: str,
         acks: list[str],
         deliver: Callable[[list[Message]], None],
+        here: Here,
         room: Callable[[], int],
         size: Callable[[], int],
         inboxes: dict[str, str],
     ) -> None:
         """`acks` are to be sent, and taken out. `deliver` takes messages and must not wait.
 
-        `room`: messages that may still come. `size`: of a batch. `inboxes` are those of earlier sessions, by consumer:
-        the server may still have requests with them, and what it sends there is for us.
+        `here`: what of a consumer has come and is not done. `room`: messages that may still come. `size`: of a batch.
+        `inboxes` are those of earlier sessions, by consumer: the server may still have requests with them, and what it
+        sends there is for us.
         """
         self._connection = connection
         self._jetstream = jetstream
         self._stream = stream
         self._deliver = deliver
+        self._here = here
         self._room = room
         self._size = size
         self._inboxes = inboxes
@@ -100,22 +108,22 @@ class Session:
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
-    async def open(self, consumer: ConsumerInfo, known: Collection[int]) -> None:
-        """Begin to pull from a consumer. What it has delivered to somebody who is gone comes again first, in order.
-
-        `known` are sequences that are here already: they need not come again.
-        """
+    async def open(self, consumer: ConsumerInfo) -> None:
+        """Begin to pull from a consumer. What it has delivered to somebody who is gone comes again, before the rest."""
         if consumer.name in self._pulls:
             return
         if consumer.name not in self._inboxes:
             consumer = await self._alone(consumer)
             self._inboxes[consumer.name] = f"_INBOX.{secrets.token_hex(11)}"
-        await self._recall(consumer, known)
+        recalled = await self._recall(consumer)
         inbox = self._inboxes[consumer.name]
         pull = Pull(consumer.name, inbox, heard=self._now(), delivery=consumer.delivered_consumer_seq)
         pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
         self._pulls[consumer.name] = pull
         self._by_sid[b"%d" % pull.sid] = pull
+        if recalled:  # they are asked for even if there is no room: what is here may be waiting for them
+            pull.recall, pull.asked = Recall(self._now()), recalled
+            self._write(self._request(pull, recalled))
         self.top_up()
 
     def close_consumer(self, name: str) -> None:
@@ -145,23 +153,39 @@ class Session:
             consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
         return consumer
 
-    async def _recall(self, consumer: ConsumerInfo, known: Collection[int]) -> None:
+    async def _recall(self, consumer: ConsumerInfo) -> int:
+        """Have everything delivered again that is out and not here; says how many messages that may be."""
         if not consumer.ack_pending:
-            return
+            return 0
         first, last = consumer.ack_floor_stream_seq + 1, consumer.delivered_stream_seq
         if last - first > RECALLED:
             await self._jetstream.reset_consumer(self._stream, consumer.name)
-            return
-        here = set(known)
+            return 0  # after a reset they come in order
+        here = self._here(consumer.name, False)
         wanted = [sequence for sequence in range(first, last + 1) if sequence not in here]
         if not wanted:
-            return
+            return 0
         delivery = consumer.delivered_consumer_seq
         data = messages.naks_of_range(self._stream, consumer.name, wanted[:-1], delivery)
         await self._connection.send(data)
         # The last one is answered when it was processed, and so were all before it: new messages come after them.
         subject = f"{messages.ACK_PREFIX}{self._stream}.{consumer.name}.1.{wanted[-1]}.{delivery}.0.0"
         await self._connection.request(subject, messages.NAK)
+        return min(len(wanted), consumer.ack_pending)
+
+    async def finish_recalls(self) -> None:
+        """Called from time to time: see whether what was recalled is complete. New messages show it sooner."""
+        for pull in [pull for pull in self._pulls.values() if pull.recall]:
+            info = await self._jetstream.consumer_info(self._stream, pull.name)
+            if self.ended.done():
+                return
+            if pull.recall and pull.recall.is_complete(info, pull.delivery, self._here(pull.name, True)):
+                self._hand_on_recalled(pull)
+
+    def _hand_on_recalled(self, pull: Pull) -> None:
+        if recall := pull.recall:
+            pull.recall = None
+            self._deliver(recall.in_order())
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
@@ -180,7 +204,7 @@ class Session:
         if first == pull.delivery + 1 and last - first == len(found) - 1:
             pull.asked -= len(found)
             pull.delivery = last
-            self._deliver(found)
+            self._hand_on(pull, found)
         else:
             self._take_one_by_one(pull, found)
         pull.heard = self._now()
@@ -194,7 +218,13 @@ class Session:
             if message.delivery != pull.delivery + 1 and not self._follows(pull, message.delivery):
                 return
             pull.delivery = message.delivery
-            self._deliver([message])
+            self._hand_on(pull, [message])
+
+    def _hand_on(self, pull: Pull, found: list[Message]) -> None:
+        if pull.recall is None:
+            self._deliver(found)
+        elif pull.recall.add(found):
+            self._hand_on_recalled(pull)
 
     def _came(self, pull: Pull, frame: frames.Message) -> None:
         """Take whatever is not a usual delivery."""
@@ -206,7 +236,7 @@ class Session:
             pull.asked -= 1
             if message.delivery == pull.delivery + 1 or self._follows(pull, message.delivery):
                 pull.delivery = message.delivery
-                self._deliver([message])
+                self._hand_on(pull, [message])
         self._soon()
 
     def _follows(self, pull: Pull, number: int) -> bool:
@@ -229,8 +259,8 @@ class Session:
         self.top_up()
 
     def _restarted(self, pull: Pull) -> None:
-        """The consumer was reset, by us or by somebody else."""
-        pull.asked = 0
+        """The consumer was reset, by us or by somebody else: whatever is not acknowledged comes now, in order."""
+        pull.asked, pull.recall = 0, None
         calls, self._renumbered = self._renumbered, []
         for call in calls:
             call()
@@ -260,6 +290,8 @@ class Session:
                 self.fail(Interrupted(f"consumer {pull.name!r} has been silent for {SILENCE:g} s"))
             elif pull.asked <= 0:
                 pull.heard = now
+            if pull.recall and now - pull.recall.since > RECALLED_WITHIN:
+                self.fail(WentElsewhere(f"what was recalled of consumer {pull.name!r} has not come"))
         if not self._connection.connected:
             self.fail(Interrupted("the connection is lost"))
 

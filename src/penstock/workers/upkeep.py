@@ -37,6 +37,7 @@ class Upkeep:
         self._dispatcher.owners_changed()
         self._observe()
         session.check()
+        await session.finish_recalls()
         if session.stalled:
             self._dispatcher.relieve(self._options.max_in_flight)
         parked = self._dispatcher.parked

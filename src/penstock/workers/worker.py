@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
 from penstock.wire import aio
-from penstock.workers import lag
+from penstock.workers import lag, messages
 from penstock.workers.answers import SessionAnswers
 from penstock.workers.consumer import WORK_QUEUE, Trouble, UpdateOutcome, WorkerConsumer
 from penstock.workers.dispatch import Dispatcher, HandlingOptions
@@ -394,6 +394,7 @@ class Worker:
             options.stream,
             self._answers.acks,
             self._came,
+            self._here,
             self._upkeep.room,
             lambda: self._upkeep.batch.size,
             self._inboxes,
@@ -420,9 +421,19 @@ class Worker:
         infos = await self.consumer.present()
         for name in session.consumers - infos.keys():
             session.close_consumer(name)
-        known = {s for lane in self._dispatcher.lanes.values() for s in lane.items if s not in lane.delayed}
         for info in infos.values():
-            await session.open(info, known)
+            await session.open(info)
+
+    def _here(self, consumer: str, with_delayed: bool) -> set[int]:
+        """What of a consumer has come and is not done. What is delayed has no place to answer to, so it is counted only
+        where there is one consumer."""
+        alone = len(self.consumer.names) == 1
+        found = set[int]()
+        for lane in self._dispatcher.lanes.values():
+            found |= {s for s, reply in lane.out() if alone or messages.consumer_of(reply) == consumer}
+            if with_delayed and alone:
+                found |= lane.delayed
+        return found
 
     def _came(self, batch: list[Message]) -> None:
         literal, deliver, options = self._routes.literal.get, self._dispatcher.deliver, self.consumer.options

@@ -13,6 +13,7 @@ from penstock.testing import eventually_async
 from penstock.wire import aio
 from penstock.workers.dispatch import REPORTED
 from penstock.workers.messages import Message, MessageContext
+from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.verdicts import Reject, Retries
 
@@ -437,6 +438,28 @@ async def test_a_worker_that_comes_back_handles_first_what_its_predecessor_left(
     await world.publish("a", 10)
     await world.all_handled()
     await world.all_acknowledged()
+
+
+async def test_what_a_predecessor_left_is_handled_in_order_whatever_order_the_server_brings_it_in(world: World) -> None:
+    await world.create()
+    allowed = {"ack_wait": 30.0, "max_ack_pending": 4000}  # so many that they do not all come with one read
+    options = ConsumerOptions(stream=STREAM, worker_id="1", prefix="test", **allowed)
+    await world.js.create_consumer(STREAM, options.created(0, ["w.a"], None))
+    for _ in range(4):
+        await world.publish("a", 500)
+    async with await aio.connect(world.server.settings) as gone:
+        came: list[str] = []
+        await gone.subscribe("gone.inbox", handler=lambda message: came.append(message.reply))
+        await gone.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.test-1", b"2000", reply="gone.inbox")
+        await eventually_async(lambda: len(came) == 2000)
+        for reply in came[1000:]:  # these are now first in the server's queue
+            await gone.publish(reply, b"-NAK")
+        await gone.request(came[-1], b"-NAK")
+    worker = await world.worker(consumer=allowed)
+    await worker.update(partitions("a"))
+    await world.all_handled()
+    await world.all_acknowledged()
+    assert {context.delivery_count for context in world.contexts} == {2}
 
 
 async def test_deliveries_that_went_to_somebody_else_are_fetched_before_anything_after_them(world: World) -> None:

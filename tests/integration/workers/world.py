@@ -90,7 +90,13 @@ class World:
         await eventually_async(clean, 10, f"everything of {name} to be acknowledged", lambda: self.consumer(name))
 
     def state(self) -> dict[str, str]:
-        return {
-            key: f"published {len(data)}, handled {len(self.handled[key])}, last {self.handled[key][-5:]}"
-            for key, data in self.published.items()
-        }
+        return {key: self._state_of(data, self.handled.get(key, [])) for key, data in self.published.items()}
+
+    def _state_of(self, published: list[bytes], handled: list[bytes]) -> str:
+        """How far it came, and where it first differs from what was published."""
+        told = f"published {len(published)}, handled {len(handled)}, last {handled[-5:]}"
+        wrong = next((i for i, (want, got) in enumerate(zip(published, handled, strict=False)) if want != got), None)
+        if wrong is None:
+            return told
+        around = handled[max(wrong - 3, 0) : wrong + 4]
+        return f"{told}, {published[wrong]!r} was due and {handled[wrong]!r} was handled: …{around}…"
