@@ -91,7 +91,8 @@ class WorkerProcess:
         self.name = name
         self.log = log
         with log.open("wb") as output:
-            command = [sys.executable, "-m", "tests.e2e.group_worker", json.dumps({**told, "name": name})]
+            module = told.get("module", "tests.e2e.group_worker")
+            command = [sys.executable, "-m", module, json.dumps({**told, "name": name})]
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
 
     def send(self, number: int) -> None:

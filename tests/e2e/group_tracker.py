@@ -115,6 +115,8 @@ class Sink:
             if gate := self.gates.get((*place, said["worker"])):
                 await gate.wait()
             accepted = True
+        elif said["what"] == "seen":
+            accepted = any(one.number == said["number"] for one in self.effects[said["partition"]])
         else:
             accepted = self._accept(said)
         if not writer.is_closing():

@@ -228,6 +228,7 @@ def _has_consumer(shop: Shop) -> bool:
         ["json:nothing", "--stream", "S", "--group", "g", "--pattern", "a.{x}"],
         ["json:loads", "--stream", "S", "--pattern", "a.{x}"],
         ["json:loads", "--stream", "S", "--group", "g"],
+        ["json:loads", "--stream", "S", "--alone", "1", "--pattern", "a.{x}", "--overlap"],
         ["json:loads", "--stream", "S", "--group", "g", "--pattern", "a.b"],
         ["json:loads", "--stream", "S", "--group", "g", "--partition", "a"],
         ["json:loads", "--stream", "S", "--group", "g", "--pattern", "a.{x}", "--backoff", "soon"],

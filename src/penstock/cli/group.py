@@ -29,9 +29,10 @@ WORKERS: list[Column] = [
     "worker", "state", "process", ("partitions", "right"), ("lag", "right"), ("again", "right"), ("version", "right"),
 ]  # fmt: skip
 PARITY: list[Column] = [
-    "partition", ("consumer", "name"), ("not done", "right"), ("in flight", "right"), ("seen by group", "right"), "",
+    "partition", ("consumer", "name"), ("not done", "right"), ("in flight", "right"), ("seen by group", "right"),
+    ("left to group", "right"), "",
 ]  # fmt: skip
-STEPS = ["shadow", "compare", "drain", "switch", "cleanup", "rollback"]
+STEPS = ["shadow", "compare", "overlap", "drain", "switch", "cleanup", "rollback"]
 LOOK = 0.2  # seconds
 PARTITIONS: list[Column] = ["partition", ("owner", "name"), ("handoff", "right"), ("token", "right"), "on the move"]
 
@@ -93,6 +94,7 @@ async def migrate(
     The steps are shadow, compare, drain, switch and cleanup; rollback leads back from any of them but the last. While
     the migration is not at `switch`, workers of the group may run and get nothing. `compare` exits 2 when the group
     would miss messages, `drain` when some are still in flight: finish or stop their old pull loops, and drain again.
+    With overlap before drain the group works while the old ones do; both sides handle through workers.overlap then.
 
     \b
     Example:
@@ -117,12 +119,15 @@ async def _migrate(migration: Migration, step: str, within: float, as_json: bool
         _say(as_json, step, left, "messages in flight")
         return EXIT_ATTENTION if left else EXIT_OK
     if step == "shadow":
-        count = len(await migration.shadow())
-    else:
-        count = await {"switch": migration.switch, "cleanup": migration.clean_up, "rollback": migration.roll_back}[
-            step
-        ]()
-    _say(as_json, step, count, "partitions" if step in ("shadow", "switch") else "consumers")
+        _say(as_json, step, len(await migration.shadow()), "partitions")
+        return EXIT_OK
+    steps = {
+        "overlap": migration.overlap,
+        "switch": migration.switch,
+        "cleanup": migration.clean_up,
+        "rollback": migration.roll_back,
+    }
+    _say(as_json, step, await steps[step](), "partitions" if step in ("overlap", "switch") else "consumers")
     return EXIT_OK
 
 
@@ -153,7 +158,8 @@ def _print_parity(found: list[Parity], as_json: bool) -> int:
                 one.consumer,
                 one.unprocessed,
                 one.in_flight,
-                _counted(one),
+                _counted(one.counted),
+                _counted(one.left_to_group),
                 "missing" if one.missing else "",
             )
             for one in found
@@ -162,8 +168,10 @@ def _print_parity(found: list[Parity], as_json: bool) -> int:
     return EXIT_ATTENTION if missing else EXIT_OK
 
 
-def _counted(one: Parity) -> str:
-    return "unknown" if one.counted < 0 else str(one.counted)
+def _counted(messages: int | None) -> str:
+    if messages is None:
+        return ""
+    return "unknown" if messages < 0 else str(messages)
 
 
 def needs_attention(found: GroupOverview) -> bool:

@@ -25,8 +25,9 @@ from penstock.workers.handlers import Handler
 from penstock.workers.identity import new_instance
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions
+from penstock.workers.overlap import Overlap
 from penstock.workers.partitions import Partition, SubjectPattern
-from penstock.workers.sources import Hashed, Listed, PartitionSource, SeenInStream
+from penstock.workers.sources import Hashed, InBucket, Listed, PartitionSource, SeenInStream
 from penstock.workers.verdicts import BACKOFF, MAX_DELIVER, Retries
 from penstock.workers.worker import Worker
 
@@ -43,6 +44,8 @@ OPTIONS = [
     click.option("--pattern", metavar="PATTERN", help="Subjects with the partition in them: 'dc.{tool}.completion'."),
     click.option("--partition", "listed", multiple=True, metavar="ID=SUBJECT", help="A partition; repeatable."),
     click.option("--hashed", type=click.IntRange(1), metavar="N", help="N partitions; {partition} in the pattern."),
+    click.option("--in-bucket", is_flag=True, help="The partitions in the group's bucket, as a migration lists them."),
+    click.option("--overlap", is_flag=True, help="Pass over what old consumers handle: see `group migrate`."),
     click.option("--start", type=click.Choice(["all", "new"]), default="all", show_default=True,
                  help="Where a partition begins that nobody ever handled."),
     click.option("--dlq", metavar="SUBJECT", help="Where messages go that are given up."),
@@ -162,8 +165,12 @@ def _listed(given: dict[str, Any]) -> tuple[Partition, ...]:
     """Partitions that the command line names; none when they are to be found in the stream."""
     if bool(given["group"]) == bool(given["worker_id"]):
         raise ConfigError("name the group with --group, or give the worker an id of its own with --alone")
-    if bool(given["pattern"]) == bool(given["listed"]):
-        raise ConfigError("say what the partitions are: --pattern 'dc.{tool}.completion', or --partition ID=SUBJECT")
+    if (given["in_bucket"] or given["overlap"]) and not given["group"]:
+        raise ConfigError("--in-bucket and --overlap go with --group: they are about the migration to a group")
+    if [bool(given[one]) for one in ("pattern", "listed", "in_bucket")].count(True) != 1:
+        raise ConfigError(
+            "say what the partitions are: --pattern 'dc.{tool}.completion', --partition ID=SUBJECT, or --in-bucket"
+        )
     if given["hashed"] and not given["pattern"]:
         raise ConfigError("--hashed goes with --pattern, such as 'orders.{partition}.>'")
     if given["pattern"] and not given["hashed"]:
@@ -191,15 +198,30 @@ async def _member(
     options = GroupOptions(
         group=given["group"],
         stream=given["stream"],
-        source=lambda control, _: _source(given, partitions, control.jetstream),
+        source=lambda control, bucket: (
+            InBucket(bucket) if given["in_bucket"] else _source(given, partitions, control.jetstream)
+        ),
         start=given["start"],
         ttl=_seconds(given["ttl"]),
         labels=frozenset(given["labels"]),
         instance=given["instance"] or new_instance(),
     )
-    async with WorkerGroup(settings, options, handler, consumer=consumer, worker=worker) as group:
+    async with (
+        _overlapping(settings, given, handler) as chosen,
+        WorkerGroup(settings, options, chosen, consumer=consumer, worker=worker) as group,
+    ):
         err.print(f"worker {group.worker_id} of group {options.group} is working on {options.stream}", markup=False)
         yield Running(group.metrics, lambda: nothing_left(group.worker), group.until_stopped)
+
+
+@asynccontextmanager
+async def _overlapping(settings: Settings, given: dict[str, Any], handler: Handler) -> AsyncIterator[Handler]:
+    """The handler, and around it, if that is asked for, what passes over messages that the old side has handled."""
+    if not given["overlap"]:
+        yield handler
+        return
+    async with Overlap.open(settings, given["group"]) as overlap:
+        yield overlap.around(handler)
 
 
 def _source(given: dict[str, Any], listed: tuple[Partition, ...], jetstream: JetStream) -> PartitionSource:

@@ -69,3 +69,8 @@ class GroupOptions:
 def bucket_name(group: str) -> str:
     """The KV bucket of a group."""
     return f"penstock_{group}"
+
+
+def overlap_bucket(group: str) -> str:
+    """The KV bucket of an overlap on the way to a group. No group's own bucket can have that name."""
+    return f"penstock-overlap_{group}"

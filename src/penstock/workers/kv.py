@@ -17,7 +17,7 @@ from typing import Self
 
 from penstock.broker.codes import api_error
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
+from penstock.broker.model import NANOSECONDS, Json
 from penstock.errors import (
     AlreadyExists,
     ApiError,
@@ -109,10 +109,11 @@ class Bucket:
         self._prefix = f"$KV.{name}."
         self._into = f"$JS.{control.domain}.API.{self._prefix}" if control.domain else self._prefix
 
-    async def ensure(self) -> None:
-        """Make the bucket if it is missing; one that is there stays as it is."""
+    async def ensure(self, max_age: float = 0.0) -> None:
+        """Make the bucket if it is missing; one that is there stays as it is. `max_age`: seconds that a key is kept."""
         if not await self.exists():
             config = bucket_config(self.stream, self._prefix, self._replicas)
+            config["max_age"] = int(max_age * NANOSECONDS)
             try:
                 await self._control.jetstream.create_stream(config)
             except AlreadyExists:

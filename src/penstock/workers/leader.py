@@ -185,7 +185,7 @@ class Leader:
         published = await self._assignments.current()
         members = [record.member(w) for w, record in sorted(workers.items()) if record.state == ACTIVE]
         now = situation(published, workers, partitions)
-        if await migration.phase(self._bucket) not in (None, migration.UNIFIED):
+        if await migration.phase(self._bucket) not in migration.AT_WORK:
             return False  # the partitions are still others'
         if not self._stabilizer.due(now, (tuple(members), tuple(partitions))) or not members:
             return False

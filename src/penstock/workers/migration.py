@@ -4,6 +4,8 @@
     compare   count what each old consumer has before it, and what its partition would have: nothing may be missing
     drain     pause the old consumers, and wait until everything they delivered is acknowledged
     switch    each partition's claim gets its old consumer's ack floor as handoff sequence; then the group may begin
+    overlap   the same without `drain` before it, while the old consumers go on: whoever handles a message first leaves
+              a mark, and the other side passes it over (`workers.overlap`). Then `drain` and `switch` end it
     clean_up  delete the old consumers, once every partition has a settled owner
     roll_back the old consumers go on behind what the group has done; its workers must have stopped
 
@@ -14,7 +16,7 @@ their configurations are kept under the key, and `roll_back` makes them again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -24,15 +26,19 @@ from penstock.errors import ConfigError, ConsumerNotFound
 from penstock.workers import claims as claim_store
 from penstock.workers import lag
 from penstock.workers.claims import Claim, claims_in
-from penstock.workers.group_options import bucket_name
+from penstock.workers.group_options import bucket_name, overlap_bucket
 from penstock.workers.handoff import Retention
 from penstock.workers.kv import Bucket, Control
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import InBucket
 
 KEY = "migration.state"
-SHADOW, DRAINED, UNIFIED, LEGACY = "shadow", "drained", "unified", "legacy"
+SHADOW, DRAINED, OVERLAP, UNIFIED, LEGACY = "shadow", "drained", "overlap", "unified", "legacy"
+AT_WORK = frozenset({None, OVERLAP, UNIFIED})
+"""Phases in which the group assigns its partitions."""
 PAUSE = timedelta(days=3650)
+END = 1 << 63
+"""Beyond every sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,8 @@ class Parity:
     in_flight: int
     counted: int
     """Messages behind its ack floor that the group would begin with; -1 when the stream cannot count them."""
+    left_to_group: int | None = None
+    """During an overlap: messages that the group has not passed; -1 when the stream cannot count them."""
 
     @property
     def missing(self) -> bool:
@@ -72,6 +80,36 @@ def handoffs(consumers: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim])
     return made
 
 
+def unmarked(consumers: Collection[ConsumerInfo], delivered: Mapping[str, int], marks: int) -> str | None:
+    """Why an overlap may not begin yet: messages that the old side has handled without leaving a mark. Pure.
+
+    `delivered`: how far each old consumer had come at `shadow`, by when the old side must have left its marks.
+    """
+    if late := sorted(consumer.name for consumer in consumers if consumer.name not in delivered):
+        return f"{', '.join(late[:5])} came after `shadow`; repeat it, then try again"
+    for consumer in consumers:
+        if consumer.ack_pending and consumer.ack_floor_stream_seq < delivered[consumer.name]:
+            return (
+                f"{consumer.name} has not finished what it had at `shadow` (up to {delivered[consumer.name]}, and "
+                f"acknowledged up to {consumer.ack_floor_stream_seq}); wait for that, then try again"
+            )
+    if not marks and any(consumer.ack_floor_stream_seq > delivered[consumer.name] for consumer in consumers):
+        return "the old consumers have gone on and left no marks; put `Overlap` around their handlers, then `shadow`"
+    return None
+
+
+def not_passed(
+    legacy: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim], consumers: Collection[ConsumerInfo]
+) -> list[str]:
+    """Partitions of which the group has not come as far as the old consumer had: there its marks still count. Pure."""
+    busy = _floors(consumer for consumer in consumers if consumer.unprocessed)
+    return sorted(
+        partition
+        for partition, consumer in legacy.items()
+        if partition in claims and busy.get(claims[partition].owner or "", END) < consumer.delivered_stream_seq
+    )
+
+
 class Migration:
     """The migration of one stream's old consumers to one group."""
 
@@ -79,6 +117,7 @@ class Migration:
         self._control = control
         self._jetstream = control.jetstream
         self._bucket = bucket
+        self._marks = Bucket(control, overlap_bucket(bucket.name.removeprefix(bucket_name(""))))
         self._stream = stream
         self._prefix = prefix
 
@@ -91,10 +130,10 @@ class Migration:
             raise ConfigError(f"stream {self._stream!r} has no consumers whose names begin with {self._prefix!r}")
         partitions = [partition_of(consumer, self._prefix) for consumer in found]
         await self._bucket.ensure()
-        if await self._phase() == UNIFIED:
+        if await self._phase() in (OVERLAP, UNIFIED):
             raise ConfigError("the group works already; `rollback` first to begin anew")
         await InBucket(self._bucket).write(partitions)
-        await self._flag(SHADOW, found)
+        await self._write_down(found)
         return partitions
 
     async def compare(self) -> list[Parity]:
@@ -106,33 +145,71 @@ class Migration:
         measured = await lag.measure(
             self._control.connection, self._jetstream, self._stream, partitions.values(), floors
         )
+        left = await self._left_to_group(partitions.values()) if await self._phase() == OVERLAP else {}
         return [
-            Parity(p.id, c.name, c.unprocessed, c.ack_pending, measured[p.id].messages)
+            Parity(p.id, c.name, c.unprocessed, c.ack_pending, measured[p.id].messages, left.get(p.id))
             for c in found
             if (p := partitions[c.name])
         ]
 
+    async def _left_to_group(self, partitions: Collection[Partition]) -> dict[str, int]:
+        """What each partition has behind its owner's ack floor, or behind its handoff sequence while it has none."""
+        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        floors = _floors(await self._of_group())
+        done = {p: max(c.handoff, floors.get(c.owner or "", 0) if c.settled else 0) for p, c in claims.items()}
+        measured = await lag.measure(self._control.connection, self._jetstream, self._stream, partitions, done)
+        return {partition: one.messages for partition, one in measured.items()}
+
     async def drain(self) -> int:
         """Pause the old consumers; returns how many messages they have delivered that are not acknowledged yet."""
-        await self._require(SHADOW, DRAINED)
+        now = await self._require(SHADOW, DRAINED, OVERLAP)
         for consumer in await self._legacy():
             await self._jetstream.pause_consumer(self._stream, consumer.name, PAUSE)
         left = sum(consumer.ack_pending for consumer in await self._legacy())
-        if not left:
+        if not left and now != OVERLAP:  # there the group is at work, and goes on
             await self._flag(DRAINED)
         return left
 
-    async def switch(self) -> int:
-        """Hand the partitions over to the group; returns how many. From here on the group assigns them."""
-        await self._require(DRAINED, UNIFIED)
+    async def overlap(self) -> int:
+        """Let the group begin while the old consumers go on; returns how many partitions there are.
+
+        Both sides handle through `workers.overlap`, the old one since before `shadow`. Not for work queues.
+        """
+        await self._require(SHADOW, OVERLAP)
+        if await self._retention() is Retention.WORKQUEUE:
+            raise ConfigError(
+                f"stream {self._stream!r} is a work queue, where no two consumers may have the same subject: "
+                "`drain`, then `switch`"
+            )
         found = await self._legacy()
-        by_partition = {partition_of(c, self._prefix).id: c for c in found}
+        if why := unmarked(found, (await self._state()).get("delivered", {}), await self._count_of_marks()):
+            raise ConfigError(why)
+        count = await self._hand_over(found)
+        await self._flag(OVERLAP)
+        return count
+
+    async def _count_of_marks(self) -> int:
+        if not await self._marks.exists():
+            raise ConfigError("no marks are left by the old side; put `Overlap` around its handlers, then `shadow`")
+        return (await self._jetstream.stream_info(self._marks.stream)).state.messages
+
+    async def _hand_over(self, legacy: Collection[ConsumerInfo]) -> int:
+        by_partition = {partition_of(c, self._prefix).id: c for c in legacy}
         known = claims_in(await self._bucket.entries(claim_store.FAMILY))
         await claim_store.store(self._bucket, handoffs(by_partition, known))
+        return len(by_partition)
+
+    async def switch(self) -> int:
+        """Hand the partitions over to the group; returns how many. From here on the group assigns them."""
+        now = await self._require(DRAINED, UNIFIED, OVERLAP)
+        found = await self._legacy()
+        if now == OVERLAP and any(c.ack_pending or not c.paused for c in found):
+            raise ConfigError("the old consumers are still at work; `drain` first")
+        count = await self._hand_over(found)
         if await self._retention() is Retention.WORKQUEUE:
             await self._delete(found)
         await self._flag(UNIFIED)
-        return len(by_partition)
+        return count
 
     async def clean_up(self) -> int:
         """Delete the old consumers; returns how many there were. Refused while a partition has no settled owner."""
@@ -143,8 +220,16 @@ class Migration:
                 f"partitions without a settled owner: {', '.join(open_[:5])}; start workers, then try again"
             )
         found = await self._legacy()
+        if await self._marks.exists():
+            await self._clear_marks({partition_of(c, self._prefix).id: c for c in found}, claims)
         await self._delete(found)
         return len(found)
+
+    async def _clear_marks(self, legacy: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim]) -> None:
+        """Once the group has passed everything that the old side can have done."""
+        if open_ := not_passed(legacy, claims, await self._of_group()):
+            raise ConfigError(f"the group has yet to pass what was done of {', '.join(open_[:5])}; try again later")
+        await self._jetstream.delete_stream(self._marks.stream)
 
     async def roll_back(self) -> int:
         """Let the old consumers go on behind what the group has done; returns how many."""
@@ -157,6 +242,8 @@ class Migration:
         if retention is not Retention.INTEREST:
             await self._delete(await self._of_group())
         present = {consumer.name for consumer in await self._legacy()}
+        if state["phase"] == OVERLAP:  # then the old consumers get everything, and pass over what is marked
+            claims = {}
         for name, config in state["legacy"].items():
             await self._restore(name, config, claims.get(name.removeprefix(self._prefix)), retention, name in present)
         if retention is Retention.INTEREST:
@@ -203,17 +290,21 @@ class Migration:
     async def _phase(self) -> str | None:
         return await phase(self._bucket)
 
-    async def _require(self, *phases: str) -> None:
-        now = (await self._state())["phase"]
+    async def _require(self, *phases: str) -> str:
+        now = str((await self._state())["phase"])
         if now not in phases:
             raise ConfigError(f"the migration is at {now!r}, and this step comes after {phases[0]!r}")
+        return now
 
-    async def _flag(self, to: str, consumers: Collection[ConsumerInfo] | None = None) -> None:
-        if consumers is None:
-            legacy = (await self._state())["legacy"]
-        else:
-            legacy = {c.name: {k: v for k, v in c.config.items() if k != "pause_until"} for c in consumers}
-        await self._bucket.put(KEY, {"v": 1, "phase": to, "stream": self._stream, "legacy": legacy})
+    async def _flag(self, to: str) -> None:
+        await self._bucket.put(KEY, {**await self._state(), "phase": to})
+
+    async def _write_down(self, consumers: Collection[ConsumerInfo]) -> None:
+        """How the old consumers are, for the way back, and how far they are."""
+        legacy = {c.name: {k: v for k, v in c.config.items() if k != "pause_until"} for c in consumers}
+        delivered = {c.name: c.delivered_stream_seq for c in consumers}
+        state = {"v": 1, "phase": SHADOW, "stream": self._stream, "legacy": legacy, "delivered": delivered}
+        await self._bucket.put(KEY, state)
 
 
 async def phase(bucket: Bucket) -> str | None:
@@ -223,4 +314,17 @@ async def phase(bucket: Bucket) -> str | None:
 
 
 def _group_of(consumer: ConsumerInfo) -> str:
-    return str((consumer.config.get("metadata") or {}).get("penstock.group", ""))
+    return _noted(consumer, "group")
+
+
+def _floors(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:
+    """How far each worker of the group is: the least of its consumers' ack floors."""
+    found: dict[str, int] = {}
+    for consumer in consumers:
+        worker = _noted(consumer, "worker")
+        found[worker] = min(found.get(worker, END), consumer.ack_floor_stream_seq)
+    return found
+
+
+def _noted(consumer: ConsumerInfo, what: str) -> str:
+    return str((consumer.config.get("metadata") or {}).get(f"penstock.{what}", ""))

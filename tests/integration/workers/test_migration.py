@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from datetime import UTC, datetime
 
 import pytest
 from tests.integration.workers.test_group import RETENTIONS, World, penstock, world
@@ -14,6 +15,7 @@ from penstock.testing import eventually_async
 from penstock.wire import frames
 from penstock.workers.kv import Bucket
 from penstock.workers.migration import Migration
+from penstock.workers.overlap import Overlap
 
 __all__ = ["world"]
 
@@ -30,8 +32,8 @@ async def legacy_world(world: World, retention: str) -> Migration:
     return Migration(world.control, Bucket(world.control, "penstock_g"), "S", "old-")
 
 
-async def pull(world: World, n: int, count: int) -> list[int]:
-    """Handle messages as the old pull loop of a partition does."""
+async def pull(world: World, n: int, count: int, overlap: Overlap | None = None) -> list[int]:
+    """Handle messages as the old pull loop of a partition does, if need be those only that the group has not."""
     connection, arrived = world.control.connection, asyncio.Queue[frames.Message]()
     inbox, found = f"_INBOX.{secrets.token_hex(8)}", []
     sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
@@ -41,8 +43,12 @@ async def pull(world: World, n: int, count: int) -> list[int]:
         message = await asyncio.wait_for(arrived.get(), 10)
         if message.status:
             break
+        if overlap is None:
+            found.append(json.loads(message.data))
+        else:
+            async with overlap.turn(message.subject, int(message.reply.split(".")[-4]), datetime.now(UTC)) as turn:
+                found += [json.loads(message.data)] if turn else []
         await connection.request(message.reply, b"+ACK")
-        found.append(json.loads(message.data))
     await connection.unsubscribe(sid)
     world.done[f"p{n}"] += found
     return found
@@ -111,3 +117,48 @@ async def test_the_steps_as_commands(world: World) -> None:
     assert await penstock(world, "group", "migrate", "g", "switch", *old) == (0, "switch: 4 partitions\n")
     await world.join()
     await eventually_async(lambda: all(len(done) == 5 for done in world.done.values()), 20, "the rest to be done")
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+async def test_a_rollback_from_an_overlap_passes_over_what_the_group_has_done(world: World, retention: str) -> None:
+    migration = await legacy_world(world, retention)
+    async with Overlap.open(world.server.settings, "g") as overlap:
+        world.handle = overlap.around(world.handle)  # type: ignore[method-assign] -- for every worker that joins
+        await migration.shadow()
+        group = await world.join()
+        assert await migration.overlap() == 4
+        await world.shared(4)
+        await world.all_done()
+        parity = await migration.compare()
+        assert [(one.unprocessed, one.left_to_group) for one in parity] == [(2, 0)] * 4
+        with pytest.raises(ConfigError, match="still at work"):
+            await migration.switch()
+        await group.stop()
+        await world.publish("p1", 2)
+        assert await migration.roll_back() == 4
+        assert await pull(world, 1, 5, overlap) == [6, 7]
+        assert await pull(world, 0, 5, overlap) == []
+        await world.all_done()
+
+
+async def test_an_overlap_as_commands(world: World) -> None:
+    await legacy_world(world, "limits")
+    old = ("--stream", "S", "--legacy", "old-")
+    async with Overlap.open(world.server.settings, "g") as overlap:
+        world.handle = overlap.around(world.handle)  # type: ignore[method-assign] -- for every worker that joins
+        await penstock(world, "group", "migrate", "g", "shadow", *old)
+        group = await world.join()
+        assert await penstock(world, "group", "migrate", "g", "overlap", *old) == (0, "overlap: 4 partitions\n")
+        await world.shared(4)
+        await world.all_done()
+        await group.stop()
+        await world.publish("p0", 2)
+        assert await pull(world, 0, 3, overlap) == [6], "4 and 5 were the group's"
+        worker = ("--stream", "S", "--group", "g", "--in-bucket", "--overlap", "--until-done", "--json")
+        code, shown = await penstock(world, "work", "operator:eq", *worker)  # a handler that does nothing
+        assert code == 0
+        handled = json.loads(shown[shown.index("[\n") :])[0]["handled"]
+        assert handled == 2, "both of them came, of which it passed one over"
+        assert await pull(world, 0, 3, overlap) == [], "the worker has done 7"
+    assert await penstock(world, "group", "migrate", "g", "drain", *old) == (0, "drain: 0 messages in flight\n")
+    assert await penstock(world, "group", "migrate", "g", "switch", *old) == (0, "switch: 4 partitions\n")
