@@ -12,6 +12,12 @@ from typing import Generic, TypeVar
 ONE = "*"
 REST = ">"
 
+DLQ = "dlq"
+"""First token of the subjects that dead letters live on."""
+DLQ_AUDIT = "dlq_audit"
+"""First token of the subjects of the audit, which decides what becomes of dead letters."""
+DLQ_SUBJECTS = f"{DLQ}.>"
+
 T = TypeVar("T")
 
 
@@ -59,6 +65,16 @@ def overlap(one: str, other: str) -> bool:
         if x != y and ONE not in (x, y):
             return False
     return len(a) == len(b)
+
+
+def is_dead_letter(subject: str) -> bool:
+    """Whether a message on the literal `subject` would lie among the dead letters, or in their audit."""
+    return subject.partition(".")[0] in (DLQ, DLQ_AUDIT)
+
+
+def holds_dead_letters(captured: Sequence[str]) -> bool:
+    """Whether a stream of these subjects holds dead letters and nothing else."""
+    return bool(captured) and all(covers(DLQ_SUBJECTS, subject) for subject in captured)
 
 
 def any_overlap(some: Iterable[str], others: Sequence[str]) -> tuple[str, str] | None:

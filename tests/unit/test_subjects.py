@@ -75,3 +75,15 @@ def test_an_index_finds_what_overlaps_and_nothing_else(many: list[str], one: str
     for number, filter_ in enumerate(many):
         index.add(filter_, number)
     assert sorted(index.overlapping(one)) == [n for n, filter_ in enumerate(many) if subjects.overlap(filter_, one)]
+
+
+def test_dead_letters_are_told_by_their_first_token() -> None:
+    mine = ["dlq", "dlq.a", "dlq_audit.letters.x"]
+    assert [one for one in (*mine, "dlqs.a", "a.dlq", "dlq_", "") if subjects.is_dead_letter(one)] == mine
+
+
+def test_a_stream_holds_dead_letters_when_it_captures_nothing_else() -> None:
+    assert subjects.holds_dead_letters(["dlq.>"])
+    assert subjects.holds_dead_letters(["dlq.a.*", "dlq.b"])
+    for other in ([], ["dlq.>", "s.a"], [">"], ["dlq_audit.>"]):
+        assert not subjects.holds_dead_letters(other)

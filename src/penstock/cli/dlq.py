@@ -377,7 +377,7 @@ async def audit_(context: Context, since: str | None, as_json: bool) -> int:
             info = await broker.jetstream.stream_info(streams.AUDIT)
         except NotFound:
             info = None
-    subject = f"{streams.AUDIT_PREFIX}.letters.>"
+    subject = streams.settled_subject(">")
     found = await asyncio.to_thread(audit.records, settings, info, [subject], moment) if info else []
     if as_json:
         print_json({"version": 1, "records": [{**raw, "at": message.time} for message, raw in found]})

@@ -21,6 +21,7 @@ from penstock.deadletter import streams
 from penstock.deadletter.inventory import messages
 from penstock.deadletter.letters import FiledLetter
 from penstock.errors import NotFound
+from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
 
 VERSION: Final = 1
@@ -97,8 +98,8 @@ class Record:
         return told
 
     @property
-    def subject(self) -> str:
-        return streams.settled_subject(self.letter.id)
+    def subject(self) -> LetterSubject:
+        return LetterSubject(streams.settled_subject(self.letter.id))
 
     def encode(self) -> bytes:
         return _encoded(self.json())
@@ -118,8 +119,8 @@ class Chunk:
     only_failed: bool = False
 
     @property
-    def subject(self) -> str:
-        return streams.run_subject(self.deed.run)
+    def subject(self) -> LetterSubject:
+        return LetterSubject(streams.run_subject(self.deed.run))
 
     def begun(self) -> bytes:
         said = {"letters": self.letters, "floors": self.floors, "edited": self.edited, "only_failed": self.only_failed}

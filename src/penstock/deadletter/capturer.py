@@ -29,8 +29,7 @@ from penstock.deadletter.pulling import Pull
 from penstock.errors import AlreadyExists, ConfigError, NotFound, PenstockError, Unavailable
 from penstock.retry import Backoff
 from penstock.settings import Settings
-from penstock.subjects import overlap
-from penstock.topology.model import DLQ_PREFIX, DLQ_SUBJECTS
+from penstock.subjects import DLQ, DLQ_SUBJECTS, overlap
 from penstock.wire import aio
 from penstock.wire.frames import Message
 
@@ -220,7 +219,7 @@ class Desk:
         captured = (await self._jetstream.stream_info(consumer.stream)).config.get("subjects") or ()
         if any(overlap(subject, DLQ_SUBJECTS) for subject in captured):
             return None
-        return f"{DLQ_PREFIX}.{consumer.stream}.{consumer.name}"
+        return f"{DLQ}.{consumer.stream}.{consumer.name}"
 
 
 def dlq_of(consumer: ConsumerInfo) -> str | None:

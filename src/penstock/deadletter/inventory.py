@@ -10,20 +10,14 @@ from penstock.broker.model import StoredMessage, StreamInfo
 from penstock.deadletter.letters import FiledLetter, read
 from penstock.deadletter.selection import Selection
 from penstock.settings import Settings
-from penstock.subjects import covers
-from penstock.topology.model import DLQ_SUBJECTS
+from penstock.subjects import DLQ_SUBJECTS, holds_dead_letters
 from penstock.wire.reader import Range, read_range
 
 
 async def letter_streams(jetstream: JetStream) -> list[StreamInfo]:
     """The streams that hold dead letters and nothing else."""
     found = await jetstream.streams(DLQ_SUBJECTS)
-    return [info for info in found if _holds_letters(info)]
-
-
-def _holds_letters(info: StreamInfo) -> bool:
-    captured = info.config.get("subjects") or ()
-    return bool(captured) and all(covers(DLQ_SUBJECTS, subject) for subject in captured)
+    return [info for info in found if holds_dead_letters(info.config.get("subjects") or ())]
 
 
 def letters(settings: Settings, streams: list[StreamInfo], wanted: Selection | None = None) -> Iterator[FiledLetter]:

@@ -35,9 +35,9 @@ from penstock.deadletter.letters import FiledLetter
 from penstock.deadletter.selection import Selection
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.publish.plain import PlainPublisher, PubAck
+from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
-from penstock.subjects import covers, is_literal, problem
-from penstock.topology.model import DLQ_SUBJECTS
+from penstock.subjects import is_dead_letter, is_literal, problem
 from penstock.wire import aio
 
 CHUNK: Final = 256
@@ -88,7 +88,7 @@ def obstacle(filed: FiledLetter, options: ReplayOptions) -> str | None:
         return "its body is gone: the message had left its stream before it was captured"
     if not letter.subject or problem(letter.subject) or not is_literal(letter.subject):
         return "its original subject is not known"
-    if covers(DLQ_SUBJECTS, letter.subject):
+    if is_dead_letter(letter.subject):
         return "it was a dead letter itself: nothing is published among those"
     if letter.replays >= options.max_replays:
         return f"replayed {letter.replays} times already (--max-replays {options.max_replays})"
@@ -366,7 +366,7 @@ class Room:
                 raise outcome
         self.settled |= {audit.place(record.letter) for record in records}
 
-    async def _say(self, subject: str, data: bytes) -> None:
+    async def _say(self, subject: LetterSubject, data: bytes) -> None:
         outcomes = [*await self._publisher.add(subject, data), *await self._publisher.finish()]
         for outcome in outcomes:
             if isinstance(outcome, PenstockError):

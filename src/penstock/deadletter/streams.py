@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.broker.model import Json
+from penstock.subjects import DLQ_AUDIT
 from penstock.units import nanoseconds, parse_duration
 
 MAX_DELIVERIES: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
@@ -13,8 +14,7 @@ ADVISORY_SUBJECTS: Final = (f"{MAX_DELIVERIES}.>", f"{TERMINATED}.>")
 
 ADVISORIES: Final = "DLQ_ADVISORIES"
 AUDIT: Final = "DLQ_AUDIT"
-AUDIT_PREFIX: Final = "dlq_audit"
-AUDIT_SUBJECTS: Final = (f"{AUDIT_PREFIX}.>",)
+AUDIT_SUBJECTS: Final = (f"{DLQ_AUDIT}.>",)
 
 KEEP_ADVISORIES: Final = "30d"
 KEEP_AUDIT: Final = "365d"
@@ -50,9 +50,9 @@ def audit_config(replicas: int = 1) -> Json:
 
 def settled_subject(letter_id: str) -> str:
     """Where the audit says that a letter was replayed or discarded."""
-    return f"{AUDIT_PREFIX}.letters.{letter_id}"
+    return f"{DLQ_AUDIT}.letters.{letter_id}"
 
 
 def run_subject(run: str) -> str:
     """Where the audit tells of one replay or discard of many letters."""
-    return f"{AUDIT_PREFIX}.runs.{run}"
+    return f"{DLQ_AUDIT}.runs.{run}"

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 
 from penstock import subjects
 from penstock.errors import ConfigError
-from penstock.publish.lines import DEAD_LETTERS
 from penstock.wire.frames import Message
 from penstock.wire.headers import Headers
 
@@ -65,7 +64,7 @@ def stored_subject(subject: str, fact_id: str) -> str:
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: {wrong}")
     if not subjects.is_literal(subject) or subject.startswith("$"):
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: no wildcards, and no `$` at its start")
-    if subject.partition(".")[0] in DEAD_LETTERS:
+    if subjects.is_dead_letter(subject):
         raise ConfigError(f"{subject!r} cannot be the subject of a fact: it belongs to dead letters")
     _check_id(fact_id)
     return f"{subject}.{key_of(fact_id)}"

@@ -14,6 +14,7 @@ from penstock.broker.model import parse_time
 from penstock.deadletter.letters import home
 from penstock.errors import MessageNotFound, NotFound
 from penstock.publish import advisories
+from penstock.subjects import holds_dead_letters
 
 T = TypeVar("T")
 
@@ -57,8 +58,8 @@ class StreamStatus:
 
     @property
     def is_dead_letters(self) -> bool:
-        """Whether the stream holds dead letters: all of its subjects lie below `dlq.`."""
-        return bool(self.subjects) and all(subject.startswith("dlq.") for subject in self.subjects)
+        """Whether the stream holds dead letters and nothing else."""
+        return holds_dead_letters(self.subjects)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from penstock.errors import ConfigError, PenstockError
 from penstock.publish import errors
 from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchAck, BatchRef
+from penstock.publish.reserved import check_unreserved
 from penstock.subjects import is_literal, matches
 from penstock.wire import frames, headers
 from penstock.wire.headers import Headers
@@ -373,10 +374,11 @@ def probed(answer: frames.Message) -> int:
 
 @lru_cache(maxsize=10_000)  # once a message, and subjects repeat
 def literal_subject(subject: str) -> bytes:
-    """The subject as bytes, if a message can be published to it."""
+    """The subject as bytes, if a message can be published to it. Every publisher takes its subjects from here."""
     if not isinstance(subject, str):
         raise ConfigError(f"a subject is text, not {subject!r}")
     frames.checked_subject(subject)
+    check_unreserved(subject)
     if not is_literal(subject):
         raise ConfigError(f"{subject!r} has a wildcard: messages are published to one subject")
     try:

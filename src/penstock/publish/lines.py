@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.publish.batch import literal_subject
+from penstock.publish.reserved import LetterSubject
 from penstock.publish.rows import headers_of
+from penstock.subjects import is_dead_letter
 from penstock.wire.headers import Headers
-
-DEAD_LETTERS = ("dlq", "dlq_audit")
-"""Letters, and the audit, which decides what becomes of them."""
-"""First token of the subjects that dead letters live on."""
 
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _NO_TOKEN = re.compile(r"[\s.*>\0]|^$")
@@ -78,8 +76,7 @@ class LineFormat:
         if "{" in rest or "}" in rest or "" in self._placeholders:
             raise ConfigError(f"subject {subject!r} has a brace that names no field: write a field as {{field}}")
         if not self._placeholders:
-            literal_subject(subject)
-            self._check_dead_letters(subject)
+            literal_subject(self._allowed(subject))
 
     @property
     def _placeholders(self) -> list[str]:
@@ -88,7 +85,7 @@ class LineFormat:
     def message(self, number: int, line: bytes) -> Numbered:
         """The message of a line, fit to be sent but for its size. Raises `BadLine` with its number."""
         if self.raw:
-            return Numbered(number, self.subject or "", line, None, None)
+            return Numbered(number, self._allowed(self.subject or ""), line, None, None)
         event = _parsed(number, line)
         try:
             made = self._made(number, event, line)
@@ -116,8 +113,7 @@ class LineFormat:
             subject = self._text(number, event, self.subject_field)
         else:
             subject = _PLACEHOLDER.sub(lambda found: self._token(number, event, found[1]), self.subject or "")
-        self._check_dead_letters(subject)
-        return subject
+        return self._allowed(subject)
 
     def _token(self, number: int, event: dict[str, Any], path: str) -> str:
         text = self._text(number, event, path)
@@ -125,12 +121,15 @@ class LineFormat:
             raise BadLine(number, f"field {path!r} is {text!r}, which is no single token of a subject")
         return text
 
-    def _check_dead_letters(self, subject: str) -> None:
-        if not self.allow_dead_letters and subject.split(".", 1)[0] in DEAD_LETTERS:
+    def _allowed(self, subject: str) -> str:
+        if not is_dead_letter(subject):
+            return subject
+        if not self.allow_dead_letters:
             raise ConfigError(
                 f"subject {subject!r} belongs to dead letters, which carry what replaying them needs; "
                 "use --allow-dlq if you really mean it"
             )
+        return LetterSubject(subject)
 
     def _headers(self, number: int, event: dict[str, Any]) -> Headers | None:
         made: dict[str, Any] = {}

@@ -100,7 +100,9 @@ class _Leads(dict[str, bytes]):
     def __missing__(self, subject: str) -> bytes:
         if len(self) >= MAX_LEADS:
             self.clear()
-        lead = self[subject] = literal_subject(subject) + b" "
+        lead = literal_subject(subject) + b" "
+        if type(subject) is str:  # what one may publish who holds a `LetterSubject` is no answer for the next
+            self[subject] = lead
         return lead
 
 

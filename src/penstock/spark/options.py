@@ -49,6 +49,8 @@ SOURCE = (
 )
 SINK = ("stream", "subject", "delivery", "txnAppId", "txnVersion", "checkpointLocation")
 """`checkpointLocation` is Spark's own; it is handed to the sink of a streaming query too."""
+DEAD_LETTERS = "penstockDeadLetters"
+"""Says that rows are the bad records of a pipeline, which go among the dead letters. For pipelines, and no user."""
 DELIVERIES = ("atomic", "fast")
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)")
@@ -116,6 +118,8 @@ class SinkOptions:
     txn_app_id: str | None = None
     """Names a series of batch writes; with `txn_version` it says which write this is, so that it happens once."""
     txn_version: int = 0
+    dead_letters: bool = False
+    """Rows are the bad records of a pipeline: they may go where nobody else writes."""
 
 
 def check_source_names(options: Mapping[str, str]) -> None:
@@ -150,7 +154,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of a write."""
-    given = _Given(options, SINK, "sink")
+    given = _Given(options, SINK, "sink", (DEAD_LETTERS,))
     delivery = given.text("delivery") or DELIVERIES[0]
     if delivery not in DELIVERIES:
         raise ConfigError(f"delivery must be {' or '.join(DELIVERIES)}, not {delivery!r}{_near(delivery, DELIVERIES)}")
@@ -163,6 +167,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         delivery=delivery,
         txn_app_id=given.text("txnAppId"),
         txn_version=given.read("txnVersion", _whole, 0),
+        dead_letters=given.read(DEAD_LETTERS, _boolean, False),
     )
 
 
@@ -185,12 +190,14 @@ def _check_positions(options: SourceOptions) -> None:
 class _Given:
     """The options as given: names in any case, values as text; only known names."""
 
-    def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str) -> None:
-        names = {name.lower(): name for name in (*known, *CONNECTION)}
+    def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str, own: Iterable[str] = ()) -> None:
+        """`own` are options that no user is told of."""
+        told = (*known, *CONNECTION)
+        names = {name.lower(): name for name in (*told, *own)}
         self._values: dict[str, str] = {}
         for key, value in options.items():
             if key.lower() not in names:
-                hint = _near(key, names.values()) or f"; known are {', '.join(names.values())}"
+                hint = _near(key, told) or f"; known are {', '.join(told)}"
                 raise ConfigError(f"the jetstream {what} has no option {key!r}{hint}")
             self._values[names[key.lower()]] = str(value).strip()
 

@@ -13,6 +13,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 from penstock import subjects
 from penstock.errors import ConfigError
+from penstock.publish.reserved import check_unreserved
 from penstock.spark.chunks import Rows
 from penstock.wire import headers as header_block
 
@@ -40,6 +41,8 @@ class Columns:
     several_values: bool = True
     """Whether a header has an array of values or a single one."""
     message_id: bool = False
+    dead_letters: bool = False
+    """Whether rows may go among the dead letters: the bad records of a pipeline do."""
 
     def check_subject(self, subject: str | None) -> None:
         """Raise unless messages can be published to it and the stream takes them."""
@@ -49,13 +52,17 @@ class Columns:
             raise ConfigError(f"{subject!r} cannot be published to: {reason}")
         if not subjects.is_literal(subject):
             raise ConfigError(f"{subject!r} cannot be published to: it has a wildcard")
+        if not self.dead_letters:
+            check_unreserved(subject)
         if not any(subjects.matches(one, subject) for one in self.accepted):
             raise ConfigError(
                 f"stream {self.stream!r} does not take subject {subject!r}; it takes {', '.join(self.accepted)}"
             )
 
 
-def columns_of(schema: StructType, stream: str, accepted: Sequence[str], subject: str | None) -> Columns:
+def columns_of(
+    schema: StructType, stream: str, accepted: Sequence[str], subject: str | None, dead_letters: bool = False
+) -> Columns:
     """The columns of a DataFrame to be written, or what is wrong with them."""
     types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
     _check_names(types)
@@ -71,6 +78,7 @@ def columns_of(schema: StructType, stream: str, accepted: Sequence[str], subject
         headers="headers" in types,
         several_values=_has_several_values(types.get("headers")),
         message_id="message_id" in types,
+        dead_letters=dead_letters,
     )
     if subject is not None:
         columns.check_subject(subject)

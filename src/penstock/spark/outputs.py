@@ -13,6 +13,7 @@ A crash after any of them leaves the ones before it done, and the next run of th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.spark import delta, steps
 from penstock.spark.decode import MESSAGE
 from penstock.spark.functions import load_function
+from penstock.spark.options import DEAD_LETTERS
 from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
 from penstock.spark.tables import FORMATS, Table
 from penstock.subjects import matches
@@ -106,7 +108,7 @@ class Outputs:
             assert subject is not None
             letters = dead_letters(bad, self.flow.name)
             sink = PipelineSink(stream=stream_taking(self.flow, subject), subject=subject)
-            self._publish(letters, sink, "bad", number)
+            self._publish(letters, sink, "bad", number, {DEAD_LETTERS: "true"})
             steps.reached(steps.LETTERS_WRITTEN)
             self.counts.bad_records += count
         return batch.where(F.col(BAD).isNull()).select(f"{ROW}.*")
@@ -157,10 +159,12 @@ class Outputs:
         writer = rows.write.format(DELTA).mode("append").options(**once).options(**dict(sink.options))
         (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(self.flow.located(sink.path))
 
-    def _publish(self, rows: DataFrame, sink: PipelineSink, part: str, number: int) -> None:
+    def _publish(
+        self, rows: DataFrame, sink: PipelineSink, part: str, number: int, more: Mapping[str, str] | None = None
+    ) -> None:
         assert sink.stream
         once = {"txnAppId": f"{self._query_id}-{part}", "txnVersion": str(number)}
-        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **self.flow.connection()}
+        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **self.flow.connection(), **(more or {})}
         if sink.subject:
             given["subject"] = sink.subject
         rows.write.format("jetstream").mode("append").options(**given).save()

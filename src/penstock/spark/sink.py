@@ -170,7 +170,7 @@ def prepared(options: SinkOptions, schema: StructType, patience: float) -> Write
         info = existing(link, options.stream)
         check_delivery(options.delivery, info, level, link.connection.info.version)
         subjects = info.config.get("subjects") or ()
-        columns = columns_of(schema, options.stream, subjects, options.subject)
+        columns = columns_of(schema, options.stream, subjects, options.subject, options.dead_letters)
         Ledger(link).create_bucket(int(info.config.get("num_replicas", 1)))
     return Write(options.settings, columns, options.delivery)
 

@@ -6,7 +6,7 @@ Installing the package registers its pytest fixtures: a test that takes `nats_se
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
-from penstock.testing.contents import stream_data, stream_messages
+from penstock.testing.contents import letter_subject, stream_data, stream_messages
 from penstock.testing.handlers import Given, HandlerRun, run_handler
 from penstock.testing.polling import eventually, eventually_async
 from penstock.testing.proxy import LossyProxy
@@ -24,6 +24,7 @@ __all__ = [
     "eventually_async",
     "issue_certificates",
     "leaf_pair",
+    "letter_subject",
     "run_handler",
     "stream_data",
     "stream_messages",

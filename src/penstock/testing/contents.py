@@ -1,15 +1,22 @@
-"""What is in a stream, all of it, in order: for tests that compare it with what should be there."""
+"""What is in a stream, all of it, in order, for tests that compare it with what should be there; and what no program
+but a test may put there by hand."""
 
 from __future__ import annotations
 
 import secrets
 
 from penstock.broker.jetstream import JetStream
+from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 
 PULL = 1000
 """Messages asked for at a time: whoever is sent a large stream at once, and reads slowly, is cut off."""
+
+
+def letter_subject(subject: str) -> LetterSubject:
+    """A subject below `dlq.` or `dlq_audit.` that publishers take: they refuse it as plain text, outside tests."""
+    return LetterSubject(subject)
 
 
 def stream_messages(settings: Settings, stream: str) -> list[frames.Message]:

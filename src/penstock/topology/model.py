@@ -17,8 +17,6 @@ from penstock import subjects, units
 Json = dict[str, Any]
 EVERY_STREAM = "*"
 DEFAULT_NAME = "default"
-DLQ_PREFIX = "dlq"
-DLQ_SUBJECTS = f"{DLQ_PREFIX}.>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +125,7 @@ class StreamSpec:
     @property
     def is_dead_letters(self) -> bool:
         """Whether all that it captures are dead letters."""
-        return bool(self.subjects) and all(subjects.covers(DLQ_SUBJECTS, subject) for subject in self.subjects)
+        return subjects.holds_dead_letters(self.subjects)
 
     @property
     def replicas(self) -> int:

@@ -100,6 +100,16 @@ def test_a_frame_without_rows_writes_nothing(output: Output) -> None:
     assert output.ids() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("delivery", ["atomic", "fast"])
+def test_rows_do_not_go_among_the_dead_letters(output: Output, delivery: str) -> None:
+    output.create({**OUT, "name": "DLQ", "subjects": ["dlq.>"]})
+    by_column = numbers(output.spark, 3).withColumn("subject", F.lit("dlq.a"))
+    for frame, options in ((numbers(output.spark, 3), {"subject": "dlq.a"}), (by_column, {})):
+        with pytest.raises(PySparkException, match=r"'dlq\.a' belongs to dead letters"):
+            output.write(frame, stream="DLQ", delivery=delivery, **options)
+    assert stream_data(output.settings, "DLQ") == []
+
+
 def test_bodies_of_eight_megabytes_are_written(spark: SparkSession, tmp_path: Path) -> None:
     register(spark)
     size = 8 * 1024 * 1024

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
+from penstock.publish.reserved import ReservedSubject
 from penstock.spark.output import RowMaker, columns_of
 
 
@@ -56,6 +57,15 @@ def _type(text: str) -> object:
 def test_a_frame_that_cannot_be_written_is_refused_with_the_reason(ddl: str, subject: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         columns_of(schema(ddl), "OUT", ["o.>"], subject)
+
+
+def test_only_the_bad_records_of_a_pipeline_go_among_the_dead_letters() -> None:
+    for ddl, fixed in (("data binary", "dlq.a"), ("data binary; subject string", None)):
+        rows = pa.record_batch({"data": [b"x"], "subject": ["dlq.a"]})
+        with pytest.raises(ReservedSubject, match="belongs to dead letters"):
+            RowMaker(columns_of(schema(ddl), "DLQ", ["dlq.>"], fixed)).rows(rows)
+        allowed = RowMaker(columns_of(schema(ddl), "DLQ", ["dlq.>"], fixed, dead_letters=True)).rows(rows)
+        assert allowed.subjects.to_pylist() == ["dlq.a"]
 
 
 def test_columns_of_the_source_are_passed_over() -> None:

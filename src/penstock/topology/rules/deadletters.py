@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock import subjects
-from penstock.topology.model import DLQ_PREFIX, DLQ_SUBJECTS, StreamSpec
+from penstock.subjects import DLQ, DLQ_SUBJECTS
+from penstock.topology.model import StreamSpec
 from penstock.topology.rules.consumers import each
 from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
 
 
 def holds_dead_letters(stream: StreamSpec) -> bool:
-    """Whether the stream captures dead letters and nothing else."""
-    return all(subjects.covers(DLQ_SUBJECTS, subject) for subject in stream.subjects)
+    """Whether all that the stream captures are dead letters; one without subjects of its own may hold anything."""
+    return not stream.subjects or stream.is_dead_letters
 
 
 def is_captured(case: Case, subject: str) -> bool:
@@ -35,7 +36,7 @@ def needs_dlq(case: Case) -> Iterator[Hit]:
                 consumer,
                 "max_deliver",
                 f"consumer {consumer.name!r} gives up after {consumer.max_deliver} deliveries and has no dlq",
-                f"add `dlq: {DLQ_PREFIX}.<domain>.<event>`, such as {DLQ_PREFIX}.{domain}.failed",
+                f"add `dlq: {DLQ}.<domain>.<event>`, such as {DLQ}.{domain}.failed",
             )
 
 
@@ -73,11 +74,11 @@ def captured(case: Case) -> Iterator[Hit]:
 def convention(case: Case) -> Iterator[Hit]:
     for consumer in case.platform.consumers.values():
         tokens = (consumer.dlq or "").split(".")
-        if consumer.dlq and (tokens[0] != DLQ_PREFIX or len(tokens) != 3):
+        if consumer.dlq and (tokens[0] != DLQ or len(tokens) != 3):
             yield at(
                 consumer,
                 "dlq",
-                f"{consumer.dlq!r} is not of the form {DLQ_PREFIX}.<domain>.<event>",
+                f"{consumer.dlq!r} is not of the form {DLQ}.<domain>.<event>",
                 "use that form",
             )
 
@@ -103,7 +104,7 @@ def direct(case: Case) -> Iterator[Hit]:
 
 def into_dlq(destination: str) -> bool:
     """Whether messages for this destination, a subject or a template for one, land among the dead letters."""
-    return destination.split(".")[0] in (DLQ_PREFIX, ">", "*")
+    return subjects.is_dead_letter(destination) or destination.split(".")[0] in (subjects.ONE, subjects.REST)
 
 
 def _destinations(stream: StreamSpec) -> Iterator[tuple[str, str]]:
