@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -96,6 +97,36 @@ def test_ids_of_no_letter_are_told_and_not_fine(dlq: Dlq) -> None:
 def test_a_dry_run_tells_of_an_edit_that_cannot_be_made(dlq: Dlq) -> None:
     shown = json.loads(dlq("replay", "--all", "--dry-run", "--edit", '{"event_id": "x"}', "--json", code=2))
     assert (shown["letters_total"], sum(shown["skipped"].values())) == (0, 3)
+
+
+def test_a_dry_run_notices_that_nobody_would_take_the_letters(dlq: Dlq, nats_server: EmbeddedServer) -> None:
+    async def other_subjects(stage: Stage) -> None:
+        await stage.js.update_stream("ORDERS", {"subjects": ["elsewhere.>"]})
+
+    async def gone(stage: Stage) -> None:
+        await stage.js.delete_stream("ORDERS")
+
+    for change, words in ((other_subjects, "'ORDERS' no longer takes its subject"), (gone, "'ORDERS' is gone")):
+        on_stage(nats_server, change)
+        shown = json.loads(dlq("replay", "--all", "--dry-run", "--json", code=2))
+        ((why, count),) = shown["skipped"].items()
+        assert (shown["letters_total"], count) == (0, 3)
+        assert words in why
+    tally = json.loads(dlq("replay", "--all", "--json", code=2))
+    assert (tally["replayed"], len(tally["refused"])) == (0, 3)  # the dry run has told the truth
+
+
+def test_with_json_errors_are_documents_too_and_times_are_rfc_3339(
+    dlq: Dlq, nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = listed(dlq, "--letters")
+    for time in (told["groups"][0]["oldest"], told["letters"][0]["filed"]["time"], told["letters"][0]["last_failure"]):
+        assert "T" in time
+        assert datetime.fromisoformat(time).tzinfo
+    with pytest.raises(SystemExit) as ended:
+        main.run(["--servers", nats_server.url, "dlq", "show", "zzz", "--json"])
+    assert ended.value.code == 1
+    assert "no dead letter 'zzz'" in json.loads(capsys.readouterr().out)["error"]
 
 
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(dlq: Dlq) -> None:

@@ -58,6 +58,9 @@ def test_a_forged_receipt_ends_with_one_line_that_says_why(run: Run) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: the receipt is refused for consumer 'reader': its signature is wrong")
     assert len(done.stderr.splitlines()) == 1
+    machine = run("confirm", "reader", "pr1.AAAA.AAAA", "--json")
+    assert machine.returncode == 1
+    assert "its signature is wrong" in json.loads(machine.stdout)["error"]
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--limit", "0"], 64), (["--wait", "soon"], 64), (["x"], 64)])
@@ -69,3 +72,4 @@ def test_a_consumer_that_is_not_there_is_told(run: Run) -> None:
     done = run("fetch", "nobody")
     assert done.returncode == 1
     assert "nobody" in done.stderr
+    assert "nobody" in json.loads(run("fetch", "nobody", "--json").stdout)["error"]

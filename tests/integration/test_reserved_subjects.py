@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -93,10 +93,10 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.fixture
-async def settings(nats_server: EmbeddedServer) -> AsyncIterator[Settings]:
+async def settings(nats_server: EmbeddedServer) -> Settings:
     async with await Publisher.connect(nats_server.settings) as publisher:
         await publisher.jetstream.create_stream(STREAM)
-    yield nats_server.settings
+    return nats_server.settings
 
 
 async def stored(settings: Settings) -> list[bytes]:

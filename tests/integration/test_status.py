@@ -8,6 +8,8 @@ from datetime import timedelta
 
 from penstock.broker import Broker, connect
 from penstock.broker.embedded import EmbeddedServer
+from penstock.cli.common import out
+from penstock.cli.status import render
 from penstock.observe.status import Status, collect
 
 
@@ -17,6 +19,12 @@ async def consumer(broker: Broker, **config: object) -> None:
 
 async def status_of(broker: Broker) -> Status:
     return await collect(broker.jetstream)
+
+
+def shown(status: Status) -> str:
+    with out.capture() as printed:
+        out.print(render(status))
+    return printed.get()
 
 
 async def pull(broker: Broker, count: int) -> list[str]:
@@ -81,11 +89,15 @@ async def test_dead_letters_are_counted_in_all_and_by_the_consumer_that_names_th
         await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
         await broker.jetstream.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
         await consumer(broker, metadata={"penstock.dlq": "dlq.s"})
-        for subject in ("dlq.s", "dlq.s", "dlq.else"):
+        letters = [f"dlq.s.{number:016x}.1" for number in range(5)]
+        for subject in ("dlq.s", "dlq.s", "dlq.else", "dlq.s.deeper.0123456789abcdef.1", *letters):
             await broker.request(subject, b"", 2)
         status = await status_of(broker)
-        assert status.dead_letters == 3
-        assert status.consumers[0].dead_letters == 2
+        assert status.dead_letters == 9
+        assert status.consumers[0].dead_letters == 7
+        assert "9 dead letters" in shown(status)
+        await broker.jetstream.purge_stream("DLQ", keep=1)
+        assert "1 dead letter\n" in shown(await status_of(broker))
 
 
 async def test_sources_show_their_lag(nats_server: EmbeddedServer) -> None:

@@ -37,6 +37,8 @@ Change = Mapping[str, Any] | Callable[[Json], Json]
 
 _NOT_A_NAME = re.compile(r"[.*>/\\\s]|^$")
 """What would make another subject, or a path, of a stream's or consumer's name."""
+BEYOND_ALL = 2**31 - 1
+"""An offset that no listing reaches: its page is empty, and still says how many there are."""
 OVERLAP = 64
 """How far a listing goes back when items were removed behind it."""
 
@@ -132,6 +134,12 @@ class JetStream:
             if not page or len(subjects) >= answer.get("total", 0):
                 answer["state"]["subjects"] = subjects
                 return StreamInfo.parse(answer)
+
+    async def subject_count(self, name: str, subjects_filter: str) -> int:
+        """How many subjects of the stream match, without a list of them."""
+        ask = {"subjects_filter": subjects_filter, "offset": BEYOND_ALL}
+        answer = await self._read(f"stream {name!r}", f"STREAM.INFO.{_name('stream', name)}", ask)
+        return int(answer.get("total", 0))
 
     async def streams(self, subject: str | None = None) -> list[StreamInfo]:
         """All streams, however many pages that takes; with `subject`, those that a filter of it could match."""

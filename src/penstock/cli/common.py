@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, NoReturn, TextIO, TypeVar
 
 import click
@@ -153,7 +154,12 @@ def usage(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Stable, machine-readable output: sorted keys, one document."""
-    click.echo(json.dumps(value, indent=2, sort_keys=True, default=str))
+    click.echo(json.dumps(value, indent=2, sort_keys=True, default=_plain))
+
+
+def _plain(value: Any) -> str:
+    """Times as RFC 3339 has them."""
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 Column = str | tuple[str, str]

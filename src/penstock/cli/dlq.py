@@ -36,6 +36,7 @@ from penstock.cli.dlq_view import (
     shown,
     told,
 )
+from penstock.cli.errors_json import reported
 from penstock.deadletter import audit, inventory, streams
 from penstock.deadletter.capturer import Capturer
 from penstock.deadletter.editing import Edit, NotEditable, edited, merge_patch
@@ -45,6 +46,7 @@ from penstock.deadletter.replay import MAX_REPLAYS, ReplayOptions, Tally, obstac
 from penstock.deadletter.replay import discard as discarding
 from penstock.deadletter.replay import replay as replaying
 from penstock.deadletter.selection import Selection, grouped
+from penstock.deadletter.targets import Subjects, captured_subjects, nowhere_to_go
 from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
 from penstock.units import parse_duration
@@ -105,6 +107,7 @@ def dlq() -> None:
 @click.option("--letters", is_flag=True, help="Every letter, not only groups.")
 @json_option
 @click.pass_obj
+@reported
 def ls(context: Context, /, letters: bool, as_json: bool, **which: Any) -> int:
     """List dead letters, grouped by who gave up and why.
 
@@ -141,6 +144,7 @@ def _listing(found: list[FiledLetter], letters: bool) -> dict[str, Any]:
 @click.argument("id_", metavar="ID")
 @json_option
 @click.pass_obj
+@reported
 def show(context: Context, id_: str, as_json: bool) -> int:
     """Show everything about the dead letter ID; the beginning of the id is enough.
 
@@ -177,6 +181,7 @@ def show(context: Context, id_: str, as_json: bool) -> int:
 @click.option("--actor", metavar="NAME", help="Who, for the audit.  [default: you, here]")
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def replay(
     context: Context,
@@ -242,7 +247,11 @@ def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_j
     found = _letters(settings, wanted)[: options.limit]
     # Nobody is asked to edit what nobody publishes; a patch is tried.
     tried = replace(options, edit=None) if options.edit is _in_editor else options
-    held = [(filed, obstacle(filed, options) or _not_editable(filed, tried)) for filed in found]
+    streams = asyncio.run(_captured(settings)) if found else {}
+    held = [
+        (filed, obstacle(filed, options) or _not_editable(filed, tried) or nowhere_to_go(filed.letter, streams))
+        for filed in found
+    ]
     able = [filed for filed, why in held if why is None]
     reasons = Tally()
     reasons.skipped.update(why for _, why in held if why)
@@ -270,6 +279,7 @@ def _not_editable(filed: FiledLetter, options: ReplayOptions) -> str | None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def discard(
     context: Context,
@@ -310,6 +320,7 @@ async def discard(
 @click.option("--undeclared", is_flag=True, help="Also consumers without `dlq:`, below dlq.STREAM.CONSUMER.")
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def capture(context: Context, until_caught_up: bool, undeclared: bool, as_json: bool) -> int:
     """Make dead letters of what the server says consumers gave up on.
@@ -340,6 +351,7 @@ async def capture(context: Context, until_caught_up: bool, undeclared: bool, as_
 @click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def reconcile(context: Context, consumers: tuple[str, ...], as_json: bool) -> int:
     """Find what consumers gave up on without anybody hearing of it, and make letters of that.
@@ -363,6 +375,7 @@ async def reconcile(context: Context, consumers: tuple[str, ...], as_json: bool)
 @click.option("--since", metavar="WHEN", help="Only since: a time, or so long ago, such as 2h.")
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def audit_(context: Context, since: str | None, as_json: bool) -> int:
     """List what was done to dead letters, by whom and why.
@@ -406,6 +419,11 @@ def _letters(settings: Settings, wanted: Selection) -> list[FiledLetter]:
 async def _streams(settings: Settings) -> list[StreamInfo]:
     async with connect(settings) as broker:
         return await inventory.letter_streams(broker.jetstream)
+
+
+async def _captured(settings: Settings) -> Subjects:
+    async with connect(settings) as broker:
+        return await captured_subjects(broker.jetstream)
 
 
 def _check_chosen(wanted: Selection, everything: bool) -> None:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from penstock.broker.model import Json
 from penstock.cli.common import print_json
 from penstock.errors import PenstockError
-from penstock.topology.document import FileProblems
-from penstock.topology.lint import LintErrors
-from penstock.topology.plan_json import VERSION
+
+T = TypeVar("T")
+
+
+def reported(command: Callable[..., T]) -> Callable[..., T]:
+    """A command with `--json` whose errors are `told` as a document too."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> T:
+        with told(as_json):
+            return command(*args, as_json=as_json, **kwargs)
+
+    return wrapper
 
 
 @contextmanager
@@ -26,6 +38,11 @@ def told(as_json: bool) -> Iterator[None]:
 
 def error_json(error: PenstockError) -> Json:
     """`error` in words; for a file, `problems` with their places; for a file that lint refuses, its `findings`."""
+    # Here, since they take long to import, and most commands know nothing of platform files.
+    from penstock.topology.document import FileProblems
+    from penstock.topology.lint import LintErrors
+    from penstock.topology.plan_json import VERSION
+
     document: Json = {"version": VERSION, "error": str(error)}
     if isinstance(error, FileProblems):
         document["problems"] = [

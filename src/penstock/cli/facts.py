@@ -18,6 +18,7 @@ from penstock.cli.common import (
     sync,
     table,
 )
+from penstock.cli.errors_json import reported
 from penstock.facts import Fact, Facts, Page
 from penstock.facts.reader import MOST_FACTS
 from penstock.units import approximate_duration, counted, parse_duration
@@ -36,6 +37,7 @@ stream_option = click.option("--stream", metavar="NAME", help="Its stream; neede
 @click.option("--wait", default="0s", show_default=True, metavar="DURATION", help="How long to wait for the first.")
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def fetch(context: Context, consumer: str, stream: str | None, limit: int, wait: str, as_json: bool) -> int:
     """Fetch the next page of the durable CONSUMER, and print its receipt.
@@ -70,6 +72,7 @@ async def fetch(context: Context, consumer: str, stream: str | None, limit: int,
 @stream_option
 @json_option
 @click.pass_obj
+@reported
 @sync
 async def confirm(context: Context, consumer: str, receipt: str, stream: str | None, as_json: bool) -> int:
     """Confirm the page of the durable CONSUMER that came with RECEIPT, and no other.

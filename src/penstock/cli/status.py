@@ -122,8 +122,12 @@ def _summary(status: Status) -> str:
     oldest = max((consumer.lag for consumer in status.consumers), default=timedelta())
     waiting = f"{lag:,} unacknowledged, the oldest {_age(oldest)} old" if lag else "nothing unacknowledged"
     abandoned = status.abandoned_batches
-    batches = "" if abandoned is None else f"; {sum(abandoned.values()):,} atomic batches abandoned"
-    return f"{waiting}; {status.dead_letters:,} dead letters{batches}"
+    batches = "" if abandoned is None else f"; {_number(sum(abandoned.values()), 'atomic batch', 'es')} abandoned"
+    return f"{waiting}; {_number(status.dead_letters, 'dead letter', 's')}{batches}"
+
+
+def _number(count: int, noun: str, ending: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def status_json(status: Status) -> dict[str, Any]:

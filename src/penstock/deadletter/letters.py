@@ -27,7 +27,6 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Headers = Mapping[str, tuple[str, ...]]
 """Header name to its values."""
 
-_ID = re.compile(r"\.[0-9a-f]{16}\.\d+$")
 _NAME = re.compile(r"[!-9;-~]+")
 """What can be the name of a header; a message may carry others, which cannot be sent on."""
 _BREAKS = re.compile(r"[\r\n\0]+")
@@ -292,11 +291,6 @@ def letter_id(stream: str, reader: str, sequence: int, stored: datetime | None) 
     """
     micros = (stored - EPOCH) // timedelta(microseconds=1) if stored else 0
     return f"{_digest(stream, reader, str(sequence))}.{micros}"
-
-
-def home(subject: str) -> str:
-    """The consumer's `dlq:` of a letter's subject."""
-    return _ID.sub("", subject)
 
 
 def any_time(id_: str) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
 from penstock.broker.model import parse_time
-from penstock.deadletter.letters import home
+from penstock.deadletter.capturer import dlq_of
 from penstock.errors import MessageNotFound, NotFound
 from penstock.publish import advisories
 from penstock.subjects import holds_dead_letters
@@ -118,7 +118,7 @@ async def collect(js: JetStream) -> Status:
     listed = await _gathered(_consumers(js, name) for name in with_consumers)
     consumers = [consumer for page in listed for consumer in page]
     ages = await _gathered(_oldest_unacknowledged(js, consumer) for consumer in consumers)
-    dead = await _subject_counts(js, [stream for stream in streams if _stream_status(stream).is_dead_letters])
+    dead = await _dead_letters(js, streams, consumers)
     return Status(
         taken_at=datetime.now(UTC),
         streams=tuple(sorted((_stream_status(stream) for stream in streams), key=lambda s: s.name)),
@@ -175,13 +175,28 @@ async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> d
         return None  # acknowledged or expired since it was counted
 
 
-async def _subject_counts(js: JetStream, streams: Sequence[StreamInfo]) -> dict[str, int]:
+async def _dead_letters(
+    js: JetStream, streams: Sequence[StreamInfo], consumers: Sequence[ConsumerInfo]
+) -> dict[str, int]:
     """Dead letters by the `dlq:` of the consumers that gave up."""
+    subjects = sorted({dlq for consumer in consumers if (dlq := dlq_of(consumer))})
+    letters = [stream for stream in streams if stream.state.messages and _stream_status(stream).is_dead_letters]
+    asked = [(stream.name, dlq) for dlq in subjects for stream in letters]
+    found = await _gathered(_letters_below(js, *one) for one in asked)
     counts: Counter[str] = Counter()
-    for stream in streams:
-        for subject, count in (await js.stream_info(stream.name, subjects_filter=">")).state.subjects.items():
-            counts[home(subject)] += count
+    for (_, dlq), count in zip(asked, found, strict=True):
+        counts[dlq] += count
     return counts
+
+
+async def _letters_below(js: JetStream, stream: str, dlq: str) -> int:
+    """Letters of workers and advisories have a subject each, of which there may be millions; bad records share one."""
+    try:
+        own = await js.subject_count(stream, f"{dlq}.*.*")
+        shared = (await js.stream_info(stream, subjects_filter=dlq)).state.subjects
+    except NotFound:
+        return 0  # deleted since it was listed
+    return own + shared.get(dlq, 0)
 
 
 def _stream_status(info: StreamInfo) -> StreamStatus:
@@ -208,8 +223,7 @@ def _stream_status(info: StreamInfo) -> StreamStatus:
 
 
 def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str, int]) -> ConsumerStatus:
-    described = info.config.get("metadata") or {}
-    dlq = described.get(metadata.DLQ)
+    described, dlq = info.config.get("metadata") or {}, dlq_of(info)
     limit = info.config.get("max_ack_pending", -1)
     # The server's clock on both sides: ours may be off.
     now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
