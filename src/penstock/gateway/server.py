@@ -61,7 +61,7 @@ class Listen:
         return context
 
 
-class _Connection(HttpToolsProtocol):
+class Connection(HttpToolsProtocol):
     """Leaves the client's certificate where the application finds it; uvicorn itself does not."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its own base has it
@@ -119,7 +119,7 @@ def _server(
 ) -> tuple[_Server, socket.socket]:
     config = uvicorn.Config(
         app,
-        http=_Connection,
+        http=Connection,
         interface="asgi3",
         proxy_headers=False,
         ws="none",
