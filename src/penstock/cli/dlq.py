@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from penstock.broker import StreamInfo, connect
+from penstock.broker.model import Json, StoredMessage
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -52,6 +53,8 @@ from penstock.settings import Settings
 from penstock.units import parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+REFUSALS_SHOWN = 10
 
 SELECTING = [
     click.argument("ids", nargs=-1, metavar="[ID]..."),
@@ -390,13 +393,17 @@ async def audit_(context: Context, since: str | None, as_json: bool) -> int:
             info = await broker.jetstream.stream_info(streams.AUDIT)
         except NotFound:
             info = None
-    subject = streams.settled_subject(">")
-    found = await asyncio.to_thread(audit.records, settings, info, [subject], moment) if info else []
+    found = await asyncio.to_thread(_records, settings, info, moment) if info else []
     if as_json:
         print_json({"version": 1, "records": [{**raw, "at": message.time} for message, raw in found]})
     else:
         out.print(audit_table(found) if found else "nothing was done to dead letters")
     return EXIT_OK
+
+
+def _records(settings: Settings, info: StreamInfo, since: datetime | None) -> list[tuple[StoredMessage, Json]]:
+    told = audit.records(settings, info, streams.settled_subject(">"))
+    return [one for one in told if since is None or (one[0].time and one[0].time >= since)]
 
 
 # -- shared ----------------------------------------------------------------------------------------------------------
@@ -450,14 +457,15 @@ def _counting(what: str) -> Iterator[Callable[[Tally], None]]:
 
 
 def _report(tally: Tally, done: str, as_json: bool, wanted: Selection) -> int:
-    left = sum(tally.skipped.values()) + len(tally.refused)
+    left = tally.left
     if wanted.ids and not left + tally.done + tally.found_done:
         err.print("no dead letters match; `penstock dlq ls --letters` lists them", markup=False, soft_wrap=True)
         left = len(wanted.ids)
     if as_json:
         print_json({
             "version": 1, done: tally.done, "removed_after_interruption": tally.found_done,
-            "skipped": dict(tally.skipped), "refused": [{"letter": id_, "error": why} for id_, why in tally.refused],
+            "skipped": dict(tally.skipped), "refused_total": tally.refused_total,
+            "refused": [{"letter": id_, "error": why} for id_, why in tally.refused],
         })  # fmt: skip
         return EXIT_ATTENTION if left else EXIT_OK
     out.print(f"{tally.done} {done}")
@@ -465,6 +473,8 @@ def _report(tally: Tally, done: str, as_json: bool, wanted: Selection) -> int:
         out.print(f"{tally.found_done} that an interrupted run had replayed were taken away")
     for why, count in tally.skipped.most_common():
         err.print(f"{count} left: {why}", markup=False, soft_wrap=True)
-    for id_, why in tally.refused[:10]:
+    for id_, why in tally.refused[:REFUSALS_SHOWN]:
         err.print(f"{id_} refused: {why}", markup=False, soft_wrap=True)
+    if tally.refused_total > REFUSALS_SHOWN:
+        err.print(f"{tally.refused_total:,} refused in all")
     return EXIT_ATTENTION if left else EXIT_OK

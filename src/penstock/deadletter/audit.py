@@ -10,9 +10,8 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 
 from penstock.broker.jetstream import JetStream
@@ -27,6 +26,9 @@ from penstock.settings import Settings
 VERSION: Final = 1
 REPLAYED, DISCARDED = "replayed", "discarded"
 BEGUN, ENDED = "begun", "ended"
+
+FiledPlace = tuple[str, int, str]
+"""Where a letter lies, or lay: stream, sequence and time."""
 
 
 def this_user() -> str:
@@ -161,12 +163,13 @@ def open_chunks(records: Iterable[Json]) -> list[Chunk]:
     return list(found.values())
 
 
-def settled(records: Iterable[Json]) -> set[tuple[str, int, str]]:
-    """Where the letters lay that were replayed or discarded: stream, sequence and time."""
-    return {(raw["filed"]["stream"], raw["filed"]["sequence"], raw["filed"]["time"]) for raw in records}
+def settled(records: Iterable[Json]) -> Iterator[FiledPlace]:
+    """Where the letters lay that were replayed or discarded."""
+    for raw in records:
+        yield raw["filed"]["stream"], raw["filed"]["sequence"], raw["filed"]["time"]
 
 
-def place(filed: FiledLetter) -> tuple[str, int, str]:
+def place(filed: FiledLetter) -> FiledPlace:
     return filed.stream, filed.sequence, filed.time.isoformat()
 
 
@@ -178,17 +181,15 @@ async def audit_stream(jetstream: JetStream) -> StreamInfo:
         return await jetstream.create_stream(streams.audit_config())
 
 
-def records(
-    settings: Settings, info: StreamInfo, subjects: Sequence[str], since: datetime | None = None
-) -> list[tuple[StoredMessage, Json]]:
-    """The records on these subjects, in order; what is no record is left out."""
-    found = []
-    for message in messages(settings, info, info.state.first_seq, info.state.last_seq, tuple(subjects)):
-        if since is None or (message.time and message.time >= since):
-            try:
-                raw = json.loads(message.data)
-            except ValueError:
-                continue
-            if isinstance(raw, dict) and raw.get("version") == VERSION:
-                found.append((message, raw))
-    return found
+def records(settings: Settings, info: StreamInfo, subject: str) -> Iterator[tuple[StoredMessage, Json]]:
+    """The records on a subject, in order; what is no record is left out. Blocking.
+
+    One by one, since an audit may tell of more letters than fit into memory.
+    """
+    for message in messages(settings, info, info.state.first_seq, info.state.last_seq, (subject,)):
+        try:
+            raw = json.loads(message.data)
+        except ValueError:
+            continue
+        if isinstance(raw, dict) and raw.get("version") == VERSION:
+            yield message, raw

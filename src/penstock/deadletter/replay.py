@@ -27,9 +27,9 @@ from itertools import islice
 from typing import Final
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StoredMessage, StreamInfo
+from penstock.broker.model import Json, StreamInfo
 from penstock.deadletter import audit, headers, inventory, steps, streams
-from penstock.deadletter.audit import Chunk, Deed, Record
+from penstock.deadletter.audit import Chunk, Deed, FiledPlace, Record
 from penstock.deadletter.editing import Edit, NotEditable, edited
 from penstock.deadletter.letters import FiledLetter
 from penstock.deadletter.selection import Selection
@@ -45,6 +45,7 @@ AT_ONCE: Final = 64
 """Letters that are removed at the same time."""
 MAX_REPLAYS: Final = 3
 """An event that failed again after so many replays is not the next replay's to heal."""
+REFUSALS_KEPT: Final = 1_000
 EXPECT_STREAM: Final = "Nats-Expected-Stream"
 
 Place = tuple[str, int]
@@ -75,7 +76,18 @@ class Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     """Letters left where they are, by the reason."""
     refused: list[tuple[str, str]] = field(default_factory=list)
-    """Letters that the server would not store again, with its words."""
+    """Letters that the server would not store again, with its words; the first `REFUSALS_KEPT` of them."""
+    refused_total: int = 0
+
+    @property
+    def left(self) -> int:
+        """Letters that are still where they were."""
+        return sum(self.skipped.values()) + self.refused_total
+
+    def refuse(self, letter: str, why: str) -> None:
+        self.refused_total += 1
+        if len(self.refused) < REFUSALS_KEPT:
+            self.refused.append((letter, why))
 
 
 OnProgress = Callable[[Tally], None]
@@ -185,68 +197,69 @@ class Room:
         self._publisher = publisher
         self._letters: list[StreamInfo] = []
         self._leftovers: list[FiledLetter] = []
-        self.settled: set[tuple[str, int, str]] = set()
-        """Letters that the audit knows as replayed or discarded, as far as that was read."""
+        self.settled: set[FiledPlace] = set()
+        """Letters that are there, and that the audit knows as replayed or discarded, as far as that was read."""
         self._free_at = time.monotonic()
         self.tally = Tally()
 
     # -- what is there -----------------------------------------------------------------------------------------------
 
-    async def finish_interrupted(self, run: str = "*") -> bool:
+    async def finish_interrupted(self, run: str = "*") -> None:
         """Find what earlier runs, or earlier attempts of one `run`, had published before they were interrupted.
 
-        Letters that turn out to be replayed are removed as `chosen` comes across them. Returns whether there were any
-        earlier attempts at all.
+        Letters that turn out to be replayed are removed as `chosen` comes across them.
         """
         info = await audit.audit_stream(self._jetstream)
         self._letters = await inventory.letter_streams(self._jetstream)
-        told = await self._records(info, streams.run_subject(run))
-        open_ = audit.open_chunks(told)
+        open_ = await asyncio.to_thread(audit.open_chunks, self._records(info, streams.run_subject(run)))
         if open_:
-            await self.load_settled()
-            expected = {id_ for chunk in open_ for id_ in chunk.letters}
-            by_id = await asyncio.to_thread(self._named, expected)
+            by_id = await asyncio.to_thread(self._named, {id_ for chunk in open_ for id_ in chunk.letters})
+            places = {audit.place(filed) for filed in by_id.values()}
+            await asyncio.to_thread(self._load, info, places.__contains__)
+            there = await self._published(open_)
             for chunk in open_:
-                await self._finish(chunk, by_id)
-        return bool(told)
+                await self._finish(chunk, by_id, there)
 
     async def load_settled(self) -> None:
-        """Read from the audit which letters were replayed or discarded."""
+        """Read from the audit which letters were replayed or discarded, as far as they may still be there."""
         info = await audit.audit_stream(self._jetstream)
-        self.settled |= audit.settled(await self._records(info, streams.settled_subject(">")))
+        first = {one.name: one.state.first_seq for one in self._letters}
+        await asyncio.to_thread(self._load, info, lambda place: place[0] in first and place[1] >= first[place[0]])
+
+    def _load(self, info: StreamInfo, wanted: Callable[[FiledPlace], bool]) -> None:
+        told = audit.settled(self._records(info, streams.settled_subject(">")))
+        self.settled.update(place for place in told if wanted(place))
 
     def _named(self, message_ids: set[str]) -> dict[str, FiledLetter]:
         everything = inventory.letters(self._settings, self._letters)
         return {filed.message_id: filed for filed in everything if filed.message_id in message_ids}
 
-    async def _records(self, info: StreamInfo, subject: str) -> list[Json]:
-        found = await asyncio.to_thread(audit.records, self._settings, info, [subject])
-        return [raw for _, raw in found]
+    def _records(self, info: StreamInfo, subject: str) -> Iterator[Json]:
+        return (raw for _, raw in audit.records(self._settings, info, subject))
 
-    async def _finish(self, chunk: Chunk, letters: Mapping[str, FiledLetter]) -> None:
-        there = await self._published(chunk)
-        records = [
-            _replayed(letters[id_], at, chunk)
-            for id_, at in there.items()
-            if id_ in letters and audit.place(letters[id_]) not in self.settled
-        ]
-        await self._note(records)
+    async def _finish(self, chunk: Chunk, letters: Mapping[str, FiledLetter], there: Mapping[str, Place]) -> None:
+        found = [(letters[id_], there[id_]) for id_ in chunk.letters if id_ in letters and id_ in there]
+        new = [(filed, at) for filed, at in found if audit.place(filed) not in self.settled]
+        await self._note([_replayed(filed, at, chunk) for filed, at in new])
+        self.settled |= {audit.place(filed) for filed, _ in new}
         await self._say(chunk.subject, chunk.ended("found by a later run"))
 
-    async def _published(self, chunk: Chunk) -> dict[str, Place]:
-        """Which messages of an interrupted chunk are in their streams, and where."""
-        expected, there = set(chunk.letters), {}
-        for stream, floor in chunk.floors.items():
+    async def _published(self, chunks: Sequence[Chunk]) -> dict[str, Place]:
+        """Which messages of interrupted chunks are in their streams, and where."""
+        expected = {id_ for chunk in chunks for id_ in chunk.letters}
+        there: dict[str, Place] = {}
+        for stream in sorted({stream for chunk in chunks for stream in chunk.floors}):
+            floor = min(chunk.floors[stream] for chunk in chunks if stream in chunk.floors)
             with suppress(NotFound):
                 info = await self._jetstream.stream_info(stream)
-                for message in await asyncio.to_thread(self._behind, info, floor):
-                    id_ = next(iter(message.headers.get(headers.LETTER, ())), "")
-                    if id_ in expected:
-                        there[id_] = (stream, message.sequence)
+                there |= await asyncio.to_thread(self._behind, info, floor, expected)
         return there
 
-    def _behind(self, info: StreamInfo, floor: int) -> list[StoredMessage]:
-        return list(inventory.messages(self._settings, info, floor + 1, info.state.last_seq))
+    def _behind(self, info: StreamInfo, floor: int, expected: Collection[str]) -> dict[str, Place]:
+        """The replays among the messages behind `floor`, of which there may be very many."""
+        messages = inventory.messages(self._settings, info, floor + 1, info.state.last_seq)
+        letters = ((next(iter(one.headers.get(headers.LETTER, ())), ""), one.sequence) for one in messages)
+        return {id_: (info.name, sequence) for id_, sequence in letters if id_ in expected}
 
     def letters(self) -> Iterator[FiledLetter]:
         """Every letter that is there. Blocking."""
@@ -345,7 +358,7 @@ class Room:
             if isinstance(outcome, PubAck):
                 stored.append((filed, (outcome.stream, outcome.sequence)))
             else:
-                self.tally.refused.append((filed.id, str(outcome)))
+                self.tally.refuse(filed.id, str(outcome))
         return stored
 
     async def discard(self, letters: Sequence[FiledLetter], deed: Deed) -> None:
@@ -364,7 +377,6 @@ class Room:
         for outcome in outcomes:
             if isinstance(outcome, PenstockError):
                 raise outcome
-        self.settled |= {audit.place(record.letter) for record in records}
 
     async def _say(self, subject: LetterSubject, data: bytes) -> None:
         outcomes = [*await self._publisher.add(subject, data), *await self._publisher.finish()]

@@ -13,7 +13,7 @@ import json
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import reduce
 
@@ -24,9 +24,9 @@ from pyspark.sql import functions as F
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StoredMessage, StreamInfo
 from penstock.deadletter import inventory, streams
-from penstock.deadletter.audit import Deed
+from penstock.deadletter.audit import Deed, FiledPlace
 from penstock.deadletter.letters import EPOCH, FiledLetter, read
-from penstock.deadletter.replay import ReplayOptions, Tally, opened
+from penstock.deadletter.replay import REFUSALS_KEPT, ReplayOptions, Tally, opened
 from penstock.deadletter.selection import Selection
 from penstock.errors import ConfigError
 from penstock.settings import Settings
@@ -34,7 +34,6 @@ from penstock.spark.datasource import register
 from penstock.spark.options import CONNECTION
 from penstock.wire import aio
 
-Place = tuple[str, int, str]
 FILED = "filed struct<stream:string,sequence:bigint,time:string>"
 
 
@@ -47,14 +46,13 @@ class ReplayTask:
     wanted: Selection
     options: ReplayOptions
     deed: Deed
-    settled: frozenset[Place]
+    settled: frozenset[FiledPlace]
     """Letters that are there although the audit knows them as replayed: they are only removed."""
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[str]:
         """Replay the letters of one partition; gives back what was done, as JSON."""
         tally = asyncio.run(self._replay(_letters(self.stream, rows)))
-        told = {"done": tally.done, "found": tally.found_done, "skipped": tally.skipped, "refused": tally.refused}
-        yield json.dumps(told)
+        yield json.dumps(asdict(tally))
 
     async def _replay(self, letters: Iterator[FiledLetter]) -> Tally:
         context = TaskContext.get()
@@ -62,8 +60,7 @@ class ReplayTask:
         deed = replace(self.deed, run=f"{self.deed.run}-{self.stream}-{context.partitionId()}")
         async with opened(self.settings) as room:
             room.settled |= self.settled
-            if await room.finish_interrupted(deed.run):
-                await room.load_settled()
+            await room.finish_interrupted(deed.run)
             return await room.replay_all(room.chosen(letters, self.wanted), deed, self.options, lambda _: None)
 
 
@@ -126,7 +123,7 @@ def _rows(frame: DataFrame) -> RDD[Row]:
     return frame.select("subject", "sequence", F.unix_micros("timestamp").alias("micros"), "headers", "data").rdd
 
 
-def _leftovers(spark: SparkSession, settings: Settings, letters: StreamInfo) -> frozenset[Place]:
+def _leftovers(spark: SparkSession, settings: Settings, letters: StreamInfo) -> frozenset[FiledPlace]:
     """Letters that are still there although the audit has their record: a run was killed between the two."""
     info = asyncio.run(_audit(settings))
     if not info.state.messages:
@@ -154,9 +151,11 @@ def _shared(options: ReplayOptions, rows: RDD[Row]) -> ReplayOptions:
 
 def _added(sum_: Tally, text: str) -> Tally:
     told = json.loads(text)
+    refused = [*sum_.refused, *((id_, why) for id_, why in told["refused"])]
     return Tally(
         done=sum_.done + told["done"],
-        found_done=sum_.found_done + told["found"],
+        found_done=sum_.found_done + told["found_done"],
         skipped=sum_.skipped + Counter(told["skipped"]),
-        refused=[*sum_.refused, *((id_, why) for id_, why in told["refused"])],
+        refused=refused[:REFUSALS_KEPT],
+        refused_total=sum_.refused_total + told["refused_total"],
     )

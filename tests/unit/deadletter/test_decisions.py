@@ -13,8 +13,9 @@ from penstock.deadletter.advisories import REMOVED_REASONS
 from penstock.deadletter.audit import Chunk, Deed, Record
 from penstock.deadletter.editing import NotEditable, edited, merge_patch
 from penstock.deadletter.letters import DeadLetter, Delivery, Failure, FiledLetter
-from penstock.deadletter.replay import ReplayOptions, message_headers, obstacle
+from penstock.deadletter.replay import REFUSALS_KEPT, ReplayOptions, Tally, message_headers, obstacle
 from penstock.deadletter.selection import Selection, grouped
+from penstock.deadletter.targets import nowhere_to_go
 from penstock.errors import ConfigError
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -210,7 +211,36 @@ def test_chunks_that_were_begun_and_not_ended_are_open() -> None:
 
 def test_a_record_names_the_letter_that_was_settled_and_no_later_one_of_the_same_message() -> None:
     record = Record(action=audit.REPLAYED, deed=Deed(run="r", actor="me"), letter=filed(), target=("ORDERS", 9))
-    known = audit.settled([record.json()])
+    known = set(audit.settled([record.json()]))
     again = FiledLetter(filed().letter, "DLQ", filed().subject, 99, NOW)
     assert audit.place(filed()) in known
     assert audit.place(again) not in known
+
+
+def test_a_tally_keeps_the_first_refusals_and_counts_all() -> None:
+    tally = Tally()
+    for number in range(REFUSALS_KEPT + 5):
+        tally.refuse(f"l{number}", "no stream")
+    assert (len(tally.refused), tally.refused_total, tally.left) == (
+        REFUSALS_KEPT,
+        REFUSALS_KEPT + 5,
+        REFUSALS_KEPT + 5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stream", "streams", "why"),
+    [
+        ("ORDERS", {"ORDERS": ["orders.>"]}, None),
+        ("ORDERS", {"NEW": ["orders.>"]}, "its stream 'ORDERS' is gone"),
+        ("ORDERS", {"ORDERS": ["o.>"], "NEW": ["orders.>"]}, "'ORDERS' no longer takes its subject"),
+        ("ORDERS", {"ORDERS": []}, "'ORDERS' no longer takes its subject"),
+        ("", {"ORDERS": ["orders.>"]}, None),
+        ("", {"ORDERS": ["o.>"]}, "no stream takes its subject"),
+    ],
+)
+def test_a_letter_has_nowhere_to_go_when_its_stream_does_not_take_it(
+    stream: str, streams: dict[str, list[str]], why: str | None
+) -> None:
+    found = nowhere_to_go(filed(stream=stream).letter, streams)
+    assert found is None if why is None else why in (found or "")
