@@ -10,6 +10,7 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.spark.options import (
     CONSUMER,
+    DEAD_LETTERS,
     EARLIEST,
     LATEST,
     Position,
@@ -120,3 +121,12 @@ def test_sink_options_have_their_own_names() -> None:
         sink_options({"stream": "S", "startingOffsets": "1"})
     with pytest.raises(ConfigError, match="go together"):
         sink_options({"stream": "S", "txnAppId": "a"})
+
+
+def test_only_pipelines_say_that_rows_are_dead_letters_and_no_hint_tells_how() -> None:
+    assert not sink_options({"stream": "DLQ"}).dead_letters
+    assert sink_options({"stream": "DLQ", DEAD_LETTERS.lower(): "true"}).dead_letters
+    for wrong in ("penstockDeadLetter", "xyzzy"):
+        with pytest.raises(ConfigError) as refused:
+            sink_options({"stream": "DLQ", wrong: "true"})
+        assert DEAD_LETTERS not in str(refused.value)
