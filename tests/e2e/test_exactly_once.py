@@ -140,10 +140,11 @@ def killed_at_random(copy: Copy, kinds: list[Callable[[], object]], kills: int, 
 
 def _until_written(copy: Copy, count: int) -> None:
     def reached() -> bool:
-        if copy.process is None or copy.driver.poll():
-            copy.start()
-        if copy.driver.poll() == 0:
+        copy.stay_ahead()
+        if copy.process is not None and copy.driver.poll() == 0 and copy.written() >= copy.published:
             raise RuntimeError(f"it has ended with {copy.written()} events in the output")
+        if copy.process is None or copy.driver.poll() is not None:
+            copy.start()
         return copy.written() >= count
 
     eventually(reached, within=STARTED_WITHIN, what=f"{count} events in the output", state=copy.last_words)
@@ -159,7 +160,8 @@ def test_random_kills_neither_lose_nor_repeat(begin: Begin) -> None:
 @pytest.mark.timeout(3600)
 @RETENTIONS
 def test_many_random_kills_neither_lose_nor_repeat(begin: Begin, cluster: dict[str, str], retention: str) -> None:
-    copy = begin(count=500_000, retention=retention, rows_per_trigger=20_000, master=TWO_EXECUTORS, environment=cluster)
+    spark = {"rows_per_trigger": 20_000, "master": TWO_EXECUTORS, "environment": cluster}
+    copy = begin(count=500_000, retention=retention, ahead=100_000, **spark)
     kinds = [copy.kill_driver, copy.kill_executor, copy.kill_broker, copy.kill_worker]
     killed_at_random(copy, kinds, kills=20, seed=SEED + 1)
     assert complaints(copy) == [], f"seed {SEED + 1}"

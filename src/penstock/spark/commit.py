@@ -45,19 +45,22 @@ def commit(link: Link, info: StreamInfo, durable: ConsumerInfo, sequence: int) -
 
 def _acknowledge(link: Link, info: StreamInfo, durable: str, sequence: int) -> None:
     """Acknowledge all that the durable has up to `sequence`. Raises nothing when somebody else holds some of it."""
-    for _ in range(ATTEMPTS):
-        left = link.persistently(lambda: _acknowledged(link, info, durable, sequence))
-        if not left:
+    attempts, reached = 0, -1
+    while attempts < ATTEMPTS:
+        found = link.persistently(lambda: _acknowledged(link, info, durable, sequence))
+        if not (left := _first_left(link, found, sequence)):
             return
+        attempts = 0 if floor(found) > reached else attempts + 1
+        reached = floor(found)
     log.warning(
-        "consumer %r of stream %r has %d messages unanswered up to sequence %d: does somebody else pull from it? "
-        "The next commit tries again",
+        "consumer %r of stream %r has not acknowledged sequence %d, and should be at %d: does somebody else pull from "
+        "it? The next commit tries again",
         durable, info.name, left, sequence,
     )  # fmt: skip
 
 
-def _acknowledged(link: Link, info: StreamInfo, durable: str, sequence: int) -> int:
-    """One try. Returns how many messages are delivered and not answered afterwards.
+def _acknowledged(link: Link, info: StreamInfo, durable: str, sequence: int) -> ConsumerInfo:
+    """One try, which a slow server may end early. Returns the durable afterwards.
 
     1. take back what an earlier, interrupted commit left unanswered (crash after: it is unanswered still)
     2. pull, and acknowledge what comes (crash after: what was answered is gone, the rest is there)
@@ -65,12 +68,19 @@ def _acknowledged(link: Link, info: StreamInfo, durable: str, sequence: int) -> 
     """
     found = link.call(lambda api: api.consumer_info(info.name, durable))
     if floor(found) >= sequence:
-        return 0
+        return found
     if found.ack_pending:
         link.call(lambda api: api.reset_consumer(info.name, durable))
     Acknowledging(link, found, sequence).run()
-    after = link.call(lambda api: api.consumer_info(info.name, durable))
-    return after.ack_pending if floor(after) < sequence else 0
+    return link.call(lambda api: api.consumer_info(info.name, durable))
+
+
+def _first_left(link: Link, durable: ConsumerInfo, sequence: int) -> int:
+    """The first message up to `sequence` that the durable has not acknowledged; 0: there is none."""
+    if floor(durable) >= sequence:
+        return 0
+    found = link.next_sequence(durable.stream, floor(durable) + 1, durable.filters)
+    return found if found <= sequence else 0
 
 
 class Acknowledging:

@@ -12,6 +12,8 @@ from penstock.spark.offsets import Offset, span
 
 MANY = 200_000
 """With more holes than this a stream is sparse by nature: they are not listed, and not taken for a loss."""
+ONE_GONE = ("message", "is gone before it was", "it")
+MANY_GONE = ("messages", "are gone before they were", "them")
 
 
 class MessagesGone(DataLoss):
@@ -26,10 +28,10 @@ class MessagesGone(DataLoss):
         self.why = why
 
     def __str__(self) -> str:
-        messages = "message" if self.count == 1 else "messages"
+        messages, was, them = ONE_GONE if self.count == 1 else MANY_GONE
         return (
-            f"{self.count} {messages} of stream {self.stream!r} are gone before they were read ({self.why}, between "
-            f"sequence {self.first} and {self.last}); to go on without them set failOnDataLoss=false"
+            f"{self.count} {messages} of stream {self.stream!r} {was} read ({self.why}, between sequence {self.first} "
+            f"and {self.last}); to go on without {them} set failOnDataLoss=false"
         )
 
 
@@ -73,12 +75,10 @@ class Holes:
 def is_sparse(config: dict[str, Any]) -> bool:
     """Whether messages vanish from this stream as a matter of course, so that a hole says nothing.
 
-    They do where new values replace old ones, where messages have a time to live of their own, and where consuming
-    deletes.
+    They do where new values replace old ones, and where messages have a time to live of their own.
     """
     return (
-        config.get("retention", "limits") != "limits"
-        or config.get("max_msgs_per_subject", -1) > 0
+        config.get("max_msgs_per_subject", -1) > 0
         or bool(config.get("allow_rollup_hdrs"))
         or bool(config.get("allow_msg_ttl"))
     )

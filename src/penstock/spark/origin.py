@@ -17,8 +17,6 @@ from penstock.spark.options import Position, PositionKind, SourceOptions
 from penstock.wire.direct import DirectGetRefused
 from penstock.wire.pull import consumer_config
 
-EVERYTHING = (">",)
-
 
 class NoSuchStream(ConfigError):
     """The stream that a query names does not exist."""
@@ -34,7 +32,7 @@ class Origin:
     def __init__(self, link: Link, options: SourceOptions) -> None:
         self._link = link
         self._stream = options.stream
-        self._subjects = options.subjects or EVERYTHING
+        self._subjects = options.subjects
 
     def info(self) -> StreamInfo:
         """The stream's configuration and state."""
@@ -48,9 +46,10 @@ class Origin:
     def holes(self, info: StreamInfo, filtered: bool) -> Holes:
         """What is missing in the stream, as far as that means something.
 
-        With filters only what is missing at the old end counts: a hole could have been of any subject.
+        With filters only what is missing at the old end counts: a hole could have been of any subject. Where consuming
+        deletes, nobody may delete before this query has consumed, but what others read may go at any time.
         """
-        if is_sparse(info.config):
+        if is_sparse(info.config) or (filtered and needs_direct_get(info)):
             return Holes(0, info.state.last_seq)
         if filtered or not 0 < info.state.deleted <= MANY:
             return Holes(info.state.first_seq, info.state.last_seq)
@@ -60,14 +59,7 @@ class Origin:
 
     def next_sequence(self, first: int) -> int:
         """The sequence of the first message that the query wants, at or behind `first`; 0: there is none."""
-        found = (self._next(subject, first) for subject in self._subjects)
-        return min((sequence for sequence in found if sequence), default=0)
-
-    def _next(self, subject: str, first: int) -> int:
-        try:
-            return self._link.get_message(self._stream, seq=max(first, 1), next_of=subject).sequence
-        except MessageNotFound:
-            return 0
+        return self._link.next_sequence(self._stream, first, self._subjects)
 
     def headers(self, sequence: int) -> dict[str, list[str]]:
         """The headers of the message at `sequence`, whatever its subject; empty when it is gone."""

@@ -102,7 +102,8 @@ class JetStreamReader(TaskReader, DataSourceReader):
         origin.check_server(info, options, streaming=False)
         held = self._held(link, info)
         before, last = origin.before(options.starting, info, held), origin.last(options.ending, info, held)
-        if before + 1 < info.state.first_seq and not loss.is_sparse(info.config):
+        vanish = loss.is_sparse(info.config) or needs_direct_get(info)
+        if before + 1 < info.state.first_seq and not vanish:
             gone = min(info.state.first_seq - 1, last) - before
             why = "expired, purged or discarded"
             _lost(options, loss.MessagesGone(options.stream, gone, before + 1, info.state.first_seq - 1, why))
@@ -155,7 +156,11 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             )
         held = self._durable(info)
         before = origin.before(options.starting, info, durable.floor(held) if held else 0)
-        if not needs_direct_get(info):
+        if needs_direct_get(info):
+            before = max(
+                before, info.state.first_seq - 1
+            )  # a server that was killed may have forgotten acknowledgements
+        else:
             self._move(before, info)  # whoever looks at the durable sees from now on where the query is
         offset = self._offset(info, before, before, backlog=info.state.last_seq)
         return replace(offset, open_start=options.starting == EARLIEST).json()

@@ -117,6 +117,28 @@ def test_an_aggregation_keeps_one_row_a_group_and_publishes_what_changed(
     assert changes == [{"id": "a", "total": 4}, {"id": "b", "total": 2}, {"id": "b", "total": 7}]
 
 
+def test_files_of_every_format_and_the_console_get_the_rows(
+    jetstream: SparkSession, tmp_path: Path, streams: Any, flow: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = flow(f"""
+    from: {{stream: IN}}
+    event: {{format: json, schema: "{SCHEMA}"}}
+    sql: "SELECT id, n FROM events"
+    to:
+      - {{format: orc, path: t/orc}}
+      - {{format: json, path: t/json}}
+      - {{format: csv, path: t/csv, options: {{header: "true"}}}}
+      - {{format: console}}
+    """)
+    streams.publish("in.a", events(("a", 1), ("b", 2)))
+    [result] = run(jetstream, [made])
+    assert result.error is None
+    for form in ("orc", "json", "csv"):
+        reader = jetstream.read.format(form).schema("id string, n bigint").option("header", "true")
+        assert sorted(map(tuple, reader.load(str(tmp_path / "t" / form)).collect())) == [("a", 1), ("b", 2)], form
+    assert "|b  |2  |" in capsys.readouterr().out
+
+
 def test_python_functions_beside_the_file_compute_the_result(
     jetstream: SparkSession, nats_server: EmbeddedServer, tmp_path: Path, streams: Any, flow: Any
 ) -> None:

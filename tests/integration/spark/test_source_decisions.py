@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.spark.commit import Acknowledging
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.spark.durable import UnfitConsumer
 from penstock.spark.loss import MessagesGone, StreamReplaced
@@ -293,6 +294,45 @@ def test_single_deletions_are_counted_except_those_before_the_query(streams: Str
         reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))
 
 
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_where_consuming_deletes_what_nobody_has_consumed_is_missed(
+    streams: Streams, stream_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    reader = stream_reader(consumer="d")
+    reader.initialOffset()
+    streams.number("s.a", 1, 30)
+    _, end = started(reader)
+    reader.commit(end)
+    run(streams.api.delete_message("S", 30))
+    again = stream_reader(consumer="d")
+    with pytest.raises(MessagesGone, match="1 message of stream 'S' is gone"):
+        again.partitions(end, logged(again.latestOffset(end, ReadAllAvailable())))
+    relaxed = stream_reader(consumer="d", failOnDataLoss="false")
+    last = logged(relaxed.latestOffset(end, ReadAllAvailable()))
+    assert rows(relaxed, relaxed.partitions(end, last)) == list(range(11, 30))
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_what_others_consume_and_what_the_durable_forgot_is_no_loss(
+    streams: Streams, stream_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    readers = {subject: stream_reader(consumer=subject[-1], subjects=subject) for subject in ("s.a", "s.b")}
+    begin = {subject: logged(reader.initialOffset()) for subject, reader in readers.items()}
+    for n in range(1, 31):
+        streams.number("s.b" if n % 3 else "s.a", n, n)
+    other = readers["s.b"]
+    other.commit(logged(other.latestOffset(begin["s.b"], ReadAllAvailable())))
+    reader = readers["s.a"]
+    assert rows(
+        reader, reader.partitions(begin["s.a"], logged(reader.latestOffset(begin["s.a"], ReadMaxRows(50))))
+    ) == [*range(3, 31, 3)]
+    run(streams.api.purge_stream("S", before_seq=15))  # as after a crash: deleted, and the durable does not know
+    started_anew = stream_reader(consumer="a", subjects="s.a")
+    assert started_anew.initialOffset()["sequence"] == 14
+
+
 def test_a_purged_batch_fails_also_when_it_is_run_again(streams: Streams, stream_reader: Any) -> None:
     streams.make("S")
     streams.number("s.a", 1, 10)
@@ -465,6 +505,19 @@ def left(streams: Streams) -> list[int]:
     if not state["messages"]:
         return []
     return [n for n in range(state["first_seq"], state["last_seq"] + 1) if n not in gone]
+
+
+def test_a_commit_goes_on_when_the_server_is_too_slow_for_one_try(
+    streams: Streams, stream_reader: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Acknowledging._pulled
+    monkeypatch.setattr(Acknowledging, "_pulled", lambda self, count: whole(self, min(count, 3)) and False)
+    streams.make("S", retention="workqueue")
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    streams.number("s.a", 1, 30)
+    reader.commit(logged(reader.latestOffset(start, ReadMaxRows(25))))
+    assert left(streams) == list(range(26, 31))
 
 
 def test_a_commit_that_was_cut_short_is_taken_up(streams: Streams, stream_reader: Any) -> None:

@@ -103,7 +103,6 @@ def test_losses_say_how_many_and_what_to_do() -> None:
 
 
 def test_streams_that_drop_messages_by_nature_have_no_losses() -> None:
-    assert is_sparse({"retention": "workqueue"})
     assert is_sparse({"max_msgs_per_subject": 1})
     assert not is_sparse({"retention": "limits", "max_msgs_per_subject": -1, "max_age": 5})
 
