@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from penstock.workers.group_options import bucket_name
 from penstock.workers.identity import ACTIVE, WorkerRecord, workers_in
 from penstock.workers.kv import Bucket, Control
 from penstock.workers.partitions import Partition
+from penstock.workers.publication import Assignments
 from penstock.workers.sources import InBucket
 
 ROOT = Path(__file__).parents[2]
@@ -172,6 +174,14 @@ class Fleet:
 
         await self.eventually(calm, f"{workers} workers to share the partitions")
 
+    def assigned(self, workers: int) -> Callable[[], Awaitable[bool]]:
+        """Whether there is an assignment for so many workers."""
+
+        async def known() -> bool:
+            return len((await Assignments(self.bucket).current()).members) == workers
+
+        return known
+
     async def more_done(self, count: int) -> None:
         goal = self.sink.count + count
         await self.eventually(lambda: self.sink.count >= goal, f"{goal} messages to be done")
@@ -196,6 +206,23 @@ class Fleet:
                 return False
 
         await eventually_async(now, self.patience, what, state=self.state)
+
+    async def explain(self, verdict: Verdict) -> str:
+        """What is wrong, and the history of those partitions: who had them from where on, and who did what of them.
+
+        All of it is in `trace.txt`, beside the logs; what is returned is for the screen.
+        """
+        traces = [f"== {name}\n" + "\n".join(self._history(name)) for name in verdict.wrong]
+        (self.logs / "trace.txt").write_text("\n\n".join([str(verdict), *traces]))
+        return "\n".join([str(verdict), f"see {self.logs}/trace.txt", *traces[:2], await self.state()])
+
+    def _history(self, partition: str) -> list[str]:
+        told = [f"{one.at:%H:%M:%S.%f}"[:-3] + f" {one}" for one in self.sink.told[partition]]
+        word = re.compile(rf"(?<![\w.]){partition}\b|\bs\.{partition}\b")
+        for log in sorted(self.logs.glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            told += [f"{line[:12]} [{log.stem}]{line[12:]}" for line in lines if word.search(line)]
+        return sorted(told)
 
     async def state(self) -> str:
         parts = [f"{self.sink.count} of {self.flood.total} done"]

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +22,22 @@ class Effect(NamedTuple):
     number: int
     token: int
     worker: str
+
+
+class Told(NamedTuple):
+    """One effect as it was reported, accepted or not."""
+
+    at: datetime
+    number: int
+    sequence: int
+    token: int
+    worker: str
+    id: str
+    accepted: bool
+
+    def __str__(self) -> str:
+        by = f"{self.id} in {self.worker}, token {self.token}"
+        return f"message {self.number} (sequence {self.sequence}) {'done' if self.accepted else 'REFUSED'} by {by}"
 
 
 @dataclass
@@ -37,6 +54,12 @@ class Verdict:
     @property
     def clean(self) -> bool:
         return not (self.lost or self.out_of_order or self.stale or self.unexplained)
+
+    @property
+    def wrong(self) -> list[str]:
+        """The partitions that something is wrong with."""
+        told = (*self.out_of_order, *self.stale, *self.unexplained)
+        return sorted({*self.lost, *(line.partition(":")[0] for line in told)})
 
 
 def judge(published: dict[str, int], effects: dict[str, list[Effect]]) -> Verdict:
@@ -76,6 +99,8 @@ class Sink:
         """Effects of fenced owners, by worker."""
         self.begun: dict[tuple[str, int], list[str]] = defaultdict(list)
         """Workers that began a message, in order."""
+        self.told: dict[str, list[Told]] = defaultdict(list)
+        """Everything that was reported, by partition: for whoever has to explain a loss."""
         self.gates: dict[tuple[str, int, str], asyncio.Event] = {}
         """Messages that a worker may begin, but not end before the event."""
         self._tokens: dict[str, int] = defaultdict(int)
@@ -120,11 +145,15 @@ class Sink:
         else:
             accepted = self._accept(said)
         if not writer.is_closing():
-            writer.write(json.dumps({"id": said["id"], "accepted": accepted}).encode() + b"\n")
+            writer.write(json.dumps({"call": said["call"], "accepted": accepted}).encode() + b"\n")
 
     def _accept(self, said: dict[str, Any]) -> bool:
         partition, token = said["partition"], said["token"]
-        if token < self._tokens[partition]:
+        accepted = token >= self._tokens[partition]
+        self.told[partition].append(
+            Told(datetime.now(), said["number"], said["sequence"], token, said["worker"], said["id"], accepted)
+        )
+        if not accepted:
             self.refused[said["worker"]] += 1
             return False
         self._tokens[partition] = token
@@ -146,7 +175,7 @@ class SinkClient:
     async def _listen(self) -> None:
         while line := await self._reader.readline():
             answer = json.loads(line)
-            waiting = self._waiting.pop(answer["id"])
+            waiting = self._waiting.pop(answer["call"])
             if not waiting.done():  # its handler was cancelled
                 waiting.set_result(answer["accepted"])
 
@@ -154,5 +183,5 @@ class SinkClient:
         self._count += 1
         number = self._count
         self._waiting[number] = asyncio.get_running_loop().create_future()
-        self._writer.write(json.dumps({**said, "id": number}).encode() + b"\n")
+        self._writer.write(json.dumps({**said, "call": number}).encode() + b"\n")
         return await self._waiting[number]

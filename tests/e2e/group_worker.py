@@ -62,6 +62,8 @@ async def main(told: dict[str, Any]) -> None:
             "number": message.json()["n"],
             "token": context.fencing_token,
             "worker": told["name"],
+            "id": context.worker_id,
+            "sequence": message.sequence,
         }
         if gated:
             await sink.tell(what="begin", **said)
@@ -88,4 +90,6 @@ async def main(told: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S")
+    for name in ("claims", "consumer", "member"):  # what `Fleet.explain` looks for
+        logging.getLogger(f"penstock.workers.{name}").setLevel(logging.DEBUG)
     asyncio.run(main(json.loads(sys.argv[1])))

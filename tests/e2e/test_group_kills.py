@@ -67,7 +67,7 @@ async def test_nothing_is_lost_when_a_group_grows_is_killed_and_shrinks(
         await group.stop(*leaving)
         await group.settled(4)
         verdict = await group.finish()
-        assert verdict.clean, f"{verdict}\n{await group.state()}"
+        assert verdict.clean, await group.explain(verdict)
         assert group.flood.total > 500
         print(
             f"{retention}: {group.flood.total} messages, {verdict.duplicates} duplicates, refused {group.sink.refused}"
@@ -89,6 +89,10 @@ async def test_without_the_handoff_messages_are_lost(
         await group.more_done(20)
         verdict = await group.finish(patience=3.0)
         assert verdict.lost
+        lost = next(iter(verdict.lost))
+        trace = await group.explain(verdict)
+        assert f"claim {lost}: " in trace, "who had it from where on"
+        assert " done by " in trace, "who did what of it"
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
@@ -110,7 +114,7 @@ async def test_an_owner_that_was_stopped_past_its_lease_is_fenced_and_takes_part
         await group.eventually(lambda: group.sink.refused["a"] > 0, "the stale effect to be refused")
         await group.settled(2)
         verdict = await group.finish()
-        assert verdict.clean, f"{verdict}\n{await group.state()}"
+        assert verdict.clean, await group.explain(verdict)
 
 
 @pytest.mark.parametrize("retention", ONE_OF_THEM)
@@ -128,8 +132,30 @@ async def test_a_worker_that_is_killed_and_started_again_has_its_id_and_its_part
         group.start("a")
         await group.more_done(100)
         verdict = await group.finish()
-        assert verdict.clean, f"{verdict}\n{await group.state()}"
+        assert verdict.clean, await group.explain(verdict)
         assert {p: claim.owner for p, claim in (await group.claims()).items()} == owners
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_worker_that_comes_back_into_another_assignment_hands_over_what_it_had(
+    nats_server: EmbeddedServer, tmp_path: Path, retention: str
+) -> None:
+    """Killed, and meanwhile some of its partitions were given to another: its consumer is all that knows how far they
+    are, and on an Interest stream all that keeps their messages."""
+    async with fleet(nats_server, tmp_path, retention, ttl=120.0) as group:
+        group.start("a", "b")
+        await group.settled(2)
+        group.flood.start()
+        await group.more_done(50)
+        killed = "b" if await group.leader() == "a" else "a"
+        group.kill(killed)
+        group.start("c")
+        await group.eventually(group.assigned(3), "an assignment for the three")
+        await group.more_done(50)
+        group.start(killed)
+        await group.settled(3)
+        verdict = await group.finish()
+        assert verdict.clean, await group.explain(verdict)
 
 
 async def test_a_group_goes_on_working_while_its_bucket_is_away(nats_server: EmbeddedServer, tmp_path: Path) -> None:
@@ -151,7 +177,7 @@ async def test_a_group_goes_on_working_while_its_bucket_is_away(nats_server: Emb
         assert {p: claim.owner for p, claim in (await group.claims()).items()} == owners
         assert "degraded" in group.processes["a"].log.read_text()
         verdict = await group.finish()
-        assert verdict.clean, f"{verdict}\n{await group.state()}"
+        assert verdict.clean, await group.explain(verdict)
         assert verdict.duplicates == 0
 
 
@@ -175,7 +201,7 @@ async def test_25_workers_become_100_and_25_again_within_a_minute(
         await group.stop(*sorted(group.processes)[5:])
         await group.settled(25)
         verdict = await group.finish()
-        assert verdict.clean, f"{verdict}\n{await group.state()}"
+        assert verdict.clean, await group.explain(verdict)
         print(
             f"{retention}: {group.flood.total} messages, {verdict.duplicates} duplicates, refused {group.sink.refused}"
         )

@@ -11,7 +11,8 @@ The token is the revision with which the partition was taken. It only ever rises
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, Self
@@ -19,6 +20,8 @@ from typing import Any, Protocol, Self
 from penstock.broker.model import Json
 from penstock.workers.kv import BATCH, Bucket, Conflict, Entry, Write
 from penstock.workers.lease import Lease
+
+log = logging.getLogger(__name__)
 
 FAMILY = "claims"
 VERSION = 1
@@ -48,6 +51,11 @@ class Claim:
 
     def is_of(self, owner: str, incarnation: str) -> bool:
         return self.owner == owner and self.incarnation == incarnation
+
+    def __str__(self) -> str:
+        state = "free" if self.owner is None else f"{self.owner}'s ({'settled' if self.settled else 'taken'})"
+        held = f", held by {', '.join(self.holders)}" if self.holders else ""
+        return f"claim {self.partition}: {state}, done up to {self.handoff}{held}, revision {self.revision}"
 
     # -- what may become of it -----------------------------------------------------------------------------------------
 
@@ -113,7 +121,10 @@ async def _store_chunk(bucket: Bucket, chunk: Sequence[Claim]) -> list[Claim]:
             return []
         half = len(chunk) // 2
         return await _store_chunk(bucket, chunk[:half]) + await _store_chunk(bucket, chunk[half:])
-    return [replace(claim, revision=revision) for claim, revision in zip(chunk, revisions, strict=True)]
+    written = [replace(claim, revision=revision) for claim, revision in zip(chunk, revisions, strict=True)]
+    for claim in written if log.isEnabledFor(logging.DEBUG) else ():
+        log.debug("%s", claim)
+    return written
 
 
 class PartitionClaimer(Protocol):
@@ -147,6 +158,11 @@ class KVClaims:
         self.lost = 0
         """Partitions that turned out to be another's."""
 
+    @property
+    def certain(self) -> bool:
+        """Whether our lease lasts: only then is anything ours."""
+        return self._lease.valid
+
     def token(self, partition_id: str) -> int | None:
         """The fencing token, while we own the partition and our lease lasts."""
         claim = self.mine.get(partition_id)
@@ -173,7 +189,7 @@ class KVClaims:
     # -- many at once --------------------------------------------------------------------------------------------------
 
     async def take(self, free: Iterable[Claim]) -> list[Claim]:
-        """Take those of these claims that nobody has changed meanwhile."""
+        """Take those of these claims that nobody has changed meanwhile. When it fails, see `found_again`."""
         got = await store(self._bucket, (claim.taken(self._worker_id, self._incarnation) for claim in free))
         self.mine |= {claim.partition: claim for claim in got}
         self.made += len(got)
@@ -188,15 +204,33 @@ class KVClaims:
         """Let these go. Nothing of them may be done any more: drain first. What could not be written stays ours."""
         wanted = [self.mine[p].freed(done) for p, done in handoffs.items() if p in self.mine]
         freed = await store(self._bucket, wanted)
-        for claim in wanted:
+        for claim in freed:
             self.mine.pop(claim.partition, None)
+        await self._look_at({claim.partition for claim in wanted} - {claim.partition for claim in freed})
         return freed
 
     async def _change(self, wanted: list[Claim]) -> list[Claim]:
         got = await store(self._bucket, wanted)
         self.mine |= {claim.partition: claim for claim in got}
-        self.drop({claim.partition for claim in wanted} - {claim.partition for claim in got})
+        await self._look_at({claim.partition for claim in wanted} - {claim.partition for claim in got})
         return got
+
+    async def _look_at(self, refused: Set[str]) -> None:
+        """These have another revision than we knew: another's, or our own from a write whose answer was lost."""
+        found = claims_in(await self._bucket.values([claim_key(p) for p in sorted(refused)]))
+        ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
+        self.mine |= ours
+        self.drop(refused - ours.keys())
+
+    def found_again(self, found: Mapping[str, Claim]) -> set[str]:
+        """Own what the bucket says is ours and we did not know of, since the answer to a write was lost.
+
+        Returns those. How far they are is not certain here: they have to be caught up with from their handoff sequence.
+        """
+        ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
+        new = ours.keys() - self.mine.keys()
+        self.mine |= {p: replace(ours[p], settled=False) for p in new}
+        return set(new)
 
     # -- after a time without connection -------------------------------------------------------------------------------
 

@@ -83,6 +83,14 @@ class NoEvents:
     def duplicate_subjects(self, count: int) -> None: ...
 
 
+Permission = Callable[[], bool]
+
+
+def always() -> bool:
+    """For a worker whose names nobody else can have."""
+    return True
+
+
 Trouble = Callable[[PenstockError, int], None]
 """Called after several updates have failed in a row, with the last error and their number."""
 
@@ -98,7 +106,9 @@ class WorkerConsumer:
         positions: Positions | None = None,
         events: Events | None = None,
         on_trouble: Trouble | None = None,
+        permitted: Permission = always,
     ) -> None:
+        """`permitted` is asked before anything is changed: another process may have our names by now."""
         self.options = options
         self.failures = 0
         """Updates that failed since the last good one."""
@@ -110,6 +120,7 @@ class WorkerConsumer:
         self._positions = positions or no_positions()
         self._events = events or NoEvents()
         self._on_trouble = on_trouble
+        self._permitted = permitted
         self._partitions: tuple[Partition, ...] = ()
         self._desired: Shards | None = None
         self._waiting: list[asyncio.Future[UpdateOutcome]] = []
@@ -118,6 +129,8 @@ class WorkerConsumer:
         self._max_ack_pending = options.max_ack_pending
         self._writing = asyncio.Lock()
         self._adopted = False
+        self._doubtful = False
+        """Whether a write failed: the server may have other filters than `applied`."""
         self._behind: dict[str, int] = {}
         """Subjects that were passed over, and up to where."""
 
@@ -149,7 +162,7 @@ class WorkerConsumer:
         self._partitions = chosen
         if self._desired is not None:
             self._events.update_skipped()  # an update that was not made yet is replaced by this one
-        elif target == self.applied:
+        elif target == self.applied and not self._doubtful:
             self._events.update_skipped()
             return self._outcome(Status.SKIPPED, self.applied, self.applied)
         self._desired = target
@@ -218,14 +231,16 @@ class WorkerConsumer:
         """Bring every consumer to its filters; removals first, so that a work queue never sees an overlap."""
         before, created = self.applied, False
         async with self._writing:
+            doubtful, self._doubtful = self._doubtful, True
             for shard in range(max(len(before), len(target))):
                 wanted = target[shard] if shard < len(target) else frozenset()
                 had = before[shard] if shard < len(before) else frozenset()
                 if not wanted:
                     await self._remove(shard)
-                elif wanted != had:
-                    created = await self._put(shard, wanted, wanted - had) or created
+                elif wanted != had or doubtful:
+                    created = await self._put(shard, wanted) or created
                 self.applied = _replaced(self.applied, shard, wanted)
+            self._doubtful = False
         return self._outcome(Status.CREATED if created else Status.UPDATED, before, target)
 
     def _outcome(self, status: Status, before: Shards, after: Shards) -> UpdateOutcome:
@@ -245,16 +260,23 @@ class WorkerConsumer:
                 with suppress(ConsumerNotFound):
                     info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
                     self.applied = _replaced(self.applied, shard, frozenset(info.filters))
-                    self._behind |= dict.fromkeys(_noted(info), info.delivered_stream_seq)
+                    self._behind |= dict.fromkeys(passed_over(info), info.delivered_stream_seq)
             self._adopted = True
 
-    async def _put(self, shard: int, subjects: frozenset[str], added: frozenset[str]) -> bool:
-        """Update the consumer, or make it when it is not there; says whether it was made."""
-        behind = (frozenset(self._behind) & subjects) | added
+    async def _put(self, shard: int, subjects: frozenset[str]) -> bool:
+        """Update the consumer, or make it when it is not there; says whether it was made.
+
+        What it has, and what is noted of it, is read from the server: an update whose answer was lost counts too.
+        """
+        behind = frozenset[str]()
 
         def change(config: Json) -> Json:
             """Only what may change: a field that the server refuses to change is written back as it was read."""
-            config.pop("filter_subject", None)
+            nonlocal behind
+            self._ask_permission()
+            single = config.pop("filter_subject", None)
+            added = subjects.difference([single] if single else config.get("filter_subjects") or ())
+            behind = (subjects & {*self._behind, *_noted(config)}) | added
             changed = {"filter_subjects": sorted(subjects), "max_ack_pending": self._max_ack_pending}
             return {**config, **changed, **self.options.mutable(), "metadata": _with_note(config, behind)}
 
@@ -263,7 +285,9 @@ class WorkerConsumer:
         except ConsumerNotFound:
             await self._create(shard, subjects)
             return True
-        self._behind |= dict.fromkeys(added, info.delivered_stream_seq)
+        new = behind - self._behind.keys()
+        self._behind |= dict.fromkeys(new, info.delivered_stream_seq)
+        log.debug("%s passes over %s up to %d", info.name, sorted(new), info.delivered_stream_seq)
         return False
 
     async def all_caught_up(self) -> None:
@@ -272,6 +296,7 @@ class WorkerConsumer:
             return
         self._behind.clear()
         async with self._writing:
+            self._ask_permission()
             for name in self.names:
                 await self._jetstream.update_consumer(self.options.stream, name, _without_note)
 
@@ -281,10 +306,12 @@ class WorkerConsumer:
         if self.retention != WORK_QUEUE:  # there what is done is gone, and a consumer must begin at the beginning
             start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
+        self._ask_permission()
         return await self._jetstream.create_consumer(self.options.stream, config)
 
     async def _remove(self, shard: int) -> None:
         """A consumer without filters would read the whole stream: one that has nothing to read goes."""
+        self._ask_permission()
         with suppress(ConsumerNotFound):
             await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
 
@@ -307,17 +334,40 @@ class WorkerConsumer:
         """Let the server have so many unacknowledged messages out; for messages that wait without being held here."""
         self._max_ack_pending = max(count, self.options.max_ack_pending)
         async with self._writing:
+            self._ask_permission()
             for name in self.names:
                 change = {"max_ack_pending": self._max_ack_pending}
                 await self._jetstream.update_consumer(self.options.stream, name, change)
+
+    async def rewind(self, first: int) -> bool:
+        """Have everything from there on delivered again that is not acknowledged; says whether there is anything.
+
+        Never forward: what lies below and is not acknowledged would not come again.
+        """
+        anything, stream = False, self.options.stream
+        for name in self.names:
+            self._ask_permission()
+            floor = (await self._jetstream.consumer_info(stream, name)).ack_floor_stream_seq
+            answer = await self._jetstream.reset_consumer(stream, name, max(min(first, floor + 1), 1))
+            anything = anything or answer.consumer.unprocessed > 0
+        return anything
+
+    def _ask_permission(self) -> None:
+        if not self._permitted():
+            raise Unavailable(f"{self.options.worker_id} is not sure of its id, and leaves its consumer as it is")
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _noted(info: ConsumerInfo) -> list[str]:
-    return str((info.config.get("metadata") or {}).get(BEHIND, "")).split()
+def passed_over(info: ConsumerInfo) -> list[str]:
+    """The subjects of a consumer whose backlog its worker has not caught up with, by the consumer's own note."""
+    return _noted(info.config)
+
+
+def _noted(config: Json) -> list[str]:
+    return str((config.get("metadata") or {}).get(BEHIND, "")).split()
 
 
 def _without_note(config: Json) -> Json:

@@ -215,6 +215,9 @@ class Dispatcher:
             if (token := token_of(lane.id)) is None:
                 self._waiting_for_owner.add(lane)
                 return
+            if lane.unsure and self._was_done(lane, message.sequence, token):
+                self._finish(lane, message.sequence)
+                continue
             attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
             about = (message.subject, lane.id, self._worker_id, message.received_at, attempt, token)
             context = made(MessageContext, about)  # what `MessageContext(…)` comes to, in a third of the time
@@ -229,14 +232,22 @@ class Dispatcher:
             seconds = clock() - started
             lane.started = None
             if token_of(lane.id) != token:
-                # Somebody else has it now, and will handle the message: our answer could remove it.
-                self._let_go(lane, [message.sequence])
-            elif error is None:
+                # Somebody else may have it now, and will handle the message: our answer could remove it. Or only our
+                # lease is in doubt, and the message keeps its place until we know.
+                lane.unsure = (message.sequence, token) if error is None else None
+                self._waiting_for_owner.add(lane)
+                return
+            if error is None:
                 lane.took(seconds)
                 self._finish(lane, message.sequence)
                 self._latencies.append(seconds)
             else:
                 await self._failed(lane, message, context, error)
+
+    def _was_done(self, lane: Lane, sequence: int, token: int) -> bool:
+        """Whether we handled the message under this very token: then nobody else had the partition meanwhile."""
+        unsure, lane.unsure = lane.unsure, None
+        return unsure == (sequence, token)
 
     def report(self) -> None:
         """Tell how long handlers took since the last time."""
@@ -271,6 +282,9 @@ class Dispatcher:
         """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours."""
         attempt = 0
         while (token := self._ownership.token(lane.id)) is not None:
+            if self._was_done(lane, message.sequence, token):
+                self.finished.add(message.sequence)
+                return True
             attempt += 1
             worker, error = self.options.worker_id, None
             context = MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
@@ -280,6 +294,7 @@ class Dispatcher:
             except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and tried again
                 error = _failure_of(exc)
             if self._ownership.token(lane.id) != token:
+                lane.unsure = (message.sequence, token) if error is None else None
                 continue
             if error is None:
                 self.finished.add(message.sequence)

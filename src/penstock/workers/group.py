@@ -148,6 +148,7 @@ class WorkerGroup:
             options=self._worker_options,
             ownership=claims,
             positions=positions,
+            permitted=lambda: claims.certain,
             metrics=WorkerMetrics(worker_id, consumer.consumer),
         )
 

@@ -16,6 +16,9 @@ A crash of the old owner before 2 leaves its claim: the leader frees it with the
 handoff sequence as long as the claim is settled and the subjects are among the filters. A crash of the new owner
 between 3 and 6 leaves the handoff sequence in the claim. Then the next owner starts there.
 
+Whoever comes back with the id of a dead worker has its consumer, too. Before it changes the filters it takes everything
+that was its predecessor's, also what it is to give away at once, and keeps covered what its predecessor held.
+
 Where the retentions differ is step 7:
 
     limits      any time after 2: the stream keeps everything
@@ -29,8 +32,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock import subjects
+from penstock.broker.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.identity import RETIRED, WorkerRecord
+from penstock.workers.partitions import Partition
 
 
 class Retention(StrEnum):
@@ -77,7 +83,7 @@ class Steps:
 def next_steps(view: View, retention: Retention) -> Steps:
     """The steps that are due. Asked again whenever something has changed."""
     wanted = view.running if view.wanted is None else view.wanted
-    missing = sorted(wanted - view.running)
+    missing = sorted((wanted | (inherited(view) if view.wanted is not None else set())) - view.running)
     take = [view.claims[p] for p in missing if p in view.claims and _is_open(view.claims[p], view)]
     taken = {claim.partition for claim in take}
     return Steps(
@@ -88,25 +94,49 @@ def next_steps(view: View, retention: Retention) -> Steps:
     )
 
 
+def inherited(view: View) -> set[str]:
+    """What belongs to the process that had our id before."""
+    return {p for p, claim in view.claims.items() if _is_inherited(claim, view)}
+
+
+def _is_inherited(claim: Claim, view: View) -> bool:
+    return claim.owner == view.worker and claim.incarnation != view.incarnation
+
+
 def _is_open(claim: Claim, view: View) -> bool:
     """Free, or our own from before a restart."""
-    inherited = claim.owner == view.worker and claim.incarnation != view.incarnation
-    return claim.owner is None or inherited
+    return claim.owner is None or _is_inherited(claim, view)
 
 
 def may_let_go(claim: Claim | None, worker: str, retention: Retention) -> bool:
-    """Whether a worker that has freed a partition may remove its subjects from its consumer."""
-    if retention is not Retention.INTEREST or claim is None:
-        return True
-    return worker not in claim.holders
+    """Whether a worker that does not work on a partition may remove its subjects from its consumer.
+
+    Never while the claim says that it is its own: were it to die then, its ack floor would count for the partition.
+    Without a claim, as after the loss of the bucket, an Interest stream keeps only what somebody covers.
+    """
+    if claim is None:
+        return retention is not Retention.INTEREST
+    return claim.owner != worker and (retention is not Retention.INTEREST or worker not in claim.holders)
 
 
-def after_crash(claim: Claim, ack_floor: int | None) -> Claim:
-    """The claim of a dead worker, freed. `ack_floor` is that of its consumer; None when the consumer is gone too.
+def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) -> int | None:
+    """How far the consumers of a worker say that a partition is done; None when they do not.
+
+    A consumer that does not have the subjects has moved past them without a word, and says nothing about them.
+    """
+    if partition is None or not all(
+        any(subjects.covered(subject, one.filters) for one in consumers) for subject in partition.subjects
+    ):
+        return None
+    return min(one.ack_floor_stream_seq for one in consumers)
+
+
+def after_crash(claim: Claim, floor: int | None) -> Claim:
+    """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too.
 
     While the owner was catching up, its ack floor says nothing about this partition: only the claim does.
     """
-    return claim.freed(ack_floor if claim.settled else None)
+    return claim.freed(floor if claim.settled else None)
 
 
 def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]) -> list[Claim]:

@@ -44,6 +44,9 @@ class Finished:
         self.new.add(sequence)
         self.turn()
 
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self.new or sequence in self.old
+
     def turn(self) -> None:
         """Forget the oldest, when there are enough."""
         if len(self.new) >= self._size:
@@ -55,7 +58,7 @@ class Lane:
 
     __slots__ = (
         "_order", "busy", "delayed", "floor", "held", "id", "items", "last_done", "latency", "parked", "parks",
-        "started",
+        "started", "unsure",
     )  # fmt: skip
 
     def __init__(self, id_: str, floor: int = 0) -> None:
@@ -79,6 +82,8 @@ class Lane:
         """Seconds that a message takes here, on average."""
         self.started: float | None = None
         """When the handler that is running was called."""
+        self.unsure: tuple[int, int] | None = None
+        """Handled under a token while it became uncertain whether that still counts: the sequence, and the token."""
         self._order: list[int] = []
 
     # -- what comes ------------------------------------------------------------------------------------------------

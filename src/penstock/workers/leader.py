@@ -24,6 +24,7 @@ from penstock.workers import claims as claim_store
 from penstock.workers import handoff, identity, migration, publication
 from penstock.workers.assignment import Member, assign
 from penstock.workers.claims import Claim, claims_in
+from penstock.workers.consumer import passed_over
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.handoff import Retention
 from penstock.workers.identity import ACTIVE, RETIRED, WorkerRecord, worker_key, workers_in
@@ -66,6 +67,16 @@ class _Scene:
     consumers: Mapping[str, Collection[ConsumerInfo]]
     partitions: Collection[Partition]
 
+    def after_crash(self, dead: Iterable[Claim]) -> list[Claim]:
+        """The claims of dead workers, freed with what their consumers say."""
+        known = {partition.id: partition for partition in self.partitions}
+        return [
+            handoff.after_crash(
+                claim, handoff.ack_floor(known.get(claim.partition), self.consumers.get(claim.owner or "", ()))
+            )
+            for claim in dead
+        ]
+
     def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
         """Subjects of partitions that no owner covers for certain."""
         open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
@@ -104,7 +115,8 @@ class Leader:
         await self._retire(entries)
         workers, partitions = workers_in(entries), await self._source.partitions()
         if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
-            await self._clear_away(_Scene(workers, entries, await self._consumers(), partitions), retention)
+            consumers = await group_consumers(self._control, self._options)
+            await self._clear_away(_Scene(workers, entries, consumers, partitions), retention)
         return await self._assign(workers, partitions)
 
     def _is_audit(self) -> bool:
@@ -129,7 +141,9 @@ class Leader:
     async def _clear_away(self, scene: _Scene, retention: Retention) -> None:
         await self._adopt_orphans(scene)
         claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
-        claims |= await self._free(handoff.dead_claims(claims, scene.workers), scene.consumers)
+        # In this order: whoever takes a claim was known before, so nobody's is mistaken for that of a dead one.
+        alive = workers_in(await self._bucket.entries(identity.FAMILY))
+        claims |= await self._free(handoff.dead_claims(claims, alive), scene)
         open_ = scene.unsettled(claims) if retention is Retention.INTEREST else []
         for worker_id in [w for w, record in scene.workers.items() if record.state == RETIRED]:
             consumers = scene.consumers.get(worker_id, ())
@@ -138,10 +152,8 @@ class Leader:
                 await self._remove(worker_id, consumers, scene.entries[worker_key(worker_id)])
                 del scene.workers[worker_id]
 
-    async def _free(self, dead: Iterable[Claim], consumers: Mapping[str, Collection[ConsumerInfo]]) -> dict[str, Claim]:
-        floors = {worker: min(one.ack_floor_stream_seq for one in some) for worker, some in consumers.items() if some}
-        freed = [handoff.after_crash(claim, floors.get(claim.owner or "")) for claim in dead]
-        done = await claim_store.store(self._bucket, freed)
+    async def _free(self, dead: Iterable[Claim], scene: _Scene) -> dict[str, Claim]:
+        done = await claim_store.store(self._bucket, scene.after_crash(dead))
         self.freed += len(done)
         return {claim.partition: claim for claim in done}
 
@@ -169,15 +181,6 @@ class Leader:
                 revision = await self._bucket.create(worker_key(worker_id), record.to_json())
                 scene.workers[worker_id] = record
                 scene.entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
-
-    async def _consumers(self) -> dict[str, list[ConsumerInfo]]:
-        """The consumers of the group by worker id."""
-        found: dict[str, list[ConsumerInfo]] = {}
-        for consumer in await self._control.jetstream.consumers(self._options.stream):
-            metadata = consumer.config.get("metadata") or {}
-            if metadata.get("penstock.group") == self._options.group:
-                found.setdefault(str(metadata.get("penstock.worker")), []).append(consumer)
-        return found
 
     # -- the living ----------------------------------------------------------------------------------------------------
 
@@ -215,7 +218,7 @@ class Leader:
         claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
         missing = [p for p in partitions if p.id not in claims]
         if missing:
-            consumers = [one for some in (await self._consumers()).values() for one in some]
+            consumers = [one for some in (await group_consumers(self._control, self._options)).values() for one in some]
             start = await self._first_sequence()
             await claim_store.store(self._bucket, (first_claim(p, consumers, start) for p in missing))
         return {p: claim.owner for p, claim in claims.items() if claim.owner}
@@ -226,11 +229,26 @@ class Leader:
         return (await self._control.jetstream.stream_info(self._options.stream)).state.last_seq
 
 
+async def group_consumers(control: Control, options: GroupOptions) -> dict[str, list[ConsumerInfo]]:
+    """The consumers of a group by worker id."""
+    found: dict[str, list[ConsumerInfo]] = {}
+    for consumer in await control.jetstream.consumers(options.stream):
+        metadata = consumer.config.get("metadata") or {}
+        if metadata.get("penstock.group") == options.group:
+            found.setdefault(str(metadata.get("penstock.worker")), []).append(consumer)
+    return found
+
+
 def first_claim(partition: Partition, consumers: Collection[ConsumerInfo], start: int) -> Claim:
-    """The claim of a partition that has none: new, or it went with the bucket and somebody's consumer knows of it."""
+    """The claim of a partition that has none: new, or it went with the bucket and somebody's consumer knows of it.
+
+    A consumer whose worker has not caught up with the partition has passed over messages of it: its ack floor says
+    nothing. When there is no other that covers it, everything begins anew.
+    """
     covering = [c for c in consumers if any(subjects.covered(s, c.filters) for s in partition.subjects)]
     if not covering:
         return Claim(partition.id, start)
-    floor = min(consumer.ack_floor_stream_seq for consumer in covering)
+    knowing = [c for c in covering if not any(subjects.covered(s, passed_over(c)) for s in partition.subjects)]
+    floor = min((consumer.ack_floor_stream_seq for consumer in knowing), default=0)
     holders = tuple(sorted({consumer.config["metadata"]["penstock.worker"] for consumer in covering}))
     return Claim(partition.id, floor, holders=holders)

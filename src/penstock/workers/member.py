@@ -12,15 +12,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.errors import ApiError, ConsumerNotFound, OutcomeUnknown, PenstockError, Unavailable
+from penstock.errors import ApiError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.workers import handoff
+from penstock.workers.claims import FAMILY as CLAIMS
 from penstock.workers.claims import Claim, KVClaims, claim_key, claims_in
 from penstock.workers.election import Election
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.handoff import Retention, Steps, View
 from penstock.workers.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identity, workers_in
 from penstock.workers.kv import Bucket, Control
-from penstock.workers.leader import Leader
+from penstock.workers.leader import Leader, group_consumers
 from penstock.workers.lease import clock
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.partitions import Partition
@@ -103,10 +104,13 @@ class Member:
         """What our consumer has the subjects of."""
         self._held: set[str] = set()
         self._again: set[str] = set()
-        """Taken back before our consumer had let go of them: drained, and still covered."""
+        """To be caught up with in any case: taken back before our consumer had let go of them, or a predecessor of ours
+        was not done with catching up."""
         self._catching: dict[str, asyncio.Task[None]] = {}
         self._alone = False
         """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
+        self._resumed = False
+        """Whether we know what a predecessor with our id has left."""
         self._recheck = True
         self._steps = Steps()
         self._look = asyncio.Event()
@@ -240,13 +244,17 @@ class Member:
         self._held |= self._covered - self.claims.mine.keys()  # also what turned out to be another's
         found = await self._relevant_claims()
         await self._check(found)
+        again = self.claims.found_again(found)
+        self._again |= again
+        self._held -= again
         mine = frozenset(self.claims.mine)
         view = View(self.identity.id, self.identity.incarnation, self._wanted, found, mine, frozenset(self._held))
         steps = self._steps = handoff.next_steps(view, retention)
-        await self._give(steps.give)
-        at_once = () if retention is Retention.INTEREST else steps.give
+        freed = await self._give(steps.give)
+        at_once = frozenset[str]() if retention is Retention.INTEREST else freed
         await self._let_go((*steps.let_go, *at_once))
         await self._take(steps.take)
+        self._resume(view, retention)
         await self._settle()
 
     async def _learn(self) -> Retention:
@@ -265,11 +273,33 @@ class Member:
 
     async def _relevant_claims(self) -> dict[str, Claim]:
         """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
+        if not self._resumed:
+            return await self._all_claims() if self._wanted is not None else {}
         concerned = (self._wanted or frozenset()) | self.claims.mine.keys() | self._held
         quiet = not self._held and (self._wanted is None or self._wanted == self.claims.mine.keys())
         if quiet and not self._recheck and all(claim.settled for claim in self.claims.mine.values()):
             return {}
         return claims_in(await self._bucket.values([claim_key(p) for p in sorted(concerned)]))
+
+    async def _all_claims(self) -> dict[str, Claim]:
+        """Of all partitions, before our consumer is changed for the first time: a predecessor may have had our id."""
+        everybody = (await self._assignments.current()).partitions.values()
+        self._known |= {partition.id: partition for some in everybody for partition in some}
+        found = claims_in(await self._bucket.entries(CLAIMS))
+        return {partition: claim for partition, claim in found.items() if partition in self._known}
+
+    def _resume(self, view: View, retention: Retention) -> None:
+        """What a predecessor with our id had and we could not take, or what it held: its consumer, which is ours now,
+        goes on covering it. On an Interest stream it may be all that keeps the messages."""
+        if self._resumed:
+            return
+        left = handoff.inherited(view) - self.claims.mine.keys()
+        if retention is Retention.INTEREST:
+            held = {p for p, claim in view.claims.items() if self.identity.id in claim.holders}
+            kept = (left | held) - self.claims.mine.keys()
+            self._covered |= kept
+            self._held |= kept
+        self._resumed = self._wanted is not None and not left
 
     async def _check(self, found: Mapping[str, Claim]) -> None:
         """After a time without connection: what is another's by now is dropped, what has no claim gets one again."""
@@ -286,16 +316,20 @@ class Member:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    async def _give(self, partitions: Collection[str]) -> None:
-        """1. drain, 2. free the claim."""
+    async def _give(self, partitions: Collection[str]) -> frozenset[str]:
+        """1. drain, 2. free the claim. Returns what is no longer ours; the rest is tried again."""
         if not partitions:
-            return
+            return frozenset()
         await self._stop_catching(partitions)
         drained = await self._worker.drain([p for p in partitions if p in self._covered])
-        mine = self.claims.mine
-        freed = await self.claims.give({p: drained[p] if mine[p].settled else self._caught(p) for p in partitions})
-        self._held |= self._covered.intersection(partitions)
-        self.handed_over += len(freed)
+        mine = {p: self.claims.mine[p] for p in partitions if p in self.claims.mine}
+        known = {p: drained[p] for p, claim in mine.items() if claim.settled and p in drained}
+        log.debug("%s gives away, and has done: %s", self.identity.id, known)
+        freed = await self.claims.give({p: known.get(p) or self._caught(p) for p in mine})
+        gone = frozenset(claim.partition for claim in freed)
+        self._held |= self._covered & gone
+        self.handed_over += len(gone)
+        return gone
 
     def _caught(self, partition: str) -> int:
         """How far a partition is done that is not settled: what came of it later may be done too, or not."""
@@ -306,6 +340,7 @@ class Member:
         """7. remove the subjects from our consumer. Nothing is added with it: on a work queue that may have to wait for
         another worker, which may wait for us."""
         if partitions:
+            log.debug("%s lets go of %s", self.identity.id, sorted(partitions))
             await self._cover(self._covered - set(partitions))
             self._held -= set(partitions)
 
@@ -314,18 +349,13 @@ class Member:
         if not free:
             return
         inherited = [claim for claim in free if claim.owner is not None]
-        floor = await self._ack_floor() if inherited else None
-        known = [handoff.after_crash(claim, floor) if claim.owner else claim for claim in free]
+        self._again |= {claim.partition for claim in inherited if not claim.settled}
+        consumers = (await group_consumers(self._control, self._options)).get(self.identity.id, ()) if inherited else ()
+        floors = {c.partition: handoff.ack_floor(self._known[c.partition], consumers) for c in inherited}
+        known = [handoff.after_crash(c, floors[c.partition]) if c.partition in floors else c for c in free]
         taken = {claim.partition for claim in await self.claims.take(known)}
         self._again |= self._held & taken
         self._held -= taken
-
-    async def _ack_floor(self) -> int | None:
-        name = f"{self._options.group}-{self.identity.id}"
-        try:
-            return (await self._control.jetstream.consumer_info(self._options.stream, name)).ack_floor_stream_seq
-        except ConsumerNotFound:
-            return None
 
     async def _settle(self) -> None:
         """4. add the subjects, 5. catch up, each partition by itself, 6. settle the claim."""
@@ -347,6 +377,7 @@ class Member:
 
     async def _catch_up(self, claim: Claim, end: int) -> None:
         first = self._caught(claim.partition) + 1 if self._options.hand_over else end + 1
+        log.debug("%s catches up with %s from %d to %d", self.identity.id, claim.partition, first, end)
         try:
             await self._worker.catch_up(self._known[claim.partition], first, end)
             await self.claims.settle({claim.partition: end})

@@ -245,10 +245,10 @@ class Session:
         A gap says that deliveries went elsewhere: to a predecessor whose requests the server still has, or nowhere.
         Those messages must come before this one, so the session ends, and the next one has them delivered again.
         """
-        if number <= pull.delivery:
+        if number == 1:
             self._restarted(pull)
             return True
-        missing = number - pull.delivery - 1
+        missing = abs(number - pull.delivery - 1)
         self.fail(WentElsewhere(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
         return False
 

@@ -23,7 +23,7 @@ from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.workers import lag, messages
 from penstock.workers.answers import SessionAnswers
-from penstock.workers.consumer import WORK_QUEUE, Trouble, UpdateOutcome, WorkerConsumer
+from penstock.workers.consumer import WORK_QUEUE, Permission, Trouble, UpdateOutcome, WorkerConsumer, always
 from penstock.workers.dispatch import Dispatcher, HandlingOptions
 from penstock.workers.handlers import Handler, Runner
 from penstock.workers.lag import Lag
@@ -66,6 +66,7 @@ class Worker:
         positions: Positions | None = None,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
+        permitted: Permission = always,
     ) -> None:
         self.options = options or WorkerOptions()
         limit = consumer.max_subjects * consumer.max_consumers
@@ -88,7 +89,12 @@ class Worker:
         owner = ownership or OwnsAll()
         self._dispatcher = Dispatcher(self._runner.call, self._answers, owner, handling, self.metrics)
         self.consumer = WorkerConsumer(
-            self._jetstream, consumer, positions=self._done, events=self.metrics, on_trouble=on_trouble
+            self._jetstream,
+            consumer,
+            positions=self._done,
+            events=self.metrics,
+            on_trouble=on_trouble,
+            permitted=permitted,
         )
         self.metrics.look = self._look
         self._upkeep = Upkeep(self._dispatcher, self.consumer, self.options)
@@ -102,6 +108,7 @@ class Worker:
         """Partitions whose backlog was passed over and has not been read yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = asyncio.Lock()
+        self._rewinding = asyncio.Lock()
         self._failure: BaseException | None = None
 
     # -- its life --------------------------------------------------------------------------------------------------
@@ -232,16 +239,20 @@ class Worker:
         return self._lane(partition_id).done_through
 
     def floor(self, partition_id: str) -> int:
-        """Everything of a partition up to this stream sequence is done for certain, whether it came here or not."""
-        return self._lane(partition_id).floor
+        """Everything of a partition up to this stream sequence is done for certain, whether it came here or not.
+
+        0 for one that is not handled here.
+        """
+        lane = self._dispatcher.lanes.get(partition_id)
+        return lane.floor if lane else 0
 
     async def drain(self, partition_ids: Collection[str]) -> dict[str, int]:
         """Finish what is being handled of these partitions, and handle no more of them until they are live again.
 
-        Returns of each the last sequence that is done, with everything before it. Its acknowledgement has reached the
-        server by then.
+        Returns of each that is handled here the last sequence that is done, with everything before it. Its
+        acknowledgement has reached the server by then.
         """
-        chosen = [self._lane(id_) for id_ in partition_ids]
+        chosen = [lane for id_ in partition_ids if (lane := self._dispatcher.lanes.get(id_))]
         await self._hold(chosen)
         await self._all_sent()
         known = await self._nothing_unknown()
@@ -282,7 +293,8 @@ class Worker:
             try:
                 stream = self.consumer.options.stream
                 async for message in stored(self._jetstream, stream, partition.subjects, position, last):
-                    if not await self._dispatcher.handle_stored(lane, message):
+                    done = message.sequence in self._dispatcher.finished
+                    if not done and not await self._dispatcher.handle_stored(lane, message):
                         raise NotOwned(f"partition {partition.id!r} is no longer ours; {message.sequence} is not done")
                     position = message.sequence + 1
                     self._dispatcher.advance(lane, message.sequence)
@@ -297,25 +309,22 @@ class Worker:
 
         What came of the partition before is forgotten, for it comes again, in its order.
         """
-        options, session = self.consumer.options, self._answers.session
-        if session is None:
-            return  # a new session has everything delivered again that is not acknowledged
-        renumbered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        async with self._rewinding:  # each waits for the renumbering that is its own
+            session = self._answers.session
+            if session is None:
+                raise Unavailable(f"partition {lane.id!r} cannot be caught up with while there is no connection")
+            renumbered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def forget() -> None:
-            if not renumbered.done():
-                self._dispatcher.forget(lane)
-                renumbered.set_result(None)
+            def forget() -> None:
+                if not renumbered.done():
+                    self._dispatcher.forget(lane)
+                    renumbered.set_result(None)
 
-        session.when_renumbered(forget)
-        for name in self.consumer.names:
-            floor = (await self._jetstream.consumer_info(options.stream, name)).ack_floor_stream_seq
-            # Never forward: what lies below and is not acknowledged would not come again.
-            answer = await self._jetstream.reset_consumer(options.stream, name, max(min(first, floor + 1), 1))
-            if not answer.consumer.unprocessed:
-                forget()
-        session.ask_again()
-        await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
+            session.when_renumbered(forget)
+            if await self.consumer.rewind(first):
+                session.ask_again()
+                await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
+            forget()  # also when the session has ended: the next one has everything delivered again
 
     async def _keep_catching_up(self, partition: Partition, first: int, last: int) -> None:
         """Catch up, however long the partition or the server is away."""

@@ -246,6 +246,43 @@ async def test_a_stale_owner_finds_out_and_cannot_settle(bucket: Bucket) -> None
     assert a.lost == 1
 
 
+async def test_what_was_taken_without_an_answer_is_found_again(bucket: Bucket) -> None:
+    """As when a batch of several hundred claims is interrupted: owned by what the bucket says, and not known here."""
+    free = await store(bucket, [Claim("p", 40), Claim("q", 50)])
+    a = claims_of(bucket, "a")
+    await store(bucket, [free[0].taken("a", "a-1")])
+    await claims_of(bucket, "b").take(free[1:])
+    assert a.found_again(claims_in(await bucket.entries("claims"))) == {"p"}
+    assert a.token("p")
+    assert (a.mine["p"].handoff, a.mine["p"].settled) == (40, False)
+    assert await a.settle({"p": 60})
+    assert a.found_again(claims_in(await bucket.entries("claims"))) == set()
+
+
+async def test_what_was_settled_without_an_answer_stays_ours(bucket: Bucket) -> None:
+    a, answered = claims_of(bucket, "a"), claims_of(bucket, "a")
+    await a.claim("p")
+    answered.mine |= a.mine
+    await answered.settle({"p": 40})
+    assert await a.settle({"p": 40}) == [], "refused: the bucket has it already"
+    assert a.lost == 0
+    assert a.mine == answered.mine
+
+
+async def test_what_could_not_be_freed_stays_ours_until_it_is(bucket: Bucket) -> None:
+    """Else it would be let go with nobody to take it: the bucket says that it has an owner."""
+    a, answered = claims_of(bucket, "a"), claims_of(bucket, "a")
+    await a.claim("p")
+    answered.mine |= a.mine
+    await answered.settle({"p": 40})
+    assert await a.give({"p": 70}) == []
+    assert a.token("p") == answered.token("p")
+    assert [claim.handoff for claim in await a.give({"p": 70})] == [70]
+    assert a.token("p") is None
+    assert await answered.give({"p": 99}) == []
+    assert answered.token("p") is None, "nobody's, and so not ours"
+
+
 async def test_claims_that_are_gone_with_the_bucket_are_made_again(bucket: Bucket, control: Control) -> None:
     a = claims_of(bucket, "a")
     await a.claim("p")

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.broker.jetstream import JetStream
 from penstock.broker.model import NANOSECONDS
-from penstock.errors import PenstockError
+from penstock.errors import DeadlineExceeded, PenstockError, Unavailable
 from penstock.retry import Backoff
 from penstock.testing import eventually_async
-from penstock.workers.consumer import Status, UpdateFailed, WorkerConsumer
+from penstock.workers.consumer import Status, UpdateFailed, WorkerConsumer, passed_over
 from penstock.workers.filters import SubjectCapExceeded
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions
@@ -22,8 +23,25 @@ from penstock.workers.partitions import Partition
 
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:
     given = {"stream": STREAM, "worker_id": "1", "prefix": "test", "window": 0.01, "min_interval": 0.02, **choices}
-    outer = {k: given.pop(k) for k in ("positions", "on_trouble") if k in given}
-    return WorkerConsumer(world.js, ConsumerOptions(**given), events=metrics, **outer)
+    outer = {k: given.pop(k) for k in ("positions", "on_trouble", "permitted") if k in given}
+    return WorkerConsumer(given.pop("js", world.js), ConsumerOptions(**given), events=metrics, **outer)
+
+
+class Deaf:
+    """Asks a real server, and does not hear what became of a change as long as it is told to."""
+
+    def __init__(self, world: World) -> None:
+        self._ask = world.publisher.connection.requester()
+        self.unheard = 0
+        self.deaf = False
+        self.js = JetStream(self, timeout=0.2)
+
+    async def __call__(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        answer = await self._ask(subject, payload, timeout)
+        if self.deaf and ".CONSUMER.CREATE." in subject:
+            self.unheard += 1
+            raise DeadlineExceeded(subject, timeout)
+        return answer
 
 
 async def test_the_consumer_is_one_durable_that_pulls_and_acknowledges_explicitly(world: World) -> None:
@@ -147,6 +165,56 @@ async def test_a_failed_update_keeps_the_last_good_filters_and_is_made_later(wor
 
     await eventually_async(updated, 10, "the change to be made after all")
     await eventually_async(lambda: consumer.healthy)
+    await consumer.close()
+
+
+async def test_a_removal_whose_answer_was_lost_is_made_good_when_the_subject_comes_back(world: World) -> None:
+    """The server has other filters than we know of: what we want, and what we knew, is the same."""
+    await world.create()
+    deaf = Deaf(world)
+    consumer = make(world, js=deaf.js, retry=Backoff(first=0.05, most=0.05))
+    await consumer.update(partitions("a", "b"))
+    deaf.deaf = True
+    removing = asyncio.create_task(consumer.update(partitions("a")))
+    await eventually_async(lambda: consumer.failures > 0)
+    assert (await world.consumer()).filters == ("w.a",)
+    back = asyncio.create_task(consumer.update(partitions("a", "b")))
+    await asyncio.sleep(0)
+    deaf.deaf = False
+    outcomes = await asyncio.gather(removing, back)
+    assert (await world.consumer()).filters == ("w.a", "w.b")
+    assert [outcome.passed_over for outcome in outcomes] == [{"w.b"}] * 2
+    await consumer.close()
+
+
+async def test_a_subject_that_was_added_without_an_answer_is_still_to_be_caught_up_with(world: World) -> None:
+    await world.create()
+    await world.publish("b", 5)
+    deaf = Deaf(world)
+    consumer = make(world, js=deaf.js, retry=Backoff(first=0.05, most=0.05))
+    await consumer.update(partitions("a"))
+    deaf.deaf = True
+    adding = asyncio.create_task(consumer.update(partitions("a", "b")))
+    await eventually_async(lambda: consumer.failures > 0)
+    deaf.deaf = False
+    assert (await adding).passed_over == {"w.b"}
+    assert passed_over(await world.consumer()) == ["w.b"], "whoever comes after a crash finds it noted"
+    await consumer.close()
+
+
+async def test_a_worker_that_may_have_lost_its_id_leaves_the_consumer_alone(world: World) -> None:
+    """Another process may have the id, and with it the consumer."""
+    await world.create()
+    allowed = True
+    consumer = make(world, attempts=2, retry=Backoff(first=0.01, most=0.01), permitted=lambda: allowed)
+    await consumer.update(partitions("a"))
+    allowed = False
+    for wanted in (partitions("a", "b"), []):
+        with pytest.raises(UpdateFailed, match="not sure of its id"):
+            await consumer.update(wanted)
+    with pytest.raises(Unavailable, match="not sure of its id"):
+        await consumer.rewind(1)
+    assert (await world.consumer()).filters == ("w.a",)
     await consumer.close()
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.broker.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.handoff import (
     Retention,
     Steps,
     View,
+    ack_floor,
     after_crash,
     dead_claims,
     is_needed,
@@ -19,6 +21,7 @@ from penstock.workers.handoff import (
     next_steps,
 )
 from penstock.workers.identity import RETIRED, WorkerRecord
+from penstock.workers.partitions import Partition
 
 FREE = Claim("p", 10, holders=("a",), revision=5)
 OWNED = Claim("p", 10, "a", "a-1", settled=True, acquired=3, revision=4)
@@ -43,6 +46,41 @@ def test_a_restarted_worker_takes_over_from_the_process_before_it() -> None:
     assert next_steps(view({"p"}, before), Retention.LIMITS).take == (before,)
 
 
+@pytest.mark.parametrize("retention", Retention)
+def test_what_a_predecessor_had_is_taken_before_it_is_given_away(retention: Retention) -> None:
+    """Its ack floor counts for it as long as nobody has: the filters must not change before."""
+    before = replace(OWNED, owner="b", incarnation="b-0")
+    steps = next_steps(view(set(), before, held={"p"}), retention)
+    assert steps == Steps(take=(before,))
+    assert next_steps(view(None, before), retention).nothing, "nothing is known yet of who should have what"
+
+
+@pytest.mark.parametrize("retention", Retention)
+def test_what_the_claim_says_is_ours_is_never_let_go(retention: Retention) -> None:
+    """As after a write whose answer was lost: it is not worked on, and yet nobody else will."""
+    mine = replace(OWNED, owner="b", incarnation="b-1")
+    assert not may_let_go(mine, "b", retention)
+    assert next_steps(view(set(), mine, held={"p"}), retention).let_go == ()
+
+
+def consumer(floor: int, *filters: str) -> ConsumerInfo:
+    at = {"stream_seq": floor, "consumer_seq": floor}
+    raw = {"stream_name": "S", "name": "g-a", "config": {"filter_subjects": list(filters)}}
+    counts = {"num_pending": 0, "num_ack_pending": 0, "num_redelivered": 0}
+    return ConsumerInfo.parse({**raw, "delivered": at, "ack_floor": at, **counts})
+
+
+def test_a_consumer_says_nothing_about_a_partition_that_it_does_not_cover() -> None:
+    both = Partition("p", ("s.p", "s.q"))
+    assert ack_floor(both, [consumer(70, "s.p", "s.q")]) == 70
+    assert ack_floor(both, [consumer(70, "s.>")]) == 70
+    assert ack_floor(both, [consumer(70, "s.p")]) is None, "it has passed over the other subject"
+    assert ack_floor(both, [consumer(70, "s.r")]) is None
+    assert ack_floor(both, []) is None
+    assert ack_floor(None, [consumer(70, "s.p", "s.q")]) is None, "nobody knows its subjects"
+    assert ack_floor(both, [consumer(70, "s.p"), consumer(50, "s.q")]) == 50, "one consumer is not enough for it"
+
+
 def test_without_an_assignment_everything_stays() -> None:
     mine = replace(OWNED, owner="b", incarnation="b-1")
     assert next_steps(view(None, mine, running={"p"}), Retention.LIMITS).nothing
@@ -60,13 +98,13 @@ def test_a_partition_that_is_no_longer_wanted_is_given_up(retention: Retention) 
         (replace(FREE, holders=("b",)), False),
         (Claim("p", 10, "a", "a-1", holders=("b",), revision=6), False),
         (OWNED, True),
-        (None, True),
+        (None, False),
     ],
-    ids=["free", "being caught up", "settled by another", "no longer a partition"],
+    ids=["free", "being caught up", "settled by another", "lost with the bucket"],
 )
 def test_interest_keeps_the_filter_until_the_new_owner_has_settled(claim: Claim | None, safe: bool) -> None:
     assert may_let_go(claim, "b", Retention.INTEREST) is safe
-    assert may_let_go(claim, "b", Retention.LIMITS)
+    assert may_let_go(claim, "b", Retention.LIMITS), "the stream keeps everything"
     assert may_let_go(claim, "b", Retention.WORKQUEUE)
     assert next_steps(view(set(), claim, held={"p"}), Retention.INTEREST).let_go == (("p",) if safe else ())
 
@@ -78,11 +116,11 @@ def test_a_partition_that_comes_back_before_another_took_it_is_taken_and_not_let
 
 
 def test_the_ack_floor_counts_only_for_what_is_settled() -> None:
-    assert after_crash(OWNED, ack_floor=70).handoff == 70
-    assert after_crash(OWNED, ack_floor=3).handoff == 10
-    assert after_crash(OWNED, ack_floor=None).handoff == 10
+    assert after_crash(OWNED, floor=70).handoff == 70
+    assert after_crash(OWNED, floor=3).handoff == 10
+    assert after_crash(OWNED, floor=None).handoff == 10
     catching_up = replace(OWNED, settled=False)
-    assert after_crash(catching_up, ack_floor=70).handoff == 10, "its consumer has passed over what it was reading"
+    assert after_crash(catching_up, floor=70).handoff == 10, "its consumer has passed over what it was reading"
     assert after_crash(OWNED, 70).holders == ("a",)
 
 

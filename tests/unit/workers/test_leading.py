@@ -68,6 +68,14 @@ def test_a_partition_without_a_claim_begins_where_a_consumer_of_the_group_left_i
     assert first_claim(P, known[:1], start=7) == Claim("p", 7)
 
 
+def test_a_consumer_that_has_passed_over_messages_of_a_partition_does_not_say_where_it_begins() -> None:
+    catching_up = consumer("a", 40, "s.p", "s.q")
+    catching_up.config["metadata"]["penstock.behind"] = "s.p"
+    assert first_claim(P, [catching_up, consumer("b", 20, "s.p")], start=7) == Claim("p", 20, holders=("a", "b"))
+    assert first_claim(P, [catching_up], start=7) == Claim("p", 0, holders=("a",)), "repeated rather than lost"
+    assert first_claim(Q, [catching_up], start=7) == Claim("q", 40, holders=("a",))
+
+
 @pytest.mark.parametrize(
     ("assigned", "claim", "expected"),
     [
