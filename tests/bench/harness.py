@@ -99,10 +99,12 @@ class Ratio:
 class Bench:
     """What one benchmark registers, and the results once it ran."""
 
-    def __init__(self, name: str, rounds: int, quick: bool = False) -> None:
+    def __init__(self, name: str, rounds: int, quick: bool = False, soak_seconds: float = 0.0) -> None:
         self.name = name
         self.rounds = rounds
         self.quick = quick
+        self.soak_seconds = soak_seconds
+        """Above 0: only the long run, of so many seconds. For benchmarks that have one and say so with `SOAKS`."""
         self.unit = "messages/s"
         self.about = ""
         """One line under the heading: what is measured."""
@@ -180,9 +182,9 @@ class Bench:
 
 
 @contextmanager
-def benchmark(module: ModuleType, name: str, rounds: int, quick: bool) -> Iterator[Bench]:
+def benchmark(module: ModuleType, name: str, rounds: int, quick: bool, soak_seconds: float = 0.0) -> Iterator[Bench]:
     """A benchmark with everything registered; what it opened is closed at the end of the block."""
-    bench = Bench(name, rounds, quick)
+    bench = Bench(name, rounds, quick, soak_seconds)
     try:
         module.run(bench)
         yield bench

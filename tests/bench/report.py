@@ -76,7 +76,8 @@ def as_json(bench: Bench, date: str, machine: dict[str, str]) -> dict[str, Any]:
 
 def command(bench: Bench) -> str:
     """What to type to run it again."""
-    return f"penstock bench {bench.name} --rounds {bench.rounds}" + (" --quick" if bench.quick else "")
+    how = f"--soak {bench.soak_seconds / 60:g}" if bench.soak_seconds else f"--rounds {bench.rounds}"
+    return f"penstock bench {bench.name} {how}" + (" --quick" if bench.quick else "")
 
 
 def section(bench: Bench, date: str, machine: dict[str, str]) -> str:
@@ -89,6 +90,11 @@ def section(bench: Bench, date: str, machine: dict[str, str]) -> str:
     if rows := goal_rows(bench):
         lines += [*_markdown(GOAL_COLUMNS, rows), ""]
     return "\n".join(lines)
+
+
+def section_name(bench: Bench) -> str:
+    """A long run has a section of its own."""
+    return f"{bench.name} soak" if bench.soak_seconds else bench.name
 
 
 def replaced(document: str, name: str, text: str) -> str:

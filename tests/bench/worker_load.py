@@ -14,6 +14,7 @@ import mmap
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,8 @@ BATCH = 400
 MAX_ACK_PENDING = 500
 SAMPLE = 16
 """Every so many messages one has its latency taken."""
+LATENCIES = 20_000
+"""Of these the last are kept: a long run must not grow by what it notes."""
 
 
 def subject(partition: int) -> str:
@@ -41,7 +44,7 @@ class Tally:
         self._index = index
         self.count = 0
         self.redelivered = 0
-        self.latencies: list[float] = []
+        self.latencies: deque[float] = deque(maxlen=LATENCIES)
 
     def add(self, delivery_count: int, stored_at: Callable[[], float]) -> None:
         self.count += 1
@@ -133,7 +136,7 @@ def main() -> None:
         used["cpu"] = cpu() - before
 
     asyncio.run(WAYS[way](url, int(index), int(subjects), tally, ready))
-    used |= {"count": tally.count, "redelivered": tally.redelivered, "latencies": tally.latencies}
+    used |= {"count": tally.count, "redelivered": tally.redelivered, "latencies": list(tally.latencies)}
     used["peak_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps(used), flush=True)
 

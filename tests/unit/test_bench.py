@@ -106,6 +106,19 @@ def test_the_list_is_json_when_asked_for(capsys: pytest.CaptureFixture[str]) -> 
         assert (ended.value.code, read(capsys.readouterr().out)) == (0, suite().names)
 
 
+def test_a_long_run_is_for_benchmarks_that_have_one_and_has_a_section_of_its_own() -> None:
+    with pytest.raises(UsageError, match="'plan' has no long run"):
+        suite().check_soaks(["workers", "plan"])
+    with harness.benchmark(SimpleNamespace(run=lambda _: None), "demo", 3, False, 90.0) as bench:
+        assert (report.command(bench), report.section_name(bench)) == ("penstock bench demo --soak 1.5", "demo soak")
+
+
+def test_growth_is_the_last_quarter_over_the_first() -> None:
+    workers = suite().module("workers")
+    assert workers.grown([1, 1, 9, 9, 9, 9, 3, 3]) == 2
+    assert workers.grown([5]) == 0
+
+
 def test_unknown_benchmarks_are_wrong_usage() -> None:
     with pytest.raises(UsageError, match="no benchmark 'nope'"):
         suite().chosen(("nope",))

@@ -21,6 +21,16 @@ QUICK_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class How:
+    """How much of a benchmark is run."""
+
+    rounds: int
+    quick: bool
+    soak_seconds: float
+    """Above 0: only the long run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Suite:
     """The benchmarks of a checkout. They are no part of the installed package, so they are found at run time."""
 
@@ -48,6 +58,12 @@ class Suite:
     def module(self, name: str) -> ModuleType:
         return importlib.import_module(f"peer_{name}" if name in self.peers else f"bench_{name}")
 
+    def check_soaks(self, names: list[str]) -> None:
+        """Raises wrong usage for benchmarks that have no long run."""
+        for name in names:
+            if not getattr(self.module(name), "SOAKS", False):
+                raise UsageError(f"benchmark {name!r} has no long run; leave --soak out")
+
     def _found(self, prefix: str) -> list[str]:
         return sorted(path.stem.removeprefix(prefix) for path in _folder(self.checkout).glob(f"{prefix}*.py"))
 
@@ -70,10 +86,21 @@ def suite(checkout: Path | None = None) -> Suite:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--rounds", type=click.IntRange(1), help=f"Rounds.  [default: {ROUNDS}, {QUICK_ROUNDS} with --quick]")
 @click.option("--quick", is_flag=True, help="Less work a round: a first impression, not a result.")
+@click.option(
+    "--soak", type=click.FloatRange(0, min_open=True), metavar="MINUTES", help="Only the long run, and so long."
+)
 @click.option("--write", is_flag=True, help="Put the results into docs/benchmarks.md.")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of the benchmarks.")
 @json_option
-def bench(names: tuple[str, ...], rounds: int | None, quick: bool, write: bool, only_list: bool, as_json: bool) -> int:
+def bench(
+    names: tuple[str, ...],
+    rounds: int | None,
+    quick: bool,
+    soak: float | None,
+    write: bool,
+    only_list: bool,
+    as_json: bool,
+) -> int:
     """Run benchmarks, each beside its peers, in turns, in one run.
 
     Compare ratios: absolute speeds move with the machine and its other work.
@@ -82,14 +109,18 @@ def bench(names: tuple[str, ...], rounds: int | None, quick: bool, write: bool, 
     Example:
       penstock bench publish --quick
       penstock bench --rounds 7 --write
+      penstock bench workers --soak 30
     """
     benchmarks = suite()
     chosen = benchmarks.chosen(names)
     if only_list:
         print_json(chosen) if as_json else click.echo("\n".join(chosen))
         return EXIT_OK
+    how = How(rounds or (QUICK_ROUNDS if quick else ROUNDS), quick, 60 * (soak or 0.0))
+    if soak:
+        benchmarks.check_soaks(chosen)
     machine = benchmarks.report.machine_facts(benchmarks.checkout)
-    documents = [_run(benchmarks, name, rounds, quick, write, machine, as_json) for name in chosen]
+    documents = [_run(benchmarks, name, how, write, machine, as_json) for name in chosen]
     if as_json:
         print_json(documents)
     return EXIT_OK if all(document["met"] for document in documents) else EXIT_ATTENTION
@@ -98,15 +129,13 @@ def bench(names: tuple[str, ...], rounds: int | None, quick: bool, write: bool, 
 def _run(
     benchmarks: Suite,
     name: str,
-    rounds: int | None,
-    quick: bool,
+    how: How,
     write: bool,
     machine: dict[str, str],
     as_json: bool,
 ) -> dict[str, Any]:
-    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    with benchmarks.harness.benchmark(benchmarks.module(name), name, rounds, quick) as made:
+    with benchmarks.harness.benchmark(benchmarks.module(name), name, how.rounds, how.quick, how.soak_seconds) as made:
         with progress() as bar:
             task = bar.add_task(f"bench {name}", total=made.steps)
             made.execute(lambda step: bar.update(task, advance=1, description=f"bench {name}: {step}"))
@@ -133,8 +162,9 @@ def _write(benchmarks: Suite, made: Any, date: str, machine: dict[str, str]) -> 
     path = benchmarks.checkout / "docs" / "benchmarks.md"
     path.parent.mkdir(exist_ok=True)
     document = path.read_text() if path.exists() else "# Benchmarks\n"
-    path.write_text(benchmarks.report.replaced(document, made.name, benchmarks.report.section(made, date, machine)))
-    err.print(f"wrote {made.name} to {path.relative_to(benchmarks.checkout)}")
+    name, section = benchmarks.report.section_name(made), benchmarks.report.section(made, date, machine)
+    path.write_text(benchmarks.report.replaced(document, name, section))
+    err.print(f"wrote {name} to {path.relative_to(benchmarks.checkout)}")
 
 
 def _folder(checkout: Path) -> Path:

@@ -10,9 +10,10 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
 from penstock.broker.codes import api_error
@@ -37,6 +38,9 @@ MARKER_LIVES = "1h"
 """How long a deleted key leaves its marker behind."""
 DELETED = frozenset({"DEL", "PURGE"})
 LISTING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes the consumer of a listing
+ASKED_AT_ONCE = 100
+"""Keys that are asked for in one request; a server answers 1,024, and takes its time with many."""
+END_OF_ANSWER = frozenset({204, 404})
 BATCH = 500
 """Writes of one atomic batch; a server takes 1,000."""
 
@@ -140,34 +144,62 @@ class Bucket:
     async def entries(self, *families: str) -> dict[str, Entry]:
         """All keys `<family>.…`, however many, by one passing consumer. What it says may be old by the time it is
         read: a write that is based on it states the revision, and is refused."""
-        return await self.values([f"{family}.>" for family in families])
+        found: dict[str, Entry] = {}
+        async with self._listing([f"{self._prefix}{family}.>" for family in families]) as messages:
+            async for message in messages:
+                key = message.subject.removeprefix(self._prefix)
+                _note(found, key, int(message.reply.split(".")[-4]), message.header_values(), message.data)
+        return found
 
     async def values(self, keys: Collection[str]) -> dict[str, Entry]:
-        """Those of these keys that have a value, as `entries` finds them."""
+        """Those of these keys that have a value. As with `entries`, it may be old by the time it is read.
+
+        A consumer with a filter for each of thousands of keys would keep the server busy for seconds.
+        """
         found: dict[str, Entry] = {}
-        if not keys:
-            return found
-        async with self._listing([self._prefix + key for key in keys]) as messages:
-            async for message in messages:
-                sequence = int(message.reply.split(".")[-4])
-                if message.header_values().get("KV-Operation", [""])[0] not in DELETED:
-                    found[message.subject.removeprefix(self._prefix)] = Entry(json.loads(message.data), sequence)
+        waiting = iter(keys)
+        while some := list(islice(waiting, ASKED_AT_ONCE)):
+            for message in await self._newest_of(some):
+                headers = message.header_values()
+                key = headers["Nats-Subject"][0].removeprefix(self._prefix)
+                _note(found, key, int(headers["Nats-Sequence"][0]), headers, message.data)
         return found
+
+    async def _newest_of(self, keys: Collection[str]) -> list[frames.Message]:
+        await self._control.ready()
+        connection, jetstream = self._control.connection, self._control.jetstream
+        ask = json.dumps({"multi_last": [self._prefix + key for key in keys]}).encode()
+        found: list[frames.Message] = []
+        async with self._inbox() as (inbox, arrived):
+            await connection.publish(jetstream.subject(f"DIRECT.GET.{self.stream}"), ask, reply=inbox)
+            async for message in self._received(arrived, len(keys) + 1):
+                if status := message.status:
+                    if status[0] not in END_OF_ANSWER:
+                        raise Unavailable(f"bucket {self.name!r} cannot be read: {status[0]} {status[1]}")
+                    break
+                found.append(message)
+        return found
+
+    @asynccontextmanager
+    async def _inbox(self) -> AsyncIterator[tuple[str, asyncio.Queue[frames.Message]]]:
+        connection = self._control.connection
+        inbox, arrived = f"_INBOX.{secrets.token_hex(11)}", asyncio.Queue[frames.Message]()
+        sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
+        try:
+            yield inbox, arrived
+        finally:
+            if connection.connected:
+                await connection.unsubscribe(sid)
 
     @asynccontextmanager
     async def _listing(self, filters: list[str]) -> AsyncIterator[AsyncIterator[frames.Message]]:
         await self._control.ready()
-        connection, jetstream = self._control.connection, self._control.jetstream
-        inbox, arrived = f"_INBOX.{secrets.token_hex(11)}", asyncio.Queue[frames.Message]()
-        sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
-        try:
+        jetstream = self._control.jetstream
+        async with self._inbox() as (inbox, arrived):
             listed = await jetstream.create_consumer(self.stream, listing_config(inbox, filters))
             count = listed.pending + listed.delivered_consumer_seq
             yield self._received(arrived, count)
             await jetstream.delete_consumer(self.stream, listed.name)
-        finally:
-            if connection.connected:
-                await connection.unsubscribe(sid)
 
     async def _received(self, arrived: asyncio.Queue[frames.Message], count: int) -> AsyncIterator[frames.Message]:
         timeout = self._control.connection.settings.timeout
@@ -288,6 +320,11 @@ def listing_config(inbox: str, filters: list[str]) -> Json:
         "num_replicas": 1,
         "inactive_threshold": LISTING_LIVES,
     }
+
+
+def _note(found: dict[str, Entry], key: str, revision: int, headers: Mapping[str, list[str]], data: bytes) -> None:
+    if headers.get("KV-Operation", [""])[0] not in DELETED:
+        found[key] = Entry(json.loads(data), revision)
 
 
 def _encoded(value: Json) -> bytes:

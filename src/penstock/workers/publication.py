@@ -101,19 +101,29 @@ def _write(before: Published, key: str, version: int, value: Json) -> Write:
 
 
 class Assignments:
-    """The assignment of a group, read and written."""
+    """The assignment of a group, read and written. Every version has a new head: until then, what was read holds."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
+        self._current = Published()
+        self._shares: dict[str, tuple[int, tuple[Partition, ...]]] = {}
+        """By worker id: the revision of the head, and the partitions then."""
 
     async def current(self) -> Published:
         """All of it."""
-        return Published.parse(await self._bucket.entries(FAMILY))
+        head = await self._bucket.get(HEAD)
+        if head is None or head.revision != self._current.revisions.get(HEAD):
+            self._current = Published.parse(await self._bucket.entries(FAMILY))
+        return self._current
 
     async def share(self, worker_id: str) -> tuple[int, tuple[Partition, ...]] | None:
         """The version and the partitions of one worker; None when there is no assignment."""
         head = await self._bucket.get(HEAD)
         if head is None:
             return None
-        own = await self._bucket.get(OF + worker_id)
-        return int(head.value["version"]), parse_partitions(own.value["partitions"]) if own else ()
+        seen, partitions = self._shares.get(worker_id, (0, ()))
+        if seen != head.revision:
+            own = await self._bucket.get(OF + worker_id)
+            partitions = parse_partitions(own.value["partitions"]) if own else ()
+            self._shares[worker_id] = head.revision, partitions
+        return int(head.value["version"]), partitions

@@ -211,9 +211,10 @@ class Worker:
             return
         done = await self._positions(fresh)
         floor = min((info.ack_floor_stream_seq for info in (await self.consumer.present()).values()), default=0)
+        wild = [subject for subject in outcome.passed_over if not subjects.is_literal(subject)]
         for partition in fresh:
             position = done.get(partition.id, 0)
-            if not any(subjects.covered(subject, outcome.passed_over) for subject in partition.subjects):
+            if not any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects):
                 # Whoever coordinates a group has the ack floor in the position already, where it counts.
                 self._go_live(partition.id, max(position, floor) if self.options.catches_up else position)
                 continue
