@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from penstock.broker.jetstream import JetStream
@@ -19,7 +20,7 @@ from penstock.broker.model import Json, StoredMessage, StreamInfo
 from penstock.deadletter import streams
 from penstock.deadletter.inventory import messages
 from penstock.deadletter.letters import FiledLetter
-from penstock.errors import NotFound
+from penstock.errors import FeatureMissing, MessageNotFound, NotFound
 from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
 
@@ -181,12 +182,25 @@ async def audit_stream(jetstream: JetStream) -> StreamInfo:
         return await jetstream.create_stream(streams.audit_config())
 
 
-def records(settings: Settings, info: StreamInfo, subject: str) -> Iterator[tuple[StoredMessage, Json]]:
-    """The records on a subject, in order; what is no record is left out. Blocking.
+async def first_since(jetstream: JetStream, info: StreamInfo, moment: datetime) -> int:
+    """The sequence of the first record that was stored at or after a moment; one beyond the last when there is none."""
+    try:
+        return (await jetstream.get_message(info.name, since=moment)).sequence
+    except MessageNotFound:
+        return info.state.last_seq + 1
+    except FeatureMissing:
+        return info.state.first_seq
+
+
+def records(settings: Settings, info: StreamInfo, subject: str, first: int = 0) -> Iterator[tuple[StoredMessage, Json]]:
+    """The records on a subject from `first` on, in order; what is no record is left out. Blocking.
 
     One by one, since an audit may tell of more letters than fit into memory.
     """
-    for message in messages(settings, info, info.state.first_seq, info.state.last_seq, (subject,)):
+    begin = max(first, info.state.first_seq)
+    if begin > info.state.last_seq:
+        return
+    for message in messages(settings, info, begin, info.state.last_seq, (subject,)):
         try:
             raw = json.loads(message.data)
         except ValueError:

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import islice
 from typing import Final
 
@@ -31,7 +32,7 @@ from penstock.broker.model import Json, StreamInfo
 from penstock.deadletter import audit, headers, inventory, steps, streams
 from penstock.deadletter.audit import Chunk, Deed, FiledPlace, Record
 from penstock.deadletter.editing import Edit, NotEditable, edited
-from penstock.deadletter.letters import FiledLetter
+from penstock.deadletter.letters import EPOCH, FiledLetter
 from penstock.deadletter.selection import Selection
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.publish.plain import PlainPublisher, PubAck
@@ -46,6 +47,8 @@ AT_ONCE: Final = 64
 MAX_REPLAYS: Final = 3
 """An event that failed again after so many replays is not the next replay's to heal."""
 REFUSALS_KEPT: Final = 1_000
+CLOCKS_APART: Final = timedelta(hours=1)
+"""How far the clocks of two servers of a cluster may be apart."""
 EXPECT_STREAM: Final = "Nats-Expected-Stream"
 
 Place = tuple[str, int]
@@ -222,20 +225,29 @@ class Room:
 
     async def load_settled(self) -> None:
         """Read from the audit which letters were replayed or discarded, as far as they may still be there."""
+        states = {one.name: one.state for one in self._letters if one.state.messages}
+        if not states:
+            return
         info = await audit.audit_stream(self._jetstream)
-        first = {one.name: one.state.first_seq for one in self._letters}
-        await asyncio.to_thread(self._load, info, lambda place: place[0] in first and place[1] >= first[place[0]])
+        # The record of a letter is younger than the letter, by the clocks of two servers.
+        oldest = min(state.first_time or EPOCH for state in states.values()) - CLOCKS_APART
+        first = await audit.first_since(self._jetstream, info, oldest)
 
-    def _load(self, info: StreamInfo, wanted: Callable[[FiledPlace], bool]) -> None:
-        told = audit.settled(self._records(info, streams.settled_subject(">")))
+        def may_be_there(place: FiledPlace) -> bool:
+            return place[0] in states and place[1] >= states[place[0]].first_seq
+
+        await asyncio.to_thread(self._load, info, may_be_there, first)
+
+    def _load(self, info: StreamInfo, wanted: Callable[[FiledPlace], bool], first: int = 0) -> None:
+        told = audit.settled(self._records(info, streams.settled_subject(">"), first))
         self.settled.update(place for place in told if wanted(place))
 
     def _named(self, message_ids: set[str]) -> dict[str, FiledLetter]:
         everything = inventory.letters(self._settings, self._letters)
         return {filed.message_id: filed for filed in everything if filed.message_id in message_ids}
 
-    def _records(self, info: StreamInfo, subject: str) -> Iterator[Json]:
-        return (raw for _, raw in audit.records(self._settings, info, subject))
+    def _records(self, info: StreamInfo, subject: str, first: int = 0) -> Iterator[Json]:
+        return (raw for _, raw in audit.records(self._settings, info, subject, first))
 
     async def _finish(self, chunk: Chunk, letters: Mapping[str, FiledLetter], there: Mapping[str, Place]) -> None:
         found = [(letters[id_], there[id_]) for id_ in chunk.letters if id_ in letters and id_ in there]

@@ -10,9 +10,10 @@ import pytest
 from tests.integration.deadletter.stage import Stage, bury, events, replay_problems
 
 from penstock.deadletter import headers, streams
+from penstock.deadletter.audit import Deed, place
 from penstock.deadletter.editing import merge_patch
 from penstock.deadletter.letters import is_for
-from penstock.deadletter.replay import ReplayOptions, Tally, discard, replay
+from penstock.deadletter.replay import ReplayOptions, Tally, discard, opened, replay
 from penstock.deadletter.selection import Selection
 from penstock.errors import ConfigError
 from penstock.publish.plain import PlainPublisher
@@ -161,6 +162,35 @@ async def test_discarding_needs_a_reason_and_leaves_it_in_the_audit(stage: Stage
     assert {(record["action"], record["reason"], record["actor"]) for record in await audit(stage)} == {
         ("discarded", "billed by hand", "tester")
     }
+
+
+async def test_of_the_audit_only_what_may_still_be_there_is_remembered(stage: Stage) -> None:
+    await dead(stage, 3)
+    await replayed(stage)
+    await stage.publish([{"event_id": "late"}])
+    await bury(stage, 1)
+    (late,) = await asyncio.to_thread(stage.letters)
+    async with opened(stage.settings) as room:  # interrupted between the audit and the removal of the letter
+        room._remove = _interrupted  # type: ignore[method-assign]  # the one place where it can be
+        with pytest.raises(Interrupted):
+            await room.replay([late], Deed(run="cut", actor="tester"), 0, ReplayOptions())
+    async with opened(stage.settings) as room:
+        await room.finish_interrupted()
+        await room.load_settled()
+        assert room.settled == {place(late)}
+    assert (await replayed(stage)).found_done == 1
+    async with opened(stage.settings) as room:
+        await room.finish_interrupted()
+        await room.load_settled()
+        assert room.settled == set()
+
+
+class Interrupted(Exception):
+    pass
+
+
+async def _interrupted(_: object) -> None:
+    raise Interrupted
 
 
 async def test_a_naive_replay_is_found_out_by_the_check(stage: Stage) -> None:
