@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -28,25 +27,24 @@ from penstock.cli.common import (
     sync,
     usage,
 )
+from penstock.cli.dlq_capture import capture, reconcile
 from penstock.cli.dlq_view import (
     audit_table,
     groups_table,
     letter_json,
     plan_table,
-    reconciled_table,
     shown,
     told,
 )
 from penstock.cli.errors_json import reported
 from penstock.deadletter import audit, inventory, streams
-from penstock.deadletter.capturer import Capturer
 from penstock.deadletter.editing import Edit, NotEditable, edited, merge_patch
 from penstock.deadletter.letters import DeadLetter, FiledLetter
-from penstock.deadletter.reconcile import reconcile as search
-from penstock.deadletter.replay import MAX_REPLAYS, ReplayOptions, Tally, obstacle
+from penstock.deadletter.replay import MAX_REPLAYS, ReplayOptions, obstacle
 from penstock.deadletter.replay import discard as discarding
 from penstock.deadletter.replay import replay as replaying
 from penstock.deadletter.selection import Selection, grouped
+from penstock.deadletter.tally import Tally
 from penstock.deadletter.targets import Subjects, captured_subjects, nowhere_to_go
 from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
@@ -318,60 +316,8 @@ async def discard(
     return _report(tally, "discarded", as_json, wanted)
 
 
-@dlq.command()
-@click.option("--until-caught-up", is_flag=True, help="End when no advisory is waiting.")
-@click.option("--undeclared", is_flag=True, help="Also consumers without `dlq:`, below dlq.STREAM.CONSUMER.")
-@json_option
-@click.pass_obj
-@reported
-@sync
-async def capture(context: Context, until_caught_up: bool, undeclared: bool, as_json: bool) -> int:
-    """Make dead letters of what the server says consumers gave up on.
-
-    Runs until it is stopped; several may run at once. It catches what no worker could: a process that crashes on a
-    message, or a consumer that knows nothing of dead letters.
-
-    \b
-    Example:
-      penstock dlq capture
-    """
-    capturer, stop = Capturer(context.settings(), undeclared=undeclared), asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    done = await capturer.run(stop, until_caught_up=until_caught_up)
-    if as_json:
-        print_json(asdict(done))
-    else:
-        out.print(f"{done.advisories} advisories: {done.stored} letters stored, {done.known} known, "
-                  f"{done.unconcerned} of no concern, {done.failed} put back")  # fmt: skip
-        if done.last_error:
-            err.print(done.last_error, markup=False, soft_wrap=True)
-    return EXIT_ATTENTION if done.last_error else EXIT_OK
-
-
-@dlq.command(epilog="Exit code 2: of some consumer it is not certain that nothing is missing.")
-@click.argument("consumers", nargs=-1, metavar="[CONSUMER]...")
-@json_option
-@click.pass_obj
-@reported
-@sync
-async def reconcile(context: Context, consumers: tuple[str, ...], as_json: bool) -> int:
-    """Find what consumers gave up on without anybody hearing of it, and make letters of that.
-
-    Looks at every consumer with a `dlq:`, or at those named. A consumer with messages in flight is left alone: pause it
-    first.
-
-    \b
-    Example:
-      penstock dlq reconcile
-    """
-    found = await search(context.settings(), consumers)
-    if as_json:
-        print_json({"version": 1, "consumers": [asdict(one) for one in found]})
-    else:
-        out.print(reconciled_table(found) if found else "no consumers with a `dlq:`")
-    return EXIT_ATTENTION if any(one.undecided for one in found) else EXIT_OK
+dlq.add_command(capture)
+dlq.add_command(reconcile)
 
 
 @dlq.command("audit")

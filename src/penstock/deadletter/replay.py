@@ -19,10 +19,9 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import Final
@@ -34,6 +33,7 @@ from penstock.deadletter.audit import Chunk, Deed, FiledPlace, Record
 from penstock.deadletter.editing import Edit, NotEditable, edited
 from penstock.deadletter.letters import EPOCH, FiledLetter
 from penstock.deadletter.selection import Selection
+from penstock.deadletter.tally import Tally
 from penstock.errors import ConfigError, NotFound, PenstockError
 from penstock.publish.plain import PlainPublisher, PubAck
 from penstock.publish.reserved import LetterSubject
@@ -46,7 +46,6 @@ AT_ONCE: Final = 64
 """Letters that are removed at the same time."""
 MAX_REPLAYS: Final = 3
 """An event that failed again after so many replays is not the next replay's to heal."""
-REFUSALS_KEPT: Final = 1_000
 CLOCKS_APART: Final = timedelta(hours=1)
 """How far the clocks of two servers of a cluster may be apart."""
 EXPECT_STREAM: Final = "Nats-Expected-Stream"
@@ -66,31 +65,6 @@ class ReplayOptions:
     max_replays: int = MAX_REPLAYS
     edit: Edit | None = None
     limit: int | None = None
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a run did."""
-
-    done: int = 0
-    """Letters replayed, or discarded."""
-    found_done: int = 0
-    """Letters that an earlier, interrupted run had replayed; they were only removed."""
-    skipped: Counter[str] = field(default_factory=Counter)
-    """Letters left where they are, by the reason."""
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    """Letters that the server would not store again, with its words; the first `REFUSALS_KEPT` of them."""
-    refused_total: int = 0
-
-    @property
-    def left(self) -> int:
-        """Letters that are still where they were."""
-        return sum(self.skipped.values()) + self.refused_total
-
-    def refuse(self, letter: str, why: str) -> None:
-        self.refused_total += 1
-        if len(self.refused) < REFUSALS_KEPT:
-            self.refused.append((letter, why))
 
 
 OnProgress = Callable[[Tally], None]

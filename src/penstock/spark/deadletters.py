@@ -9,11 +9,9 @@ their ranges side by side: the order of letters holds within a task only.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
 
@@ -26,8 +24,9 @@ from penstock.broker.model import StoredMessage, StreamInfo
 from penstock.deadletter import inventory, streams
 from penstock.deadletter.audit import Deed, FiledPlace
 from penstock.deadletter.letters import EPOCH, FiledLetter, read
-from penstock.deadletter.replay import REFUSALS_KEPT, ReplayOptions, Tally, opened
+from penstock.deadletter.replay import ReplayOptions, opened
 from penstock.deadletter.selection import Selection
+from penstock.deadletter.tally import Tally
 from penstock.errors import ConfigError
 from penstock.settings import Settings
 from penstock.spark.datasource import register
@@ -52,7 +51,7 @@ class ReplayTask:
     def __call__(self, rows: Iterable[Row]) -> Iterator[str]:
         """Replay the letters of one partition; gives back what was done, as JSON."""
         tally = asyncio.run(self._replay(_letters(self.stream, rows)))
-        yield json.dumps(asdict(tally))
+        yield tally.encoded()
 
     async def _replay(self, letters: Iterator[FiledLetter]) -> Tally:
         context = TaskContext.get()
@@ -92,7 +91,7 @@ def replay_letters(
         rows = _rows(_messages(spark, settings, info, partitions))
         task = ReplayTask(settings, info.name, wanted, _shared(options, rows), deed, _leftovers(spark, settings, info))
         tallies += rows.mapPartitions(task).collect()
-    return reduce(_added, tallies, Tally())
+    return reduce(Tally.plus, map(Tally.parse, tallies), Tally())
 
 
 async def _prepared(settings: Settings) -> list[StreamInfo]:
@@ -147,15 +146,3 @@ def _shared(options: ReplayOptions, rows: RDD[Row]) -> ReplayOptions:
     if not options.rate:
         return options
     return replace(options, rate=options.rate / max(1, rows.getNumPartitions()))
-
-
-def _added(sum_: Tally, text: str) -> Tally:
-    told = json.loads(text)
-    refused = [*sum_.refused, *((id_, why) for id_, why in told["refused"])]
-    return Tally(
-        done=sum_.done + told["done"],
-        found_done=sum_.found_done + told["found_done"],
-        skipped=sum_.skipped + Counter(told["skipped"]),
-        refused=refused[:REFUSALS_KEPT],
-        refused_total=sum_.refused_total + told["refused_total"],
-    )

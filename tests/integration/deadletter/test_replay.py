@@ -13,8 +13,9 @@ from penstock.deadletter import headers, streams
 from penstock.deadletter.audit import Deed, place
 from penstock.deadletter.editing import merge_patch
 from penstock.deadletter.letters import is_for
-from penstock.deadletter.replay import ReplayOptions, Tally, discard, opened, replay
+from penstock.deadletter.replay import ReplayOptions, discard, opened, replay
 from penstock.deadletter.selection import Selection
+from penstock.deadletter.tally import Tally
 from penstock.errors import ConfigError
 from penstock.publish.plain import PlainPublisher
 from penstock.testing import stream_messages

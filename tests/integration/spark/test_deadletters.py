@@ -13,8 +13,9 @@ from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.audit import Deed
 from penstock.deadletter.editing import merge_patch
 from penstock.deadletter.letters import FiledLetter
-from penstock.deadletter.replay import ReplayOptions, Tally, opened
+from penstock.deadletter.replay import ReplayOptions, opened
 from penstock.deadletter.selection import Selection
+from penstock.deadletter.tally import Tally
 from penstock.spark.deadletters import replay_letters
 from penstock.wire import aio
 

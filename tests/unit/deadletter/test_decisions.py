@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -13,8 +14,9 @@ from penstock.deadletter.advisories import REMOVED_REASONS
 from penstock.deadletter.audit import Chunk, Deed, Record
 from penstock.deadletter.editing import NotEditable, edited, merge_patch
 from penstock.deadletter.letters import DeadLetter, Delivery, Failure, FiledLetter
-from penstock.deadletter.replay import REFUSALS_KEPT, ReplayOptions, Tally, message_headers, obstacle
+from penstock.deadletter.replay import ReplayOptions, message_headers, obstacle
 from penstock.deadletter.selection import Selection, grouped
+from penstock.deadletter.tally import REFUSALS_KEPT, Tally
 from penstock.deadletter.targets import nowhere_to_go
 from penstock.errors import ConfigError
 
@@ -217,10 +219,26 @@ def test_a_record_names_the_letter_that_was_settled_and_no_later_one_of_the_same
     assert audit.place(again) not in known
 
 
+def test_tallies_of_tasks_come_to_the_driver_as_they_were_and_add_up() -> None:
+    tally = Tally(done=3, found_done=1, skipped=Counter({"too often": 2}))
+    tally.refuse("l", "no stream")
+    assert Tally.parse(tally.encoded()) == tally
+    both = tally.plus(Tally.parse(tally.encoded()))
+    assert (both.done, both.found_done, both.skipped, both.refused_total, both.left) == (
+        6,
+        2,
+        {"too often": 4},
+        2,
+        6,
+    )
+
+
 def test_a_tally_keeps_the_first_refusals_and_counts_all() -> None:
     tally = Tally()
     for number in range(REFUSALS_KEPT + 5):
         tally.refuse(f"l{number}", "no stream")
+    both = tally.plus(tally)
+    assert (len(both.refused), both.refused_total) == (REFUSALS_KEPT, 2 * (REFUSALS_KEPT + 5))
     assert (len(tally.refused), tally.refused_total, tally.left) == (
         REFUSALS_KEPT,
         REFUSALS_KEPT + 5,
