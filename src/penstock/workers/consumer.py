@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from penstock.broker import features
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import ConsumerInfo, Json
-from penstock.errors import ConsumerNotFound, PenstockError, Unavailable
+from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
 from penstock.workers import filters
 from penstock.workers.filters import Shards
 from penstock.workers.options import ConsumerOptions, Positions, no_positions
@@ -107,8 +108,12 @@ class WorkerConsumer:
         events: Events | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
+        before_removal: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`permitted` is asked before anything is changed: another process may have our names by now."""
+        """`permitted` is asked before anything is changed: another process may have our names by now.
+
+        `before_removal` is told of a consumer that is going to be removed, so that nobody pulls from it.
+        """
         self.options = options
         self.failures = 0
         """Updates that failed since the last good one."""
@@ -116,11 +121,14 @@ class WorkerConsumer:
         """The filters that the server has, as far as is known."""
         self.retention = ""
         """The stream's; known after the first contact."""
+        self.direct = False
+        """Whether messages of the stream can be read many at a time, without a consumer; known with it."""
         self._jetstream = jetstream
         self._positions = positions or no_positions()
         self._events = events or NoEvents()
         self._on_trouble = on_trouble
         self._permitted = permitted
+        self._before_removal = before_removal
         self._partitions: tuple[Partition, ...] = ()
         self._desired: Shards | None = None
         self._waiting: list[asyncio.Future[UpdateOutcome]] = []
@@ -256,12 +264,20 @@ class WorkerConsumer:
                 return
             stream = await self._jetstream.stream_info(self.options.stream)
             self.retention = str(stream.config.get("retention", "limits"))
+            self.direct = bool(stream.config.get("allow_direct")) and await self._can_read_batches()
             for shard in range(self.options.max_consumers):
                 with suppress(ConsumerNotFound):
                     info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
                     self.applied = _replaced(self.applied, shard, frozenset(info.filters))
                     self._behind |= dict.fromkeys(passed_over(info), info.delivered_stream_seq)
             self._adopted = True
+
+    async def _can_read_batches(self) -> bool:
+        try:
+            await self._jetstream.require(features.BATCH_DIRECT_GET)
+        except FeatureMissing:
+            return False
+        return True
 
     async def _put(self, shard: int, subjects: frozenset[str]) -> bool:
         """Update the consumer, or make it when it is not there; says whether it was made.
@@ -312,6 +328,7 @@ class WorkerConsumer:
     async def _remove(self, shard: int) -> None:
         """A consumer without filters would read the whole stream: one that has nothing to read goes."""
         self._ask_permission()
+        self._before_removal(self.options.name(shard))
         with suppress(ConsumerNotFound):
             await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
 

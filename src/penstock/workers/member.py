@@ -153,12 +153,17 @@ class Member:
 
     async def _farewell(self) -> None:
         await self.identity.renew(state=LEAVING)
-        while self.claims.mine or (self._held and not self._alone):
+        while self.claims.mine or (self._covered and not self._stays_covered):
             self._alone = not await self._others()
             self._look.set()
             await asyncio.sleep(self._options.look_soon)
         await self._election.resign()
         await self.identity.retire()
+
+    @property
+    def _stays_covered(self) -> bool:
+        """Whether our consumer stays when we go: on an Interest stream nothing would be kept for whoever comes."""
+        return self._alone and self._retention is Retention.INTEREST
 
     async def _others(self) -> bool:
         """Whether somebody is left to hand over to."""

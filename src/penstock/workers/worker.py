@@ -16,26 +16,23 @@ from typing import Any, Self
 from penstock import subjects
 from penstock.broker.jetstream import JetStream
 from penstock.deadletter import headers as deadletter_headers
-from penstock.deadletter import letters
-from penstock.errors import ConfigError, PenstockError, Unavailable
-from penstock.retry import Backoff, is_retryable
+from penstock.errors import ConfigError, PenstockError
 from penstock.settings import Settings
 from penstock.wire import aio
-from penstock.workers import lag, messages
+from penstock.workers import lag
 from penstock.workers.answers import SessionAnswers
+from penstock.workers.catchup import CatchUp
 from penstock.workers.consumer import WORK_QUEUE, Permission, Trouble, UpdateOutcome, WorkerConsumer, always
 from penstock.workers.dispatch import Dispatcher, HandlingOptions
 from penstock.workers.handlers import Handler, Runner
 from penstock.workers.lag import Lag
 from penstock.workers.lanes import Lane
-from penstock.workers.messages import Message
 from penstock.workers.metrics import Look, WorkerMetrics
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import Partition
-from penstock.workers.routes import Routes
-from penstock.workers.session import Session, WentElsewhere
-from penstock.workers.stored import stored
+from penstock.workers.puller import Puller
+from penstock.workers.stored import Place
 from penstock.workers.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -46,10 +43,6 @@ ONLY = deadletter_headers.ONLY.encode()
 FOR_EVER = 10 * 365 * 86400.0  # seconds
 SETTLE_WITHIN = 1.0
 """Seconds that the server may take to count acknowledgements that it has received."""
-
-
-class NotOwned(Unavailable):
-    """The partition belongs to somebody else now."""
 
 
 class Worker:
@@ -73,8 +66,6 @@ class Worker:
         self.metrics = metrics or WorkerMetrics(consumer.worker_id, consumer.consumer, limit)
         self.partitions: dict[str, Partition] = {}
         """What it was last told to handle."""
-        self.connects = 0
-        """How often it began to pull anew."""
         self._positions = positions or no_positions()
         self._runner = Runner(handler, self.options.processes)
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
@@ -95,11 +86,20 @@ class Worker:
             events=self.metrics,
             on_trouble=on_trouble,
             permitted=permitted,
+            before_removal=lambda name: self._puller.leave(name),
         )
         self.metrics.look = self._look
         self._upkeep = Upkeep(self._dispatcher, self.consumer, self.options)
-        self._routes = Routes()
-        self._inboxes: dict[str, str] = {}
+        self._puller = Puller(
+            self._connection,
+            self._jetstream,
+            self.consumer,
+            self._dispatcher,
+            self._answers,
+            self._upkeep,
+            self.metrics,
+        )
+        self._catching_up = CatchUp(self._place, self.consumer, self._dispatcher, self._answers)
         self._known: dict[str, Partition] = {}
         """The partitions that have a lane."""
         self._fresh: set[str] = set()
@@ -107,8 +107,6 @@ class Worker:
         self._behind: set[str] = set()
         """Partitions whose backlog was passed over and has not been read yet."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._settling = asyncio.Lock()
-        self._rewinding = asyncio.Lock()
         self._failure: BaseException | None = None
 
     # -- its life --------------------------------------------------------------------------------------------------
@@ -116,7 +114,7 @@ class Worker:
     async def start(self) -> None:
         """Connect, and begin to serve. Raises when no server answers now; later it connects again by itself."""
         await self._connection.reconnect()
-        self._spawn(self._serve(), "serve")
+        self._spawn(self._puller.serve(), "serve")
         self._spawn(self._look_for_ever(), "upkeep")
         if self.options.measure_every:
             self._spawn(self._measure_for_ever(), "measure")
@@ -126,7 +124,7 @@ class Worker:
         with suppress(TimeoutError, PenstockError):
             async with asyncio.timeout(self.options.stop_within):
                 await self._hold(self._dispatcher.lanes.values())
-                await self._all_sent()
+                await self._puller.all_sent()
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -178,10 +176,9 @@ class Worker:
                 self._add_lane(partition)
         self.partitions = chosen
         outcome = await self.consumer.update(chosen.values())
-        async with self._settling:
+        async with self._puller.settling:
             await self._let_go([id_ for id_ in self._dispatcher.lanes if id_ not in self.partitions])
-            if self._answers.session:
-                await self._attach(self._answers.session)
+            await self._puller.attach()
             await self._begin(outcome)
         return outcome
 
@@ -189,14 +186,14 @@ class Worker:
         lane = self._dispatcher.lanes[partition.id] = Lane(partition.id)
         lane.held = True
         self._fresh.add(partition.id)
-        self._routes.add(partition, lane)
+        self._puller.routes.add(partition, lane)
         self._known[partition.id] = partition
 
     async def _let_go(self, ids: Collection[str]) -> None:
         gone = [self._dispatcher.lanes[id_] for id_ in ids]
         await self._hold(gone)
         for lane in gone:
-            self._routes.remove(self._known.pop(lane.id))
+            self._puller.routes.remove(self._known.pop(lane.id))
             self._fresh.discard(lane.id)
             self._behind.discard(lane.id)
             replies = self._dispatcher.remove(lane)
@@ -231,6 +228,11 @@ class Worker:
         self._dispatcher.wake(lane)
 
     @property
+    def connects(self) -> int:
+        """How often it began to pull anew."""
+        return self._puller.connects
+
+    @property
     def behind(self) -> frozenset[str]:
         """Partitions whose backlog was passed over: they wait for `catch_up`."""
         return frozenset(self._behind)
@@ -255,8 +257,8 @@ class Worker:
         """
         chosen = [lane for id_ in partition_ids if (lane := self._dispatcher.lanes.get(id_))]
         await self._hold(chosen)
-        await self._all_sent()
-        known = await self._nothing_unknown()
+        await self._puller.all_sent()
+        known = await self._puller.nothing_unknown()
         # Messages may be out that never came here: then only what the server knows to be acknowledged is certain.
         return {lane.id: lane.done_through if known is None else min(lane.done_through, known) for lane in chosen}
 
@@ -277,55 +279,12 @@ class Worker:
         self._fresh.discard(partition.id)
         self._behind.add(partition.id)
         await self._hold([lane])
-        if self.consumer.retention == WORK_QUEUE:
-            await self._rewind(lane, first_sequence)
-        else:
-            await self._read(partition, lane, first_sequence, last_sequence)
-            self._dispatcher.advance(lane, last_sequence)
+        await self._catching_up.run(partition, lane, first_sequence, last_sequence)
         lane.held = False
         self._dispatcher.wake(lane)
         self._behind.discard(partition.id)
         if not self._behind and not self._fresh:
             await self.consumer.all_caught_up()
-
-    async def _read(self, partition: Partition, lane: Lane, first: int, last: int) -> None:
-        delays, position = Backoff().delays(), first
-        while position <= last:
-            try:
-                stream = self.consumer.options.stream
-                async for message in stored(self._jetstream, stream, partition.subjects, position, last):
-                    done = message.sequence in self._dispatcher.finished
-                    if not done and not await self._dispatcher.handle_stored(lane, message):
-                        raise NotOwned(f"partition {partition.id!r} is no longer ours; {message.sequence} is not done")
-                    position = message.sequence + 1
-                    self._dispatcher.advance(lane, message.sequence)
-                return
-            except PenstockError as exc:
-                if isinstance(exc, NotOwned) or not is_retryable(exc):
-                    raise
-                await asyncio.sleep(next(delays))
-
-    async def _rewind(self, lane: Lane, first: int) -> None:
-        """Have the consumer of a work queue deliver again from `first`: what is done is gone, so nothing comes twice.
-
-        What came of the partition before is forgotten, for it comes again, in its order.
-        """
-        async with self._rewinding:  # each waits for the renumbering that is its own
-            session = self._answers.session
-            if session is None:
-                raise Unavailable(f"partition {lane.id!r} cannot be caught up with while there is no connection")
-            renumbered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-            def forget() -> None:
-                if not renumbered.done():
-                    self._dispatcher.forget(lane)
-                    renumbered.set_result(None)
-
-            session.when_renumbered(forget)
-            if await self.consumer.rewind(first):
-                session.ask_again()
-                await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
-            forget()  # also when the session has ended: the next one has everything delivered again
 
     async def _keep_catching_up(self, partition: Partition, first: int, last: int) -> None:
         """Catch up, however long the partition or the server is away."""
@@ -350,119 +309,17 @@ class Worker:
             lane.held = True
         await self._dispatcher.quiet(held)
 
-    async def _all_sent(self) -> None:
-        """Return when the server has received every acknowledgement."""
-        if session := self._answers.session:
-            session.flush()
-            await self._connection.flush()
-
-    async def _nothing_unknown(self) -> int | None:
-        """None when everything that is out is here; else the highest sequence that is certainly acknowledged."""
-        deadline = asyncio.get_running_loop().time() + SETTLE_WITHIN
-        while True:
-            infos = (await self.consumer.present()).values()
-            here = sum(len(lane.items) for lane in self._dispatcher.lanes.values())
-            if sum(info.ack_pending for info in infos) <= here:
-                return None
-            if asyncio.get_running_loop().time() > deadline:
-                return min(info.ack_floor_stream_seq for info in infos)
-            await asyncio.sleep(TICK / 10)
+    def _place(self) -> Place:
+        return Place(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
 
     async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
         """Positions for a consumer that must be made: what was done here, or else what the coordinator knows."""
         elsewhere = await self._positions(partitions)
         lanes = self._dispatcher.lanes
-        here = {p.id: lanes[p.id].done_through for p in partitions if p.id in lanes and p.id not in self._fresh}
+        known = [p.id for p in partitions if p.id in lanes and p.id not in self._fresh]
+        # What came of a partition that is being caught up with lies above what is not done.
+        here = {id_: lanes[id_].floor if id_ in self._behind else lanes[id_].done_through for id_ in known}
         return {p.id: max(here.get(p.id, 0), elsewhere.get(p.id, 0)) for p in partitions}
-
-    # -- the pull loop ---------------------------------------------------------------------------------------------
-
-    async def _serve(self) -> None:
-        """Pull over one connection after the other, for as long as the worker lives."""
-        delays = Backoff().delays()
-        while True:
-            try:
-                if not self._connection.connected:
-                    await self._connection.reconnect()
-                    delays = Backoff().delays()
-                await self._pull()
-            except WentElsewhere as exc:
-                log.info("%s: %s", self.consumer.options.consumer, exc)
-                continue
-            except PenstockError as exc:
-                # Its consumer goes with its last partition: then that is no trouble.
-                level = logging.WARNING if any(self.consumer.applied) else logging.INFO
-                log.log(level, "%s begins anew: %s", self.consumer.options.consumer, exc)
-            await asyncio.sleep(next(delays))
-
-    async def _pull(self) -> None:
-        """One session, to its end."""
-        options = self.consumer.options
-        session = Session(
-            self._connection,
-            self._jetstream,
-            options.stream,
-            self._answers.acks,
-            self._came,
-            self._here,
-            self._upkeep.room,
-            lambda: self._upkeep.batch.size,
-            self._inboxes,
-        )
-        # Nothing is ever received there: it ends when the connection does.
-        lost = asyncio.create_task(self._connection.receive(FOR_EVER))
-        try:
-            async with self._settling:
-                await self._attach(session)
-                self._answers.session = session
-            self.connects += 1
-            await asyncio.wait((session.ended, lost), return_when=asyncio.FIRST_COMPLETED)
-            if session.ended.done():
-                session.ended.result()
-            await lost
-        finally:
-            self._answers.session = None
-            session.close()
-            lost.cancel()
-            await asyncio.gather(lost, return_exceptions=True)
-
-    async def _attach(self, session: Session) -> None:
-        """Pull from the consumers that there are."""
-        infos = await self.consumer.present()
-        for name in session.consumers - infos.keys():
-            session.close_consumer(name)
-        for info in infos.values():
-            await session.open(info)
-
-    def _here(self, consumer: str, with_delayed: bool) -> set[int]:
-        """What of a consumer has come and is not done. What is delayed has no place to answer to, so it is counted only
-        where there is one consumer."""
-        alone = len(self.consumer.names) == 1
-        found = set[int]()
-        for lane in self._dispatcher.lanes.values():
-            found |= {s for s, reply in lane.out() if alone or messages.consumer_of(reply) == consumer}
-            if with_delayed and alone:
-                found |= lane.delayed
-        return found
-
-    def _came(self, batch: list[Message]) -> None:
-        literal, deliver, options = self._routes.literal.get, self._dispatcher.deliver, self.consumer.options
-        redelivered = 0
-        for message in batch:
-            if message.delivery_count > 1:
-                redelivered += 1
-            lane = literal(message.subject) or self._routes.lane(message.subject)
-            if lane is None or (message.raw_headers and not _is_for(message, options)):
-                self._foreign(message)
-            else:
-                deliver(lane, message)
-        self.metrics.came(batch, redelivered)
-
-    def _foreign(self, message: Message) -> None:
-        """Others' business: our consumer must not wait for it. On a work queue an acknowledgement would remove it."""
-        if self.consumer.retention != WORK_QUEUE:
-            self._answers.acks.append(message.reply)
-            self._answers.acked()
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -495,10 +352,3 @@ class Worker:
             self._connection, self._jetstream, self.consumer.options.stream, live, done
         )
         return self.metrics.lag
-
-
-def _is_for(message: Message, options: ConsumerOptions) -> bool:
-    """Whether the message is for this group: a dead letter may be replayed for one reader only."""
-    if ONLY not in message.raw_headers:
-        return True
-    return letters.is_for(message.headers, options.stream, options.prefix)

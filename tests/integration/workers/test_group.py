@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -141,6 +142,23 @@ async def test_a_group_that_ends_and_starts_again_goes_on_where_it_was(world: Wo
     await world.publish("p0", 5)  # nobody is there, and the stream keeps it: somebody's consumer still covers it
     await world.join()
     await world.all_done()
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_workers_that_leave_take_their_consumers_with_them_without_a_warning(
+    world: World, retention: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.prepare(retention)
+    groups = [await world.join(), await world.join()]
+    await world.shared(3, 3)
+    await world.publish("p0", 5)
+    await world.all_done()
+    for group in groups:
+        await group.stop()
+    left = await world.control.jetstream.consumer_names("S")
+    # On an Interest stream nothing would be kept for whoever comes next.
+    assert len(left) == (1 if retention == "interest" else 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_partitions_can_be_added_and_removed_while_the_group_runs(world: World) -> None:

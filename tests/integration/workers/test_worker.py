@@ -9,6 +9,7 @@ import pytest
 from tests.integration.workers import work_module
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.errors import Unavailable
 from penstock.testing import eventually_async
 from penstock.wire import aio
 from penstock.workers.dispatch import REPORTED
@@ -200,7 +201,7 @@ async def test_a_process_that_dies_costs_its_message_a_try_and_nothing_else(worl
 
 @pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
 async def test_a_partition_that_is_added_later_brings_its_backlog_first(world: World, retention: str) -> None:
-    await world.create(retention)
+    await world.create(retention, allow_direct=retention == "limits")
     # Somebody else has the subject until it is handed over: on an Interest stream nothing would be kept otherwise.
     other = {"name": "other", "durable_name": "other", "filter_subjects": ["w.b"], "ack_policy": "explicit"}
     await world.js.create_consumer(STREAM, other)
@@ -217,6 +218,25 @@ async def test_a_partition_that_is_added_later_brings_its_backlog_first(world: W
     await world.all_handled()
     assert outcome.passed_over == {"w.b"}
     await eventually_async(lambda: worker.done_through("b") == 140)
+
+
+async def test_a_partition_of_a_work_queue_is_not_taken_for_caught_up_while_the_server_is_away(world: World) -> None:
+    await world.create("workqueue")
+    worker = await world.worker(catches_up=False)
+    await worker.update(partitions("a"))
+    await world.publish("b", 5)
+    await world.publish("a", 1)
+    await eventually_async(lambda: world.handled["a"] == [b"1"])
+    outcome = await worker.update(partitions("a", "b"))
+    world.server.kill()
+    await eventually_async(lambda: worker._answers.session is None)
+    with pytest.raises(Unavailable):
+        await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+    assert worker.behind == {"b"}
+    await asyncio.to_thread(world.server.start)
+    await eventually_async(lambda: worker._answers.session is not None, 20)
+    await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+    await world.all_handled()
 
 
 async def test_without_catching_up_the_backlog_of_an_added_partition_never_comes(world: World) -> None:

@@ -1,0 +1,84 @@
+"""Catching up with a partition: what its consumer has passed over, in order, before anything that it delivers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.retry import Backoff, is_retryable
+from penstock.workers.answers import SessionAnswers
+from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
+from penstock.workers.dispatch import Dispatcher
+from penstock.workers.lanes import Lane
+from penstock.workers.messages import Message
+from penstock.workers.partitions import Partition
+from penstock.workers.stored import Place, stored
+
+
+class NotOwned(Unavailable):
+    """The partition belongs to somebody else now."""
+
+
+class CatchUp:
+    """How the worker reads what was passed over: itself, or on a work queue by its consumer."""
+
+    def __init__(
+        self, place: Callable[[], Place], consumer: WorkerConsumer, dispatcher: Dispatcher, answers: SessionAnswers
+    ) -> None:
+        self._place = place
+        self._consumer = consumer
+        self._dispatcher = dispatcher
+        self._answers = answers
+        self._rewinding = asyncio.Lock()
+
+    async def run(self, partition: Partition, lane: Lane, first: int, last: int) -> None:
+        """Handle what the partition has in this range. The lane must be held, and at rest."""
+        if self._consumer.retention == WORK_QUEUE:
+            await self._rewind(lane, first)
+        else:
+            await self._read(partition, lane, first, last)
+            self._dispatcher.advance(lane, last)
+
+    async def _read(self, partition: Partition, lane: Lane, first: int, last: int) -> None:
+        delays, position = Backoff().delays(), first
+        while position <= last:
+            try:
+                async with aclosing(stored(self._place(), partition.subjects, position, last)) as messages:
+                    async for message in messages:
+                        await self._handle(lane, message)
+                        position = message.sequence + 1
+                return
+            except PenstockError as exc:
+                if isinstance(exc, NotOwned) or not is_retryable(exc):
+                    raise
+                await asyncio.sleep(next(delays))
+
+    async def _handle(self, lane: Lane, message: Message) -> None:
+        done = message.sequence in self._dispatcher.finished  # by us, when the partition was ours before
+        if not done and not await self._dispatcher.handle_stored(lane, message):
+            raise NotOwned(f"partition {lane.id!r} is no longer ours; {message.sequence} is not done")
+        self._dispatcher.advance(lane, message.sequence)
+
+    async def _rewind(self, lane: Lane, first: int) -> None:
+        """Have the consumer of a work queue deliver again from `first`: what is done is gone, so nothing comes twice.
+
+        What came of the partition before is forgotten, for it comes again, in its order.
+        """
+        async with self._rewinding:  # each waits for the renumbering that is its own
+            session = self._answers.session
+            if session is None:
+                raise Unavailable(f"partition {lane.id!r} cannot be caught up with while there is no connection")
+            renumbered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def forget() -> None:
+                if not renumbered.done():
+                    self._dispatcher.forget(lane)
+                    renumbered.set_result(None)
+
+            session.when_renumbered(forget)
+            if await self._consumer.rewind(first):
+                session.ask_again()
+                await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
+            forget()  # also when the session has ended: the next one has everything delivered again
