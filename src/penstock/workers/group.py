@@ -17,10 +17,11 @@ from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.settings import Settings
 from penstock.workers.claims import KVClaims
 from penstock.workers.group_options import GroupOptions
+from penstock.workers.group_worker import MemberStatistics
 from penstock.workers.handlers import Handler
 from penstock.workers.identity import ClaimLost, Identity, WorkerRecord
 from penstock.workers.kv import Bucket, Control
-from penstock.workers.member import Member, MemberStatistics
+from penstock.workers.member import Member
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition

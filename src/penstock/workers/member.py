@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Mapping
 
 from penstock.errors import ApiError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.workers import handoff
-from penstock.workers.claims import FAMILY as CLAIMS
 from penstock.workers.claims import Claim, KVClaims, claim_key, claims_in
 from penstock.workers.election import Election
 from penstock.workers.group_options import GroupOptions
+from penstock.workers.group_worker import GroupWorker, MemberStatistics
 from penstock.workers.handoff import Retention, Steps, View
 from penstock.workers.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identity, workers_in
 from penstock.workers.kv import Bucket, Control
 from penstock.workers.leader import Leader, group_consumers
 from penstock.workers.lease import clock
-from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.partitions import Partition
+from penstock.workers.predecessor import Predecessor
 from penstock.workers.publication import Assignments
 
 log = logging.getLogger(__name__)
@@ -34,54 +32,6 @@ WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
 
 class WorkerFailed(PenstockError):
     """One of the worker's own loops has ended: this process should end too, and be started anew."""
-
-
-class GroupWorker(Protocol):
-    """What a member needs of its worker; `workers.worker.Worker` is one."""
-
-    @property
-    def metrics(self) -> WorkerMetrics: ...
-    @property
-    def behind(self) -> Collection[str]:
-        """Partitions that wait for `catch_up`."""
-        ...
-
-    async def start(self) -> None: ...
-    async def stop(self) -> None: ...
-    async def update(self, partitions: Iterable[Partition]) -> object: ...
-    async def drain(self, partition_ids: Collection[str]) -> Mapping[str, int]: ...
-    async def catch_up(self, partition: Partition, first_sequence: int, last_sequence: int) -> None: ...
-    def done_through(self, partition_id: str) -> int: ...
-    def floor(self, partition_id: str) -> int: ...
-    @property
-    def failure(self) -> BaseException | None: ...
-
-
-WorkerMaker = Callable[[str, KVClaims], GroupWorker]
-"""Makes the worker for an id, once the id is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatistics:
-    """How a member stands."""
-
-    worker_id: str
-    mode: str
-    leads: bool
-    version: int
-    """Of the assignment it works by."""
-    partitions: tuple[str, ...]
-    waiting_for: tuple[str, ...]
-    held: tuple[str, ...]
-    catching_up: tuple[str, ...]
-    claims: int
-    claims_lost: int
-    handed_over: int
-    caught_up: int
-    leader_changes: int
-    assignments: int
-    freed: int
-    kv_writes: int
 
 
 class Member:
@@ -94,6 +44,7 @@ class Member:
         self.identity = identity
         self.claims = KVClaims(bucket, identity.id, identity.incarnation, identity.lease)
         self._assignments = Assignments(bucket)
+        self._predecessor = Predecessor(control, bucket, options, identity.id)
         self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
         self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
         self._known: dict[str, Partition] = {}
@@ -103,14 +54,14 @@ class Member:
         self._covered: set[str] = set()
         """What our consumer has the subjects of."""
         self._held: set[str] = set()
+        self._drained: set[str] = set()
+        """What is to be given away, and no longer handled for that."""
         self._again: set[str] = set()
         """To be caught up with in any case: taken back before our consumer had let go of them, or a predecessor of ours
         was not done with catching up."""
         self._catching: dict[str, asyncio.Task[None]] = {}
         self._alone = False
         """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
-        self._resumed = False
-        """Whether we know what a predecessor with our id has left."""
         self._recheck = True
         self._steps = Steps()
         self._look = asyncio.Event()
@@ -255,11 +206,15 @@ class Member:
         mine = frozenset(self.claims.mine)
         view = View(self.identity.id, self.identity.incarnation, self._wanted, found, mine, frozenset(self._held))
         steps = self._steps = handoff.next_steps(view, retention)
+        self._stay(mine.difference(steps.give))
         freed = await self._give(steps.give)
         at_once = frozenset[str]() if retention is Retention.INTEREST else freed
         await self._let_go((*steps.let_go, *at_once))
         await self._take(steps.take)
-        self._resume(view, retention)
+        if not self._predecessor.done:
+            left = self._predecessor.still_covered(view, frozenset(self.claims.mine), retention)
+            self._covered |= left
+            self._held |= left
         await self._settle()
 
     async def _learn(self) -> Retention:
@@ -278,33 +233,16 @@ class Member:
 
     async def _relevant_claims(self) -> dict[str, Claim]:
         """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
-        if not self._resumed:
-            return await self._all_claims() if self._wanted is not None else {}
+        if not self._predecessor.done:
+            if self._wanted is None:
+                return {}
+            if await self._predecessor.left_something():
+                return await self._predecessor.claims(self._known)
         concerned = (self._wanted or frozenset()) | self.claims.mine.keys() | self._held
         quiet = not self._held and (self._wanted is None or self._wanted == self.claims.mine.keys())
         if quiet and not self._recheck and all(claim.settled for claim in self.claims.mine.values()):
             return {}
         return claims_in(await self._bucket.values([claim_key(p) for p in sorted(concerned)]))
-
-    async def _all_claims(self) -> dict[str, Claim]:
-        """Of all partitions, before our consumer is changed for the first time: a predecessor may have had our id."""
-        everybody = (await self._assignments.current()).partitions.values()
-        self._known |= {partition.id: partition for some in everybody for partition in some}
-        found = claims_in(await self._bucket.entries(CLAIMS))
-        return {partition: claim for partition, claim in found.items() if partition in self._known}
-
-    def _resume(self, view: View, retention: Retention) -> None:
-        """What a predecessor with our id had and we could not take, or what it held: its consumer, which is ours now,
-        goes on covering it. On an Interest stream it may be all that keeps the messages."""
-        if self._resumed:
-            return
-        left = handoff.inherited(view) - self.claims.mine.keys()
-        if retention is Retention.INTEREST:
-            held = {p for p, claim in view.claims.items() if self.identity.id in claim.holders}
-            kept = (left | held) - self.claims.mine.keys()
-            self._covered |= kept
-            self._held |= kept
-        self._resumed = self._wanted is not None and not left
 
     async def _check(self, found: Mapping[str, Claim]) -> None:
         """After a time without connection: what is another's by now is dropped, what has no claim gets one again."""
@@ -321,17 +259,25 @@ class Member:
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
+    def _stay(self, partitions: Collection[str]) -> None:
+        """What was drained, could not be given away, and is not to be given away any more goes on."""
+        staying = self._drained.intersection(partitions)
+        self._worker.resume([p for p in staying if self.claims.mine[p].settled])
+        self._drained -= staying
+
     async def _give(self, partitions: Collection[str]) -> frozenset[str]:
         """1. drain, 2. free the claim. Returns what is no longer ours; the rest is tried again."""
         if not partitions:
             return frozenset()
         await self._stop_catching(partitions)
+        self._drained.update(partitions)
         drained = await self._worker.drain([p for p in partitions if p in self._covered])
         mine = {p: self.claims.mine[p] for p in partitions if p in self.claims.mine}
         known = {p: drained[p] for p, claim in mine.items() if claim.settled and p in drained}
         log.debug("%s gives away, and has done: %s", self.identity.id, known)
         freed = await self.claims.give({p: known.get(p) or self._caught(p) for p in mine})
         gone = frozenset(claim.partition for claim in freed)
+        self._drained -= gone
         self._held |= self._covered & gone
         self.handed_over += len(gone)
         return gone

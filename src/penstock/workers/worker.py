@@ -22,7 +22,7 @@ from penstock.wire import aio
 from penstock.workers import lag
 from penstock.workers.answers import SessionAnswers
 from penstock.workers.catchup import CatchUp
-from penstock.workers.consumer import WORK_QUEUE, Permission, Trouble, UpdateOutcome, WorkerConsumer, always
+from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
 from penstock.workers.dispatch import Dispatcher, HandlingOptions
 from penstock.workers.handlers import Handler, Runner
 from penstock.workers.lag import Lag
@@ -33,6 +33,7 @@ from penstock.workers.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import Partition
 from penstock.workers.puller import Puller
 from penstock.workers.stored import Place
+from penstock.workers.updates import Permission, Trouble, UpdateOutcome, always
 from penstock.workers.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
@@ -264,8 +265,7 @@ class Worker:
 
     def resume(self, partition_ids: Collection[str]) -> None:
         """Handle partitions again that were drained and not given away after all."""
-        for id_ in partition_ids:
-            lane = self._lane(id_)
+        for lane in [self._dispatcher.lanes[id_] for id_ in partition_ids if id_ in self._dispatcher.lanes]:
             lane.held = False
             self._dispatcher.wake(lane)
 

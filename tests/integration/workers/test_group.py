@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DeadlineExceeded
 from penstock.testing import eventually_async
 from penstock.workers.assignment import RoundRobin
 from penstock.workers.group import WorkerGroup
@@ -159,6 +159,25 @@ async def test_workers_that_leave_take_their_consumers_with_them_without_a_warni
     # On an Interest stream nothing would be kept for whoever comes next.
     assert len(left) == (1 if retention == "interest" else 0)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_a_partition_that_could_not_be_given_away_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to the handover is lost, and by the next look it is to stay."""
+    await world.prepare()
+    group = await world.join()
+    await world.shared(6)
+    member = group.member
+    assert member
+
+    async def unanswered(handoffs: dict[str, int]) -> None:
+        raise DeadlineExceeded("a write", 1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(member.claims, "give", unanswered)
+        with pytest.raises(DeadlineExceeded):
+            await member._give(["p0"])
+    await world.publish("p0", 3)
+    await world.all_done()
 
 
 async def test_partitions_can_be_added_and_removed_while_the_group_runs(world: World) -> None:

@@ -14,11 +14,12 @@ from penstock.broker.model import NANOSECONDS
 from penstock.errors import DeadlineExceeded, PenstockError, Unavailable
 from penstock.retry import Backoff
 from penstock.testing import eventually_async
-from penstock.workers.consumer import Status, UpdateFailed, WorkerConsumer, passed_over
+from penstock.workers.consumer import WorkerConsumer, passed_over
 from penstock.workers.filters import SubjectCapExceeded
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
+from penstock.workers.updates import Status, UpdateFailed
 
 
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:
