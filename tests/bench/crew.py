@@ -116,6 +116,8 @@ class Crew:
             crew = [open_.enter_context(self._start(way, index)) for index in range(self.workers)]
             for worker in crew:
                 _await_ready(worker)
+            for worker in crew:
+                _begin(worker)
             consumers = asyncio.run(_consumers(self._server.settings))
             before, started = _cpu(self._server.pid), time.monotonic()
             if rate:
@@ -163,6 +165,13 @@ def _await_ready(worker: subprocess.Popen[str]) -> None:
     assert worker.stdout
     if worker.stdout.readline().strip() != "ready":
         raise AssertionError(f"a worker ended with {worker.wait()} before it was ready")
+
+
+def _begin(worker: subprocess.Popen[str]) -> None:
+    """Have it count what it uses: not what it did while others were still starting."""
+    assert worker.stdin
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
 
 
 async def _consumers(settings: Settings) -> int:

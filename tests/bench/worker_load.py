@@ -2,8 +2,9 @@
 
 python worker_load.py URL WAY INDEX SUBJECTS COUNTS
 
-It says `ready` on stdout once it pulls. COUNTS is a file of 64-bit numbers, one a process: how many messages it has
-handled. When stdin ends it stops, and tells what it used as one line of JSON.
+It says `ready` on stdout once it pulls, and counts what it uses from the first line on stdin. COUNTS is a file of
+64-bit numbers, one a process: how many messages it has handled. When stdin ends it stops, and tells what it used as one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -129,9 +130,10 @@ def main() -> None:
     used: dict[str, Any] = {}
 
     async def ready() -> None:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
         # Messages may be there already: what was handled before this moment is told, to be left out.
         before, used["early"] = cpu(), tally.count
-        print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
         used["cpu"] = cpu() - before
 

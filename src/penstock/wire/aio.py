@@ -22,6 +22,8 @@ from penstock.wire.session import MAX_WAITING_BYTES, Denied, Session, checked_an
 
 Handler = Callable[[frames.Message], None]
 """Called in the event loop for each message of a subscription; it must not wait."""
+READ_BYTES = 256 * 1024
+"""As much as one read may bring. Pages of it that were never needed take no memory."""
 
 
 async def connect(
@@ -262,13 +264,17 @@ class Requester:
         return (await self._connection.request(subject, payload, timeout=timeout)).data
 
 
-class _Link(asyncio.Protocol):
-    """One TCP connection's life: the session fed by the event loop, and what waits for its events."""
+class _Link(asyncio.BufferedProtocol):
+    """One TCP connection's life: the session fed by the event loop, and what waits for its events.
+
+    It brings its own buffer to read into: a plain protocol costs a new one, of 256 KiB, for every read.
+    """
 
     def __init__(self, endpoint: login.Endpoint) -> None:
         loop = asyncio.get_running_loop()
         self._endpoint = endpoint
         self._parser = frames.Parser()
+        self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self.greeting: asyncio.Future[login.ServerInfo] = loop.create_future()
@@ -298,8 +304,11 @@ class _Link(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=1024 * 1024)
 
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed(data)
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._parser.feed(self._received[:nbytes])
         try:
             self._take()
         except PenstockError as exc:

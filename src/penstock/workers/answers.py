@@ -13,9 +13,6 @@ from penstock.workers.messages import Message, MessageContext
 from penstock.workers.session import Session
 from penstock.workers.verdicts import DeadLetter
 
-COMPANY = 16
-"""So many acknowledgements are worth a write of their own, once nothing more can be handled."""
-
 
 class NoDeadLetters(ConfigError):
     """A message should be given up, and nobody said where to."""
@@ -39,8 +36,8 @@ class SessionAnswers:
             self.session.acked()
 
     def settled(self) -> None:
-        if self.session and len(self.acks) >= COMPANY:
-            self.session.flush()
+        if self.session:
+            self.session.settled()
 
     def nak(self, reply: str, delay: float) -> None:
         if self.session and reply:

@@ -32,7 +32,9 @@ SILENCE = 2.5 * HEARTBEAT
 GONE_WITHIN = 2.5
 """Seconds until a server has noticed that the sender of a request is gone."""
 ACK_LINGER = 0.005
-"""Seconds that acknowledgements wait for company."""
+"""Seconds that acknowledgements wait for company, and that lie between two writes that have little of it."""
+COMPANY = 16
+"""So many acknowledgements are worth a write of their own, once nothing more can be handled."""
 RECALLED = 20_000
 """Pending messages are asked for one by one up to this range of sequences; beyond it the consumer is reset."""
 RECALLED_WITHIN = 5.0
@@ -98,6 +100,7 @@ class Session:
         connection.skim_with(self._skim)
         self._acks = acks
         self._flush_at: asyncio.TimerHandle | None = None
+        self._flushed = 0.0
         self._topping_up = False
         self._renumbered: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
@@ -172,6 +175,11 @@ class Session:
         subject = f"{messages.ACK_PREFIX}{self._stream}.{consumer.name}.1.{wanted[-1]}.{delivery}.0.0"
         await self._connection.request(subject, messages.NAK)
         return min(len(wanted), consumer.ack_pending)
+
+    @property
+    def recalling(self) -> bool:
+        """Whether something that was recalled is not complete."""
+        return any(pull.recall for pull in self._pulls.values())
 
     async def finish_recalls(self) -> None:
         """Called from time to time: see whether what was recalled is complete. New messages show it sooner."""
@@ -301,15 +309,19 @@ class Session:
         """Ask for more once all that came with this read has been taken in."""
         if not self._topping_up:
             self._topping_up = True
-            self._loop.call_soon(self.top_up)
+            self._loop.call_soon(self._top_up_now)
+
+    def _top_up_now(self) -> None:
+        if self._topping_up:  # else acknowledgements were sent meanwhile, and the requests with them
+            self.top_up()
 
     def top_up(self) -> None:
         """Ask each consumer for as much as there is room for."""
-        self._topping_up = False
         if requests := self._requests():
             self._write(requests)
 
     def _requests(self) -> bytes:
+        self._topping_up = False
         requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
         for pull in self._pulls.values():
             count = pacing.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
@@ -338,12 +350,21 @@ class Session:
         elif self._flush_at is None:
             self._flush_at = self._loop.call_later(ACK_LINGER, self.flush)
 
+    def settled(self) -> None:
+        """Nothing more can be handled now: send what waits, unless it would be one of many small writes.
+
+        To be woken for it later costs more than a write.
+        """
+        if len(self._acks) >= COMPANY or self._now() - self._flushed >= ACK_LINGER:
+            self.flush()
+
     def flush(self) -> None:
         """Send the acknowledgements that wait."""
         if self._flush_at:
             self._flush_at.cancel()
             self._flush_at = None
         if self._acks:
+            self._flushed = self._now()
             data = messages.acks(self._acks) + self._requests()
             self._acks.clear()
             self._write(data)

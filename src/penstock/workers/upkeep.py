@@ -11,6 +11,12 @@ from penstock.workers.dispatch import Dispatcher
 from penstock.workers.options import WorkerOptions
 from penstock.workers.session import Session
 
+TICK = 0.1
+"""Seconds between two looks while something waits here."""
+REST = 0.5
+"""The same while nothing does: to be woken costs a worker that has little to do more than its messages."""
+MANY = 500
+"""Messages since the last look after which the next one is soon: batch sizes are to follow the handlers quickly."""
 PATIENT_FOR = 3
 """The server is asked for patience so many times within its `ack_wait`."""
 
@@ -26,11 +32,17 @@ class Upkeep:
         self._allowed = consumer.options.max_ack_pending
         self._touch_every = consumer.options.ack_wait / PATIENT_FOR
         self._touched = self._observed = time.monotonic()
-        self._handled = 0
+        self._handled = self._seen = 0
 
     def room(self) -> int:
         """Messages that may still come, besides those that were asked for."""
         return pacing.capacity(self._consumer.options.max_ack_pending) - self._dispatcher.held
+
+    def pause(self, session: Session | None) -> float:
+        """Seconds until the next look."""
+        since, self._seen = self._dispatcher.handled - self._seen, self._dispatcher.handled
+        waits = self._dispatcher.held or self._dispatcher.some_parked
+        return TICK if waits or since > MANY or session is None or session.recalling else REST
 
     async def look(self, session: Session) -> None:
         """One look. Raises what the server refuses."""

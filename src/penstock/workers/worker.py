@@ -38,8 +38,6 @@ from penstock.workers.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
-TICK = 0.1
-"""Seconds between two looks at what no event tells."""
 ONLY = deadletter_headers.ONLY.encode()
 FOR_EVER = 10 * 365 * 86400.0  # seconds
 SETTLE_WITHIN = 1.0
@@ -323,7 +321,7 @@ class Worker:
 
     async def _look_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(self._upkeep.pause(self._answers.session))
             if session := self._answers.session:
                 try:
                     await self._upkeep.look(session)
