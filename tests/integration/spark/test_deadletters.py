@@ -50,7 +50,9 @@ def test_a_job_replays_each_letter_once_and_only_those_that_match(
 ) -> None:
     stage = on_stage(nats_server, dead)
     nothing = replayed(jetstream, nats_server, Selection(errors=("something else",)))
-    assert (nothing.done, len(stage.letters())) == (0, COUNT)
+    assert (nothing.done, nothing.skipped, len(stage.letters())) == (0, {}, COUNT)
+    held = replayed(jetstream, nats_server, Selection(), max_replays=0)
+    assert (held.done, sum(held.skipped.values()), len(stage.letters())) == (0, COUNT, COUNT)
     done = replayed(jetstream, nats_server, Selection(readers=("billing",)), edit=merge_patch('{"fixed": true}'))
     assert (done.done, done.refused, done.skipped) == (COUNT, [], {})
     assert replay_problems(stage, {f"e{n}" for n in range(COUNT)}) == []
