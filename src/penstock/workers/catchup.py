@@ -34,9 +34,13 @@ class CatchUp:
         self._rewinding = asyncio.Lock()
 
     async def run(self, partition: Partition, lane: Lane, first: int, last: int) -> None:
-        """Handle what the partition has in this range. The lane must be held, and at rest."""
+        """Handle what the partition has in this range. The lane must be held, and at rest.
+
+        On a work queue it is not handled when this returns: it comes now, in order, before whatever comes later.
+        """
         if self._consumer.retention == WORK_QUEUE:
-            await self._rewind(lane, first)
+            if first <= last:
+                await self._rewind(lane)
         else:
             await self._read(partition, lane, first, last)
             self._dispatcher.advance(lane, last)
@@ -61,8 +65,8 @@ class CatchUp:
             raise NotOwned(f"partition {lane.id!r} is no longer ours; {message.sequence} is not done")
         self._dispatcher.advance(lane, message.sequence)
 
-    async def _rewind(self, lane: Lane, first: int) -> None:
-        """Have the consumer of a work queue deliver again from `first`: what is done is gone, so nothing comes twice.
+    async def _rewind(self, lane: Lane) -> None:
+        """Have the consumer of a work queue deliver all there is again: what is done is gone, so nothing comes twice.
 
         What came of the partition before is forgotten, for it comes again, in its order.
         """
@@ -78,7 +82,7 @@ class CatchUp:
                     renumbered.set_result(None)
 
             session.when_renumbered(forget)
-            if await self._consumer.rewind(first):
+            if await self._consumer.rewind():
                 session.ask_again()
                 await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
             forget()  # also when the session has ended: the next one has everything delivered again

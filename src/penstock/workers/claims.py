@@ -5,6 +5,7 @@ The key `claims.<partition>` is replaced only by whoever knows its revision, so 
     free      nobody's; everything of the partition up to `handoff` is done
     taken     somebody's who catches up: `handoff` still says how far it is done, for certain
     settled   somebody's whose consumer delivers whatever is not done: a crash now costs what is above its ack floor
+              (on a work queue the backlog may still be on its way then, and `handoff` stays where it was)
 
 The token is the revision with which the partition was taken. It only ever rises, also when the bucket is made anew.
 """

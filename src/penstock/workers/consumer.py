@@ -301,16 +301,12 @@ class WorkerConsumer:
                 change = {"max_ack_pending": self._max_ack_pending}
                 await self._jetstream.update_consumer(self.options.stream, name, change)
 
-    async def rewind(self, first: int) -> bool:
-        """Have everything from there on delivered again that is not acknowledged; says whether there is anything.
-
-        Never forward: what lies below and is not acknowledged would not come again.
-        """
+    async def rewind(self) -> bool:
+        """Have all that a work queue still has of our subjects delivered again; says whether there is anything."""
         anything, stream = False, self.options.stream
         for name in self.names:
             self._ask_permission()
-            floor = (await self._jetstream.consumer_info(stream, name)).ack_floor_stream_seq
-            answer = await self._jetstream.reset_consumer(stream, name, max(min(first, floor + 1), 1))
+            answer = await self._jetstream.reset_consumer(stream, name, 1)
             anything = anything or answer.consumer.unprocessed > 0
         return anything
 

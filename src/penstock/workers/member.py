@@ -327,11 +327,13 @@ class Member:
         self._covered = set(partitions)
 
     async def _catch_up(self, claim: Claim, end: int) -> None:
-        first = self._caught(claim.partition) + 1 if self._options.hand_over else end + 1
-        log.debug("%s catches up with %s from %d to %d", self.identity.id, claim.partition, first, end)
         try:
+            first = self._caught(claim.partition) + 1 if self._options.hand_over else end + 1
+            log.debug("%s catches up with %s from %d to %d", self.identity.id, claim.partition, first, end)
             await self._worker.catch_up(self._known[claim.partition], first, end)
-            await self.claims.settle({claim.partition: end})
+            # On a work queue nothing of it needs to be done by now: it comes, and what is done is gone.
+            through = claim.handoff if self._retention is Retention.WORKQUEUE else end
+            await self.claims.settle({claim.partition: through})
             self._again.discard(claim.partition)
             self.caught_up += 1
             self._look.set()
@@ -345,6 +347,8 @@ class Member:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for partition in partitions:
+            self._catching.pop(partition, None)  # one that had not begun cannot do so itself
 
     # -- everybody's partitions ----------------------------------------------------------------------------------------
 

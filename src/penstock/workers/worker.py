@@ -205,19 +205,26 @@ class Worker:
         fresh = [self.partitions[id_] for id_ in sorted(self._fresh) if id_ in self.partitions]
         if not fresh:
             return
-        done = await self._positions(fresh)
-        floor = min((info.ack_floor_stream_seq for info in (await self.consumer.present()).values()), default=0)
+        done = await self._positions(fresh) if self.consumer.retention != WORK_QUEUE else {}
+        floor = await self._common_floor()
         wild = [subject for subject in outcome.passed_over if not subjects.is_literal(subject)]
         for partition in fresh:
             position = done.get(partition.id, 0)
             if not any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects):
-                # Whoever coordinates a group has the ack floor in the position already, where it counts.
-                self._go_live(partition.id, max(position, floor) if self.options.catches_up else position)
+                self._go_live(partition.id, max(position, floor))
                 continue
             self._behind.add(partition.id)
             if self.options.catches_up:
                 self._fresh.discard(partition.id)
                 self._spawn(self._keep_catching_up(partition, position + 1, outcome.cursor), "catch up")
+
+    async def _common_floor(self) -> int:
+        """How far every partition is done that our consumers have had all along. Whoever coordinates a group has that
+        in the positions already, where it counts; on a work queue whatever is there is not done."""
+        if self.consumer.retention == WORK_QUEUE or not self.options.catches_up:
+            return 0
+        infos = (await self.consumer.present()).values()
+        return min((info.ack_floor_stream_seq for info in infos), default=0)
 
     def _go_live(self, id_: str, floor: int) -> None:
         lane = self._dispatcher.lanes[id_]

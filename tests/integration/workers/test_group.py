@@ -16,6 +16,7 @@ from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, DeadlineExceeded
 from penstock.testing import eventually_async
 from penstock.workers.assignment import RoundRobin
+from penstock.workers.claims import FAMILY, claims_in
 from penstock.workers.group import WorkerGroup
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.kv import Bucket, Control
@@ -40,6 +41,8 @@ class World:
         self.by: dict[str, set[str]] = defaultdict(set)
         self.published: dict[str, int] = defaultdict(int)
         self.groups: list[WorkerGroup] = []
+        self.pauses: dict[str, float] = {}
+        """By worker id: seconds that it takes for each message."""
 
     async def prepare(self, retention: str = "limits", partitions: list[Partition] = PARTITIONS) -> None:
         config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": True}
@@ -48,6 +51,7 @@ class World:
         await self.source.write(partitions)
 
     async def handle(self, message: Message, context: MessageContext) -> None:
+        await asyncio.sleep(self.pauses.get(context.worker_id, 0.0))
         self.done[context.partition_id].append(message.json())
         self.by[context.partition_id].add(context.worker_id)
 
@@ -130,6 +134,26 @@ async def test_workers_join_and_leave_and_every_message_is_done_once_in_order(wo
     assert handed >= 4
     metrics = [group.worker.metrics for group in world.groups if group.worker]
     assert sum(m.handoffs["out"] for m in metrics) == handed
+
+
+async def test_on_a_work_queue_a_claim_does_not_say_done_of_what_is_only_on_its_way(world: World) -> None:
+    """Its owner settles as soon as the backlog comes. Were it to die then, the next one would skip what is below."""
+    await world.prepare("workqueue")
+    first = await world.join()
+    await world.join()
+    await world.shared(3, 3)
+    moving = first.statistics().partitions
+    world.pauses = {"worker-0": 0.05, "worker-1": 0.5}
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 30)
+    await first.stop()
+    await world.shared(6)
+    claims = claims_in(await world.source.bucket.entries(FAMILY))
+    for partition in moving:
+        undone = await world.control.jetstream.get_message("S", 1, next_of=f"s.{partition}")
+        assert claims[partition].handoff < undone.sequence, f"it says that {claims[partition].handoff} is done"
+    world.pauses.clear()
+    await world.all_done()
 
 
 async def test_a_group_that_ends_and_starts_again_goes_on_where_it_was(world: World) -> None:
