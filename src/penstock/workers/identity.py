@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ from penstock.workers.lease import Lease, Sightings, clock
 FAMILY = "workers"
 VERSION = 1
 ACTIVE, LEAVING, RETIRED = "active", "leaving", "retired"
+CROWD = 32
+"""Ids among which one is drawn, once another was quicker."""
 LOOKS = 5
 """Looks at the pool during one lease, while all of its ids are taken."""
 
@@ -141,16 +144,19 @@ class Identity:
 
     async def claim(self) -> str:
         """Claim an id, however long it takes for one to be free."""
-        sightings = Sightings(self.lease.ttl)
+        sightings, crowd = Sightings(self.lease.ttl), 1
         while True:
             entries = await self._bucket.entries(FAMILY)
             taken = workers_in(entries)
             sightings.look({key.removeprefix(f"{FAMILY}."): e.revision for key, e in entries.items()})
             silent = frozenset(i for i in taken if sightings.silent(i))
-            for worker_id in candidates(self._pool, taken, self.record.instance, silent):
+            if found := candidates(self._pool, taken, self.record.instance, silent)[:crowd]:
+                worker_id = random.choice(found)
                 if await self._try(worker_id, entries.get(worker_key(worker_id))):
                     return worker_id
-            await asyncio.sleep(self.lease.ttl / LOOKS)
+                crowd = CROWD  # others want the same: a hundred that start together would try a hundred ids each
+            else:
+                await asyncio.sleep(self.lease.ttl / LOOKS)
 
     async def _try(self, worker_id: str, found: Entry | None) -> bool:
         asked, key, value = clock(), worker_key(worker_id), self._next()
