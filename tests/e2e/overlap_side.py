@@ -39,7 +39,14 @@ class Side:
         self._overlap = overlap
 
     async def handle(self, partition: str, data: bytes, subject: str, sequence: int, stored_at: datetime) -> None:
-        said = {"partition": partition, "number": json.loads(data)["n"], "worker": self._name, "token": 0}
+        said = {
+            "partition": partition,
+            "number": json.loads(data)["n"],
+            "sequence": sequence,
+            "worker": self._name,
+            "id": self._name,
+            "token": 0,  # both sides have the same: whatever is done twice is a duplicate
+        }
         if self._overlap is None:
             await self._sink.tell(what="effect", **said)
             return
