@@ -76,6 +76,7 @@ def figures(at: str, outcome: Outcome, workers: int) -> list[Figure]:
     return [
         Figure(name=f"{at}: handled", value=outcome.count / outcome.seconds, unit="messages/s"),
         Figure(name=f"{at}: worker CPU", value=1e6 * outcome.cpu / outcome.count, unit="µs a message"),
+        Figure(name=f"{at}: wake-ups of workers", value=outcome.wakeups, unit="for 1,000 messages"),
         Figure(name=f"{at}: server CPU", value=1e6 * outcome.server_cpu / outcome.count, unit="µs a message"),
         *(
             Figure(name=f"{at}: stored to handled, p{p}", value=1000 * outcome.latency(p), unit="ms")

@@ -55,6 +55,11 @@ class Outcome:
         return float(sum(one["cpu"] for one in self.told))
 
     @property
+    def wakeups(self) -> float:
+        """How often a worker slept and was woken, for a thousand messages."""
+        return 1000.0 * sum(one["wakeups"] for one in self.told) / self.count
+
+    @property
     def redelivered(self) -> float:
         """Percent of the messages."""
         return 100.0 * sum(one["redelivered"] for one in self.told) / self.count

@@ -119,9 +119,10 @@ async def _pulling(
 WAYS = {"ours": ours, "nats-py": nats_py, "nats-py-each": nats_py_each}
 
 
-def cpu() -> float:
+def used_so_far() -> dict[str, float]:
+    """CPU seconds, and how often we slept and were woken."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    return {"cpu": used.ru_utime + used.ru_stime, "wakeups": used.ru_nvcsw}
 
 
 def peak_kib() -> int:
@@ -139,9 +140,9 @@ def main() -> None:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         # Messages may be there already: what was handled before this moment is told, to be left out.
-        before, used["early"] = cpu(), tally.count
+        before, used["early"] = used_so_far(), tally.count
         await asyncio.to_thread(sys.stdin.read)
-        used["cpu"] = cpu() - before
+        used.update({name: now - before[name] for name, now in used_so_far().items()})
 
     asyncio.run(WAYS[way](url, int(index), int(subjects), tally, ready))
     used |= {"count": tally.count, "redelivered": tally.redelivered, "latencies": list(tally.latencies)}
