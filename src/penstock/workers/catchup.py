@@ -8,12 +8,12 @@ from contextlib import aclosing
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.retry import Backoff, is_retryable
-from penstock.workers.answers import SessionAnswers
 from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
 from penstock.workers.dispatch import Dispatcher
 from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message
 from penstock.workers.partitions import Partition
+from penstock.workers.puller import Puller
 from penstock.workers.stored import Place, stored
 
 
@@ -25,13 +25,12 @@ class CatchUp:
     """How the worker reads what was passed over: itself, or on a work queue by its consumer."""
 
     def __init__(
-        self, place: Callable[[], Place], consumer: WorkerConsumer, dispatcher: Dispatcher, answers: SessionAnswers
+        self, place: Callable[[], Place], consumer: WorkerConsumer, dispatcher: Dispatcher, puller: Puller
     ) -> None:
         self._place = place
         self._consumer = consumer
         self._dispatcher = dispatcher
-        self._answers = answers
-        self._rewinding = asyncio.Lock()
+        self._puller = puller
 
     async def run(self, partition: Partition, lane: Lane, first: int, last: int) -> None:
         """Handle what the partition has in this range. The lane must be held, and at rest.
@@ -68,21 +67,10 @@ class CatchUp:
     async def _rewind(self, lane: Lane) -> None:
         """Have the consumer of a work queue deliver all there is again: what is done is gone, so nothing comes twice.
 
-        What came of the partition before is forgotten, for it comes again, in its order.
+        What came of the partition before is forgotten, for it comes again, in its order. So the session ends: nothing
+        that was under way before can come after that.
         """
-        async with self._rewinding:  # each waits for the renumbering that is its own
-            session = self._answers.session
-            if session is None:
-                raise Unavailable(f"partition {lane.id!r} cannot be caught up with while there is no connection")
-            renumbered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-            def forget() -> None:
-                if not renumbered.done():
-                    self._dispatcher.forget(lane)
-                    renumbered.set_result(None)
-
-            session.when_renumbered(forget)
-            if await self._consumer.rewind():
-                session.ask_again()
-                await asyncio.wait((renumbered, session.ended), return_when=asyncio.FIRST_COMPLETED)
-            forget()  # also when the session has ended: the next one has everything delivered again
+        async with self._puller.settling:
+            await self._consumer.rewind()
+            self._puller.begin_anew(f"the consumer was rewound for {lane.id}")
+            self._dispatcher.forget(lane)

@@ -301,14 +301,11 @@ class WorkerConsumer:
                 change = {"max_ack_pending": self._max_ack_pending}
                 await self._jetstream.update_consumer(self.options.stream, name, change)
 
-    async def rewind(self) -> bool:
-        """Have all that a work queue still has of our subjects delivered again; says whether there is anything."""
-        anything, stream = False, self.options.stream
+    async def rewind(self) -> None:
+        """Have all that a work queue still has of our subjects delivered again."""
         for name in self.names:
             self._ask_permission()
-            answer = await self._jetstream.reset_consumer(stream, name, 1)
-            anything = anything or answer.consumer.unprocessed > 0
-        return anything
+            await self._jetstream.reset_consumer(self.options.stream, name, 1)
 
     def _ask_permission(self) -> None:
         if not self._permitted():

@@ -58,6 +58,8 @@ class Puller:
         self._upkeep = upkeep
         self._metrics = metrics
         self._inboxes: dict[str, str] = {}
+        self._rewound = False
+        """Whether the next session begins with a consumer that knows of nothing that is here."""
 
     async def serve(self) -> None:
         """Pull over one connection after the other, for as long as the worker lives."""
@@ -84,11 +86,12 @@ class Puller:
             options.stream,
             self._answers.acks,
             self._came,
-            self._here,
+            self._nothing_here if self._rewound else self._here,
             self._upkeep.room,
             lambda: self._upkeep.batch.size,
             self._inboxes,
         )
+        self._rewound = False
         # Nothing is ever received there: it ends when the connection does.
         lost = asyncio.create_task(self._connection.receive(FOR_EVER))
         try:
@@ -115,6 +118,15 @@ class Puller:
         """Pull no more from a consumer, since it is going to be removed."""
         if self._answers.session:
             self._answers.session.close_consumer(consumer)
+
+    def begin_anew(self, why: str) -> None:
+        """The consumers were reset: whatever is not acknowledged comes again, to a new session; `settling` is held."""
+        self._rewound = True
+        if self._answers.session:
+            self._answers.session.fail(WentElsewhere(why))
+
+    def _nothing_here(self, consumer: str, with_delayed: bool) -> set[int]:
+        return set()
 
     async def _attach(self, session: Session) -> None:
         infos = await self._consumer.present()

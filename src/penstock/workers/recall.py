@@ -28,9 +28,13 @@ class Recall:
         self.since = since
         self._early: dict[int, Message] = {}
 
+    def keep(self, found: list[Message]) -> None:
+        """Keep these: they may have been sent before the server was asked."""
+        self._early |= {message.sequence: message for message in found}
+
     def add(self, found: list[Message]) -> bool:
         """Keep these. True: one of them was never delivered before, and so all that was asked back came before it."""
-        self._early |= {message.sequence: message for message in found}
+        self.keep(found)
         return any(message.delivery_count == 1 for message in found)
 
     def is_complete(self, consumer: ConsumerInfo, delivery: int, here: Set[int]) -> bool:

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from penstock.broker.jetstream import JetStream
@@ -62,6 +62,8 @@ class Pull:
     """When something last came."""
     delivery: int = 0
     """The number of the last delivery; the server counts from 1 again after a reset."""
+    opening: list[Message] | None = field(default_factory=list)
+    """What came before it was known how many deliveries there were; None once that is known."""
     recall: Recall | None = None
     """What was recalled from others and is not complete: until then nothing that comes is handed on."""
 
@@ -102,7 +104,6 @@ class Session:
         self._flush_at: asyncio.TimerHandle | None = None
         self._flushed = 0.0
         self._topping_up = False
-        self._renumbered: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Fails with `Interrupted`, or whatever ended the connection."""
@@ -118,16 +119,36 @@ class Session:
         if consumer.name not in self._inboxes:
             consumer = await self._alone(consumer)
             self._inboxes[consumer.name] = f"_INBOX.{secrets.token_hex(11)}"
+        pull = await self._subscribe(consumer.name)
+        # From here on whatever is sent reaches us: the count of deliveries is read only now. A server with leaf nodes
+        # sends to an inbox that nobody listens to again and again, and counts each time.
+        consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
         recalled = await self._recall(consumer)
-        inbox = self._inboxes[consumer.name]
-        pull = Pull(consumer.name, inbox, heard=self._now(), delivery=consumer.delivered_consumer_seq)
-        pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
-        self._pulls[consumer.name] = pull
-        self._by_sid[b"%d" % pull.sid] = pull
+        pull.delivery = consumer.delivered_consumer_seq
+        early, pull.opening = pull.opening, None
+        later = [message for message in early or () if message.delivery > pull.delivery]
         if recalled:  # they are asked for even if there is no room: what is here may be waiting for them
             pull.recall, pull.asked = Recall(self._now()), recalled
             self._write(self._request(pull, recalled))
+            self._keep(pull, pull.recall, later)
+        elif later:
+            self._take(pull, later)
         self.top_up()
+
+    def _keep(self, pull: Pull, recall: Recall, later: list[Message]) -> None:
+        """What came while messages were recalled: new ones among it do not show that those came before."""
+        if later and (later[0].delivery != pull.delivery + 1 or later[-1].delivery - later[0].delivery >= len(later)):
+            self.fail(WentElsewhere(f"deliveries of consumer {pull.name!r} went elsewhere while others were recalled"))
+        elif later:
+            pull.delivery = later[-1].delivery
+            recall.keep(later)
+
+    async def _subscribe(self, name: str) -> Pull:
+        inbox = self._inboxes[name]
+        pull = self._pulls[name] = Pull(name, inbox, heard=self._now())
+        pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
+        self._by_sid[b"%d" % pull.sid] = pull
+        return pull
 
     def close_consumer(self, name: str) -> None:
         """Pull no more from it; what was asked for is dropped by the server once the inbox is gone."""
@@ -139,10 +160,6 @@ class Session:
     def consumers(self) -> frozenset[str]:
         """Whom it pulls from."""
         return frozenset(self._pulls)
-
-    def when_renumbered(self, call: Callable[[], None]) -> None:
-        """Call this before the first message that comes after a reset is taken in."""
-        self._renumbered.append(call)
 
     async def _alone(self, consumer: ConsumerInfo) -> ConsumerInfo:
         """Wait until the server has forgotten the requests of whoever pulled before us, or for as long as that takes.
@@ -193,7 +210,8 @@ class Session:
     def _hand_on_recalled(self, pull: Pull) -> None:
         if recall := pull.recall:
             pull.recall = None
-            self._deliver(recall.in_order())
+            if found := recall.in_order():
+                self._deliver(found)
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
@@ -207,6 +225,9 @@ class Session:
 
     def _take(self, pull: Pull, found: list[Message]) -> None:
         if self.ended.done():
+            return
+        if pull.opening is not None:
+            pull.opening += found
             return
         first, last = found[0].delivery, found[-1].delivery
         if first == pull.delivery + 1 and last - first == len(found) - 1:
@@ -240,11 +261,8 @@ class Session:
         message = messages.delivered(frame, datetime.now(UTC))
         if message is None:
             self._status(pull, frame)
-        elif not self.ended.done():
-            pull.asked -= 1
-            if message.delivery == pull.delivery + 1 or self._follows(pull, message.delivery):
-                pull.delivery = message.delivery
-                self._hand_on(pull, [message])
+        else:
+            self._take(pull, [message])
         self._soon()
 
     def _follows(self, pull: Pull, number: int) -> bool:
@@ -260,18 +278,9 @@ class Session:
         self.fail(WentElsewhere(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
         return False
 
-    def ask_again(self) -> None:
-        """A consumer was reset: requests from before may be gone. Ask again rather than wait for them."""
-        for pull in self._pulls.values():
-            pull.asked = 0
-        self.top_up()
-
     def _restarted(self, pull: Pull) -> None:
         """The consumer was reset, by us or by somebody else: whatever is not acknowledged comes now, in order."""
         pull.asked, pull.recall = 0, None
-        calls, self._renumbered = self._renumbered, []
-        for call in calls:
-            call()
 
     def _status(self, pull: Pull, frame: frames.Message) -> None:
         code, text = frame.status or (0, "")
@@ -323,7 +332,7 @@ class Session:
     def _requests(self) -> bytes:
         self._topping_up = False
         requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
-        for pull in self._pulls.values():
+        for pull in [pull for pull in self._pulls.values() if pull.opening is None]:
             count = pacing.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
             if count > 0:
                 requests += self._request(pull, count)

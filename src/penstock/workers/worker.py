@@ -98,7 +98,7 @@ class Worker:
             self._upkeep,
             self.metrics,
         )
-        self._catching_up = CatchUp(self._place, self.consumer, self._dispatcher, self._answers)
+        self._catching_up = CatchUp(self._place, self.consumer, self._dispatcher, self._puller)
         self._known: dict[str, Partition] = {}
         """The partitions that have a lane."""
         self._fresh: set[str] = set()

@@ -229,13 +229,25 @@ async def test_a_partition_of_a_work_queue_is_not_taken_for_caught_up_while_the_
     await eventually_async(lambda: world.handled["a"] == [b"1"])
     outcome = await worker.update(partitions("a", "b"))
     world.server.kill()
-    await eventually_async(lambda: worker._answers.session is None)
     with pytest.raises(Unavailable):
         await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
     assert worker.behind == {"b"}
     await asyncio.to_thread(world.server.start)
-    await eventually_async(lambda: worker._answers.session is not None, 20)
+    await eventually_async(lambda: worker.connects >= 2, 20)
     await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+    await world.all_handled()
+
+
+async def test_a_work_queue_is_caught_up_with_by_a_consumer_that_has_delivered_nothing(world: World) -> None:
+    """There is no delivery before the reset that the first one after it could be told from."""
+    await world.create("workqueue")
+    await world.publish("b", 20)
+    worker = await world.worker(catches_up=False)
+    await worker.update(partitions("a"))
+    await worker.update(partitions("a", "b", "c"))
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(worker.catch_up(one, 1, 20) for one in partitions("b", "c")))
+    await world.publish("b", 5)
     await world.all_handled()
 
 
