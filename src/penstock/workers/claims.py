@@ -236,8 +236,14 @@ class KVClaims:
     # -- after a time without connection -------------------------------------------------------------------------------
 
     def compare(self, found: Mapping[str, Claim]) -> set[str]:
-        """What of ours is another's by now, or has no claim at all; it is for the caller to `drop` or `renew` them."""
-        return {p for p in self.mine if p not in found or not found[p].is_of(self._worker_id, self._incarnation)}
+        """What of ours is another's by now, or has no claim at all; it is for the caller to `drop` or `renew` them.
+
+        A claim that is older than the one we wrote was read from a replica that lags, and says nothing.
+        """
+        return {p for p, own in self.mine.items() if p not in found or self._is_anothers(found[p], own)}
+
+    def _is_anothers(self, found: Claim, own: Claim) -> bool:
+        return found.revision > own.revision and not found.is_of(self._worker_id, self._incarnation)
 
     def drop(self, partitions: Iterable[str]) -> None:
         """Own these no longer, since others do."""

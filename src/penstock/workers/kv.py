@@ -152,7 +152,8 @@ class Bucket:
         return found
 
     async def values(self, keys: Collection[str]) -> dict[str, Entry]:
-        """Those of these keys that have a value. As with `entries`, it may be old by the time it is read.
+        """Those of these keys that have a value. As with `entries`, it may be old by the time it is read. Any replica
+        may answer, also one that lags; so whether a key has no value is asked of the bucket's leader.
 
         A consumer with a filter for each of thousands of keys would keep the server busy for seconds.
         """
@@ -163,6 +164,9 @@ class Bucket:
                 headers = message.header_values()
                 key = headers["Nats-Subject"][0].removeprefix(self._prefix)
                 _note(found, key, int(headers["Nats-Sequence"][0]), headers, message.data)
+        for key in [key for key in keys if key not in found]:
+            if entry := await self.get(key):
+                found[key] = entry
         return found
 
     async def _newest_of(self, keys: Collection[str]) -> list[frames.Message]:

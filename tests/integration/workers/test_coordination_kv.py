@@ -15,7 +15,7 @@ from penstock.workers.assignment import Assignment
 from penstock.workers.claims import Claim, KVClaims, PartitionClaimer, claim_key, claims_in, store
 from penstock.workers.election import Election
 from penstock.workers.identity import ClaimLost, Identity, Pool, WorkerRecord
-from penstock.workers.kv import Bucket, Conflict, Control, Write
+from penstock.workers.kv import Bucket, Conflict, Control, Entry, Write
 from penstock.workers.lease import Lease, clock
 from penstock.workers.ownership import Ownership
 from penstock.workers.partitions import Partition, SubjectPattern
@@ -244,6 +244,27 @@ async def test_a_stale_owner_finds_out_and_cannot_settle(bucket: Bucket) -> None
     assert a.token("p") is None
     assert b.mine["p"].handoff == 0, "what the stale one wanted to write did not get there"
     assert a.lost == 1
+
+
+async def test_a_claim_that_is_older_than_our_own_was_read_from_a_replica_that_lags(bucket: Bucket) -> None:
+    b, a = claims_of(bucket, "b"), claims_of(bucket, "a")
+    await b.claim("p")
+    old = dict(b.mine)
+    await a.take(await b.give({"p": 5}))
+    assert a.compare(old) == set()
+    assert a.token("p")
+
+
+async def test_many_keys_are_read_at_once_and_deleted_ones_have_no_value(bucket: Bucket, control: Control) -> None:
+    keys = [f"some.{n}" for n in range(250)]
+    revisions = await bucket.commit([Write(key, {"n": n}, 0) for n, key in enumerate(keys)])
+    await bucket.delete(keys[7], revisions[7])
+    found = await bucket.values([*keys, "some.other"])
+    assert found.keys() == set(keys) - {keys[7]}
+    assert found[keys[249]] == Entry({"n": 249}, revisions[249])
+    assert await bucket.values([]) == {}
+    with pytest.raises(Unavailable):
+        await Bucket(control, "nowhere").values(["a"])
 
 
 async def test_what_was_taken_without_an_answer_is_found_again(bucket: Bucket) -> None:
