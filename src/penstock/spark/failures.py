@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import re
 
-_PYTHON_LAST = re.compile(r"^(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<kind>[A-Z]\w*): (?P<text>.+)$", re.MULTILINE)
-_JAVA_CAUSE = re.compile(r"Caused by: (?:[\w.$]+\.)?(?P<kind>[\w$]+): (?P<text>.+)")
+_RAISED = re.compile(
+    r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*"
+    r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<kind>[A-Z]\w*)(?:: (?P<text>.+))?$",
+    re.MULTILINE,
+)
+"""The exception below a traceback. Spark's description of the query has such lines too: `Identifier: p`."""
+_JAVA_CAUSE = re.compile(r"(?:^|Caused by): (?:[\w.$]+\.)?(?P<kind>[\w$]+): (?P<text>.+)", re.MULTILINE)
+"""As the JVM writes it, and as py4j does for a call out of Python."""
 _CONDITION = re.compile(r"\[(?P<condition>[A-Z0-9_.]+)\] ?")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+;?")
 _STACK = re.compile(r";\n|\n\s*(?:at [\w.$/]+\(|Caused by:|Driver stacktrace|JVM stacktrace|={2,3} )")
 """Where the words end and a stack of calls, or the tree of a plan, begins."""
 SPEAKS_FOR_ITSELF = ("penstock.", "pyspark.")
 JVM = ("java.", "org.", "py4j.", "scala.")
+MISFITS = (
+    "AbstractMethodError",
+    "ClassNotFoundException",
+    "IncompatibleClassChangeError",
+    "NoClassDefFoundError",
+    "NoSuchFieldError",
+    "NoSuchMethodError",
+)
+"""What the JVM raises when jars do not go together. The text of these is only the name of what it looked for."""
 
 
 def readable(error: BaseException | str) -> str:
@@ -20,21 +35,20 @@ def readable(error: BaseException | str) -> str:
     if own := _python_reason(text):
         return own
     causes = list(_JAVA_CAUSE.finditer(text))
-    first = causes[-1]["text"] if causes else _STACK.split(text, maxsplit=1)[0]
-    return _tidied(first) or type(error).__name__
+    if not causes:
+        return _tidied(text) or type(error).__name__
+    kind, reason = causes[-1].group("kind", "text")
+    told = _tidied(reason) or kind
+    return f"a jar is missing, or made for another version of Spark: {kind}: {told}" if kind in MISFITS else told
 
 
 def _python_reason(text: str) -> str | None:
     """The last exception of a Python traceback in the text; ours speaks for itself, others with their kind."""
-    if "Traceback (most recent call last)" not in text:
-        return None
-    raised = [
-        match for match in _PYTHON_LAST.finditer(text) if not match["path"].startswith(("java.", "org.", "py4j."))
-    ]
+    raised = [match for match in _RAISED.finditer(text) if not match["path"].startswith(JVM)]
     own = [match for match in raised if match["path"].startswith(SPEAKS_FOR_ITSELF)]
     if own:
-        return _tidied(own[-1]["text"])
-    return f"{raised[-1]['kind']}: {_tidied(raised[-1]['text'])}" if raised else None
+        return _tidied(own[-1]["text"] or own[-1]["kind"])
+    return f"{raised[-1]['kind']}: {_tidied(raised[-1]['text'] or '')}".removesuffix(": ") if raised else None
 
 
 def _tidied(text: str) -> str:

@@ -31,6 +31,39 @@ Caused by: org.apache.spark.SparkException: outer
 Caused by: java.io.FileNotFoundException: File file:/x does not exist
 \tat org.apache.spark.Foo(Foo.scala:1)
 """
+QUERY = """
+=== Streaming Query ===
+Identifier: p [id = 44156c4f-ecaa-4c71-b64a-dfd09ad97982, runId = 2c56edb6-dc09-42de-81a1-1913f4e9e3b5]
+Current Committed Offsets: {}
+
+Current State: ACTIVE
+Thread State: RUNNABLE
+
+Logical Plan:
+~WriteToMicroBatchDataSourceV1 ForeachBatchSink, 44156c4f-ecaa-4c71-b64a-dfd09ad97982, [queryName=p], Append
++- ~Project [id#9, n#10L]
+"""
+PROXY = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "/x/py4j/clientserver.py", line 644, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+                   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/x/pyspark/sql/readwriter.py", line 1841, in save
+    self._jwrite.save(path)
+  File "/x/py4j/protocol.py", line 327, in get_return_value
+    raise Py4JJavaError(
+py4j.protocol.Py4JJavaError: An error occurred while calling o1001.save.
+: java.lang.NoSuchMethodError: 'void org.apache.spark.sql.execution.LogicalRDD.<init>(scala.collection.immutable.Seq)'
+\tat org.apache.spark.sql.delta.util.StateCache$CachedDS.$anonfun$cachedDs$4(StateCache.scala:85)
+\tat scala.Option.getOrElse(Option.scala:201)
+
+"""
+OLD_JAR = f"{PROXY}{QUERY}\npy4j.Py4JException: {PROXY}"
+"""Spark 4.3.0 with the jar of Delta 4.4.0, which is made for Spark 4.2; shortened."""
+WORDLESS = """Traceback (most recent call last):
+  File "/x/pipelines.py", line 3, in f
+    assert rows
+AssertionError
+"""
 
 
 @pytest.mark.parametrize(
@@ -40,6 +73,13 @@ Caused by: java.io.FileNotFoundException: File file:/x does not exist
         (USER, "ZeroDivisionError: division by zero"),
         (JVM, "File file:/x does not exist"),
         ("plain words", "plain words"),
+        (
+            OLD_JAR,
+            "a jar is missing, or made for another version of Spark: NoSuchMethodError: "
+            "'void org.apache.spark.sql.execution.LogicalRDD.<init>(scala.collection.immutable.Seq)'",
+        ),
+        (USER + QUERY, "ZeroDivisionError: division by zero"),
+        (WORDLESS + QUERY, "AssertionError"),
     ],
 )
 def test_the_innermost_reason_is_told_without_stacks(text: str, says: str) -> None:
