@@ -183,6 +183,8 @@ def _check_positions(options: SourceOptions) -> None:
     if options.ending == EARLIEST:
         raise ConfigError("endingOffsets cannot be `earliest`: nothing lies before that")
     start, end = options.starting, options.ending
+    if start.kind is PositionKind.SEQUENCE and start.sequence == 0:
+        raise ConfigError("startingOffsets cannot be 0: sequences begin with 1; `earliest` is the oldest that is kept")
     if start.kind is end.kind is PositionKind.SEQUENCE and end.sequence < start.sequence - 1:
         raise ConfigError(f"endingOffsets ({end}) lies before startingOffsets ({start})")
 

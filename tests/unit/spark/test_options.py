@@ -99,6 +99,12 @@ def test_limits_of_a_trigger_are_refused_in_batch_reads(name: str) -> None:
         read(streaming=False, **{name: "5"})
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "streaming"])
+def test_sequences_begin_with_one(streaming: bool) -> None:
+    with pytest.raises(ConfigError, match="sequences begin with 1"):
+        read(streaming=streaming, startingOffsets="0")
+
+
 def test_a_batch_read_ends_behind_its_start() -> None:
     with pytest.raises(ConfigError, match="lies before"):
         read(streaming=False, startingOffsets="9", endingOffsets="7")
