@@ -81,7 +81,7 @@ def to_json(one: PipelineStatus) -> dict[str, Any]:
         "streams": list(one.streams),
         "consumer": one.consumer,
         "rows_behind": one.behind_rows,
-        "seconds_behind": one.behind.total_seconds(),
+        "seconds_behind": None if one.behind_rows is None else one.behind.total_seconds(),
         "progress": one.progress.json() if one.progress else None,
     }
 

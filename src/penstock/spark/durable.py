@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock import subjects as subject_rules
 from penstock.broker.model import ConsumerInfo, StreamInfo
-from penstock.errors import ConfigError, ConsumerNotFound
+from penstock.errors import ConfigError, ConsumerNotFound, InvalidConfiguration
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
 
@@ -32,10 +33,33 @@ def ensure(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -
     """The durable, made if it is missing; raises `UnfitConsumer` when there is one that cannot be used."""
     found = find(link, info, name)
     if found is None:
-        config = configuration(info, name, subjects)
-        return link.call(lambda api: api.create_consumer(info.name, config))
+        return _made(link, info, name, subjects)
     check(found, info, subjects)
     return found
+
+
+def _made(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -> ConsumerInfo:
+    config = configuration(info, name, subjects)
+    try:
+        return link.call(lambda api: api.create_consumer(info.name, config))
+    except InvalidConfiguration as exc:
+        others = _rivals(link, info, subjects)
+        if not others:
+            raise
+        raise UnfitConsumer(
+            f"consumer {name!r} cannot be made: stream {info.name!r} is a WorkQueue stream, where one consumer may "
+            f"have a subject, and {', '.join(others)} has what the query reads ({_shown(set(subjects))}); remove what "
+            "is in the way, or read other `subjects`"
+        ) from exc
+
+
+def _rivals(link: Link, info: StreamInfo, subjects: tuple[str, ...]) -> list[str]:
+    """The consumers of a WorkQueue stream that get some of these subjects."""
+    if info.config.get("retention") != "workqueue":
+        return []
+    ours = subjects or (subject_rules.REST,)
+    there = link.call(lambda api: api.consumers(info.name))
+    return [one.name for one in there if subject_rules.any_overlap(ours, filters(one.config) or (subject_rules.REST,))]
 
 
 def configuration(info: StreamInfo, name: str, subjects: tuple[str, ...]) -> dict[str, Any]:

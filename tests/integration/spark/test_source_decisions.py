@@ -437,6 +437,17 @@ def test_an_unfit_durable_is_refused(
         stream_reader(consumer="d", subjects="s.a").initialOffset()
 
 
+@pytest.mark.parametrize("subjects", ["", "s.a"])
+def test_who_else_consumes_a_work_queue_is_named(streams: Streams, stream_reader: Any, subjects: str) -> None:
+    streams.make("S", retention="workqueue")
+    for name in "ab":
+        config = {"durable_name": f"worker_{name}", "ack_policy": "explicit", "filter_subject": f"s.{name}"}
+        run(streams.api.create_consumer("S", config))
+    rivals = "worker_a" if subjects else "worker_a, worker_b"
+    with pytest.raises(UnfitConsumer, match=f"consumer 'd' cannot be made: .* and {rivals} has what the query reads"):
+        stream_reader(consumer="d", subjects=subjects).initialOffset()
+
+
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 def test_streams_that_consuming_deletes_need_a_durable(streams: Streams, stream_reader: Any, retention: str) -> None:
     streams.make("S", retention=retention)
