@@ -16,7 +16,8 @@ _CONDITION = re.compile(r"\[(?P<condition>[A-Z0-9_.]+)\] ?")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+;?")
 _STACK = re.compile(r";\n|\n\s*(?:at [\w.$/]+\(|Caused by:|Driver stacktrace|JVM stacktrace|={2,3} )")
 """Where the words end and a stack of calls, or the tree of a plan, begins."""
-SPEAKS_FOR_ITSELF = ("penstock.", "pyspark.")
+OURS = "penstock."
+SPEAK_FOR_THEMSELVES = (OURS, "pyspark.")
 JVM = ("java.", "org.", "py4j.", "scala.")
 MISFITS = (
     "AbstractMethodError",
@@ -43,12 +44,16 @@ def readable(error: BaseException | str) -> str:
 
 
 def _python_reason(text: str) -> str | None:
-    """The last exception of a Python traceback in the text; ours speaks for itself, others with their kind."""
+    """The exception of the last traceback in the text, which is the innermost, but ours before any other.
+
+    Ours and Spark's speak for themselves, others with their kind.
+    """
     raised = [match for match in _RAISED.finditer(text) if not match["path"].startswith(JVM)]
-    own = [match for match in raised if match["path"].startswith(SPEAKS_FOR_ITSELF)]
-    if own:
-        return _tidied(own[-1]["text"] or own[-1]["kind"])
-    return f"{raised[-1]['kind']}: {_tidied(raised[-1]['text'] or '')}".removesuffix(": ") if raised else None
+    if not raised:
+        return None
+    told = next((match for match in reversed(raised) if match["path"].startswith(OURS)), raised[-1])
+    words = _tidied(told["text"] or "")
+    return words if words and told["path"].startswith(SPEAK_FOR_THEMSELVES) else f"{told['kind']}: {words}".rstrip(": ")
 
 
 def _tidied(text: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkFiles
 from pyspark.errors import PySparkRuntimeError
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 import penstock
@@ -44,6 +45,9 @@ LOCAL = {
 }
 
 
+QUERY_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""They write what is wrong with a query, such as a column that is not there, as JSON with two stacks."""
+
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives a minute: the optimizing compiler would use more time than it saves."""
 
@@ -67,11 +71,17 @@ def session(
     if verbose:
         made.sparkContext.setLogLevel("WARN")
     else:
-        # It logs every error of a micro-batch with its stack, before the pipeline can say it in one line.
-        logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
+        hush()
     if master and not is_local(master):  # spark-submit has its own way: --py-files
         ship(made)
     return made
+
+
+def hush() -> None:
+    """Keep PySpark from logging errors with all their stacks, before the pipeline can say them in one line."""
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)  # errors in a micro-batch
+    for name in QUERY_LOGGERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _started(settings: dict[str, Any]) -> SparkSession:

@@ -59,6 +59,19 @@ py4j.protocol.Py4JJavaError: An error occurred while calling o1001.save.
 """
 OLD_JAR = f"{PROXY}{QUERY}\npy4j.Py4JException: {PROXY}"
 """Spark 4.3.0 with the jar of Delta 4.4.0, which is made for Spark 4.2; shortened."""
+IN_A_WORKER = """An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "/x/pyspark/errors/exceptions/captured.py", line 262, in deco
+    raise converted from None
+  File "/x/pipelines.py", line 5, in half
+    return 10 // (n - 7)
+    ^^^^^^^^^^^^^^^^^
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/x/pipelines.py", line 5, in half
+    return 10 // (n - 7)
+           ~~~^^~~~~~~~~
+ZeroDivisionError: integer division or modulo by zero
+"""
 WORDLESS = """Traceback (most recent call last):
   File "/x/pipelines.py", line 3, in f
     assert rows
@@ -80,6 +93,7 @@ AssertionError
         ),
         (USER + QUERY, "ZeroDivisionError: division by zero"),
         (WORDLESS + QUERY, "AssertionError"),
+        (IN_A_WORKER + QUERY, "ZeroDivisionError: integer division or modulo by zero"),
     ],
 )
 def test_the_innermost_reason_is_told_without_stacks(text: str, says: str) -> None:
