@@ -150,7 +150,6 @@ class WorkerGroup:
             ownership=claims,
             positions=positions,
             permitted=lambda: claims.certain,
-            metrics=WorkerMetrics(worker_id, consumer.consumer),
         )
 
     # -- how it stands -------------------------------------------------------------------------------------------------

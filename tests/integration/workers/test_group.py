@@ -156,6 +156,13 @@ async def test_on_a_work_queue_a_claim_does_not_say_done_of_what_is_only_on_its_
     await world.all_done()
 
 
+async def test_a_worker_of_a_group_tells_how_many_subjects_its_consumer_may_have(world: World) -> None:
+    """The alert compares with it: were it 0, it would always fire."""
+    await world.prepare("limits")
+    group = await world.join()
+    assert [numbers.subject_limit for numbers in group.metrics()] == [500]
+
+
 async def test_a_group_that_ends_and_starts_again_goes_on_where_it_was(world: World) -> None:
     await world.prepare("interest")
     first = await world.join()
