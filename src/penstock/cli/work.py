@@ -178,7 +178,7 @@ def _listed(given: dict[str, Any]) -> tuple[Partition, ...]:
     pairs = [text.partition("=") for text in given["listed"]]
     for id_, equals, subject in pairs:
         if not (id_ and equals and subject):
-            raise ConfigError(f"{id_}{equals}{subject!r}: a partition is written as ID=SUBJECT")
+            raise ConfigError(f"{id_ + equals + subject!r}: a partition is written as ID=SUBJECT")
     return tuple(Partition(id_, (subject,)) for id_, _, subject in pairs)
 
 

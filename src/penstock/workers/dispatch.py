@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.workers import verdicts
-from penstock.workers.handlers import AsyncHandler
+from penstock.workers.handlers import AsyncHandler, in_time
 from penstock.workers.lanes import Arrival, Finished, Lane, relieve
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.ownership import Ownership
@@ -32,10 +32,8 @@ ACKS = 256
 """So many acknowledgements do not wait for company."""
 TURN = 64
 """Messages of one lane that a runner handles before the next lane has its turn."""
-
-
-class HandlerTimeout(Exception):
-    """A handler took longer than it may."""
+FAILURES = (Exception, asyncio.CancelledError, SystemExit)
+"""What a handler may raise without harm to anything but its message: a library that calls `sys.exit` ends no worker."""
 
 
 class Answers(Protocol):
@@ -227,7 +225,7 @@ class Dispatcher:
             error: BaseException | None = None
             try:
                 await self._call(message, context)
-            except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and answered to the server
+            except FAILURES as exc:  # counted, and answered to the server
                 error = _failure_of(exc)
             seconds = clock() - started
             lane.started = None
@@ -269,14 +267,8 @@ class Dispatcher:
         return True
 
     async def _in_time(self, message: Message, context: MessageContext) -> None:
-        seconds = self.options.timeout
-        try:
-            async with asyncio.timeout(seconds) as deadline:
-                await self._handler(message, context)
-        except TimeoutError as exc:
-            if deadline.expired():
-                raise HandlerTimeout(f"the handler took longer than {seconds:g} s") from exc
-            raise
+        async with in_time(self.options.timeout):
+            await self._handler(message, context)
 
     async def handle_stored(self, lane: Lane, message: Message) -> bool:
         """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours."""
@@ -291,7 +283,7 @@ class Dispatcher:
             started = time.perf_counter()
             try:
                 await self._call(message, context)
-            except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001 -- counted, and tried again
+            except FAILURES as exc:  # counted, and tried again
                 error = _failure_of(exc)
             if self._ownership.token(lane.id) != token:
                 lane.unsure = (message.sequence, token) if error is None else None

@@ -66,7 +66,7 @@ class Worker:
         self.partitions: dict[str, Partition] = {}
         """What it was last told to handle."""
         self._positions = positions or no_positions()
-        self._runner = Runner(handler, self.options.processes)
+        self._runner = Runner(handler, self.options.processes, self.options.handler_timeout)
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         self._answers = SessionAnswers(self._connection, consumer.stream, consumer.prefix, self.options.dlq)
@@ -74,7 +74,7 @@ class Worker:
             worker_id=consumer.worker_id,
             retries=self.options.retries,
             concurrency=self.options.concurrency,
-            timeout=self.options.handler_timeout,
+            timeout=None if self.options.processes else self.options.handler_timeout,
         )
         owner = ownership or OwnsAll()
         self._dispatcher = Dispatcher(self._runner.call, self._answers, owner, handling, self.metrics)

@@ -199,6 +199,23 @@ async def test_a_process_that_dies_costs_its_message_a_try_and_nothing_else(worl
     assert worker.metrics.failures >= 1
 
 
+async def test_a_handler_that_hangs_in_a_process_costs_no_other_message_a_try(world: World) -> None:
+    await world.create()
+    retries = Retries(max_deliver=2, backoff=(0.05,))
+    worker = await world.worker(
+        work_module.hang_at_two, processes=1, handler_timeout=0.5, retries=retries, dlq="dlq.workers"
+    )
+    await worker.update(partitions(*"abcd"))
+    for id_ in "abcd":
+        await world.publish(id_, 5)
+    await eventually_async(
+        lambda: worker.metrics.done == 19 and worker.metrics.dead_letters == 1,
+        30,
+        state=lambda: (worker.metrics.done, worker.metrics.failures, worker.metrics.dead_letters),
+    )
+    assert worker.metrics.failures == 2
+
+
 @pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
 async def test_a_partition_that_is_added_later_brings_its_backlog_first(world: World, retention: str) -> None:
     await world.create(retention, allow_direct=retention == "limits")

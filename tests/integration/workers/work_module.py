@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from penstock.workers.messages import Message, MessageContext
@@ -21,3 +22,10 @@ def die_once(message: Message, context: MessageContext) -> None:
     if not path.exists():
         path.touch()
         os._exit(1)
+
+
+def hang_at_two(message: Message, context: MessageContext) -> None:
+    """Never return from the second message of partition `a`."""
+    if context.partition_id == "a" and message.data == b"2":
+        time.sleep(3600)
+    time.sleep(0.05)
