@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 
-from penstock.errors import ApiError, OutcomeUnknown, PenstockError, Unavailable
+from penstock.errors import ApiError, ConfigError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.workers import handoff
 from penstock.workers.claims import Claim, KVClaims, claim_key, claims_in
 from penstock.workers.election import Election
@@ -72,6 +72,7 @@ class Member:
         self.mode = WORKING
         self.handed_over = 0
         self.caught_up = 0
+        self._warned: set[str] = set()
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Member:
             except (ClaimLost, WorkerFailed):
                 raise
             except PenstockError as exc:
-                log.info("%s: the next look may see more: %s", self.identity.id, exc)
+                self._say("the next look may see more", exc)
             self._count()
             await self._pause(self._options.look_soon if self._moving else self._options.look_every)
 
@@ -360,8 +361,15 @@ class Member:
                     self._look.set()
             except PenstockError as exc:
                 self._leader.blink()
-                log.info("%s: nobody is given up and nothing assigned for now: %s", self.identity.id, exc)
+                self._say("nobody is given up and nothing assigned for now", exc)
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
+
+    def _say(self, what: str, error: PenstockError) -> None:
+        """What does not pass by itself, such as too many subjects, is a warning, the first time."""
+        lasting = isinstance(error, ConfigError) and str(error) not in self._warned
+        if lasting:
+            self._warned.add(str(error))
+        log.log(logging.WARNING if lasting else logging.INFO, "%s: %s: %s", self.identity.id, what, error)
 
     def _count(self) -> None:
         metrics = self._worker.metrics

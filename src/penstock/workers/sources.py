@@ -33,9 +33,7 @@ class Listed:
     listed: tuple[Partition, ...]
 
     def __post_init__(self) -> None:
-        ids = [partition.id for partition in self.listed]
-        if len(set(ids)) < len(ids):
-            raise ConfigError("two partitions have the same id; give each its own")
+        _refuse_twins(self.listed)
 
     async def partitions(self) -> Sequence[Partition]:
         return self.listed
@@ -100,7 +98,15 @@ class InBucket:
 
     async def write(self, partitions: Iterable[Partition]) -> None:
         """Replace the list."""
-        await self.bucket.put(KEY, {"v": VERSION, "partitions": [partition_json(p) for p in partitions]})
+        listed = tuple(partitions)
+        _refuse_twins(listed)
+        await self.bucket.put(KEY, {"v": VERSION, "partitions": [partition_json(p) for p in listed]})
+
+
+def _refuse_twins(partitions: Sequence[Partition]) -> None:
+    ids = [partition.id for partition in partitions]
+    if len(set(ids)) < len(ids):
+        raise ConfigError("two partitions have the same id; give each its own")
 
 
 def fnv1a(data: bytes) -> int:

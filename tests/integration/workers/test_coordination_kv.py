@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.errors import Unavailable
+from penstock.errors import ConfigError, Unavailable
 from penstock.testing import eventually_async
 from penstock.workers.assignment import Assignment
 from penstock.workers.claims import Claim, KVClaims, PartitionClaimer, claim_key, claims_in, store
@@ -357,6 +357,8 @@ async def test_partitions_in_the_bucket_can_be_changed_while_a_group_runs(bucket
     assert list(await source.partitions()) == []
     await source.write([Partition("p", ("s.p",))])
     await source.write([Partition("p", ("s.p",)), Partition("q", ("s.q",), 3)])
+    with pytest.raises(ConfigError, match="same id"):
+        await source.write([Partition("p", ("s.p",)), Partition("p", ("s.q",))])
     assert [p.id for p in await source.partitions()] == ["p", "q"]
 
 

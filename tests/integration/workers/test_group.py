@@ -55,7 +55,7 @@ class World:
         self.done[context.partition_id].append(message.json())
         self.by[context.partition_id].add(context.worker_id)
 
-    async def join(self, **more: Any) -> WorkerGroup:
+    async def join(self, max_subjects: int = 500, **more: Any) -> WorkerGroup:
         options: dict[str, Any] = {
             "group": "g",
             "stream": "S",
@@ -70,7 +70,7 @@ class World:
             self.server.settings,
             GroupOptions(**{**options, **more}),
             self.handle,
-            consumer={"window": 0.01, "min_interval": 0.02},
+            consumer={"window": 0.01, "min_interval": 0.02, "max_subjects": max_subjects},
         )
         self.groups.append(made)
         await made.start()
@@ -161,6 +161,21 @@ async def test_a_worker_of_a_group_tells_how_many_subjects_its_consumer_may_have
     await world.prepare("limits")
     group = await world.join()
     assert [numbers.subject_limit for numbers in group.metrics()] == [500]
+
+
+async def test_a_worker_that_gets_too_many_subjects_says_so_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.prepare("limits")
+    await world.join(max_subjects=5)
+
+    def said() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "more than the cap of 5" in one.getMessage()]
+
+    with caplog.at_level("INFO"):
+        await eventually_async(lambda: len(said()) > 3, state=said)
+    warnings = [one for one in caplog.records if one.levelname == "WARNING" and "the cap of 5" in one.getMessage()]
+    assert len(warnings) == 1
 
 
 async def test_a_group_that_ends_and_starts_again_goes_on_where_it_was(world: World) -> None:
