@@ -47,9 +47,9 @@ def _made(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) ->
         if not others:
             raise
         raise UnfitConsumer(
-            f"consumer {name!r} cannot be made: stream {info.name!r} is a WorkQueue stream, where one consumer may "
-            f"have a subject, and {', '.join(others)} has what the query reads ({_shown(set(subjects))}); remove what "
-            "is in the way, or read other `subjects`"
+            f"consumer {name!r} cannot be made: {info.name!r} is a WorkQueue stream, where a subject has at most one "
+            f"consumer, and {', '.join(map(repr, others))} has what the query reads ({_shown(set(subjects))}); "
+            "remove what is in the way, or read other `subjects`"
         ) from exc
 
 

@@ -17,6 +17,9 @@ from penstock.spark.options import Position, PositionKind, SourceOptions
 from penstock.wire.direct import DirectGetRefused
 from penstock.wire.pull import consumer_config
 
+NAMED = 10
+"""How many of the streams that are there are named to somebody who asks for one that is not."""
+
 
 class NoSuchStream(ConfigError):
     """The stream that a query names does not exist."""
@@ -172,4 +175,7 @@ def _hint(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; there are {', '.join(sorted(known)[:10])}" if known else "; there are no streams at all"
+    if not known:
+        return "; there are no streams at all"
+    more = f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
+    return f"; there are {', '.join(sorted(known)[:NAMED])}{more}"

@@ -131,6 +131,13 @@ def test_a_missing_stream_is_told_with_the_nearest_name(
             failing()
 
 
+def test_of_many_streams_it_is_told_how_many_there_are(streams: Streams, batch_reader: Any) -> None:
+    for number in range(12):
+        streams.make(f"T{number:02}")
+    with pytest.raises(ConfigError, match=r"no stream 'ORDERS'; there are T00, .*, T09 and 2 more"):
+        batch_reader(stream="ORDERS").partitions()
+
+
 # -- micro-batches -----------------------------------------------------------------------------------------------------
 
 
@@ -443,7 +450,7 @@ def test_who_else_consumes_a_work_queue_is_named(streams: Streams, stream_reader
     for name in "ab":
         config = {"durable_name": f"worker_{name}", "ack_policy": "explicit", "filter_subject": f"s.{name}"}
         run(streams.api.create_consumer("S", config))
-    rivals = "worker_a" if subjects else "worker_a, worker_b"
+    rivals = "'worker_a'" if subjects else "'worker_a', 'worker_b'"
     with pytest.raises(UnfitConsumer, match=f"consumer 'd' cannot be made: .* and {rivals} has what the query reads"):
         stream_reader(consumer="d", subjects=subjects).initialOffset()
 
