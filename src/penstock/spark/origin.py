@@ -152,15 +152,15 @@ def features_needed(info: StreamInfo, options: SourceOptions, streaming: bool) -
     return [*needed, features.CONSUMER_RESET] if streaming and options.consumer else needed
 
 
-def check_readable(info: StreamInfo, consumer: str | None, streaming: bool) -> None:
-    """Raise unless the stream can be read the way its retention asks for. A batch read deletes nothing."""
+def check_readable(info: StreamInfo, consumer: str | None) -> None:
+    """Raise unless the stream can be read the way its retention asks for."""
     if not needs_direct_get(info):
         return
     kind = {"workqueue": "a WorkQueue", "interest": "an Interest"}.get(info.config["retention"], "no Limits")
-    if streaming and consumer is None:
+    if consumer is None:
         raise ConfigError(
             f"stream {info.name!r} is {kind} stream, where only acknowledging deletes: name a durable consumer for the "
-            "query with the option consumer=<name>; it is created if it does not exist"
+            "query with the option consumer=<name>; a streaming query makes it if it does not exist"
         )
     if not info.config.get("allow_direct"):
         raise DirectGetRefused(info.name)

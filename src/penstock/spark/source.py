@@ -98,7 +98,7 @@ class JetStreamReader(TaskReader, DataSourceReader):
         """The stream, the sequence before the first to read, and the last to read."""
         options, origin = self._options, Origin(link, self._options)
         info = origin.info()
-        check_readable(info, options.consumer, streaming=False)
+        check_readable(info, options.consumer)
         origin.check_server(info, options, streaming=False)
         held = self._held(link, info)
         before, last = origin.before(options.starting, info, held), origin.last(options.ending, info, held)
@@ -236,7 +236,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """Everything that can be wrong with the query, told before its first job."""
         origin = Origin(link, self._options)
         info = origin.info()
-        check_readable(info, self._options.consumer, streaming=True)
+        check_readable(info, self._options.consumer)
         origin.check_server(info, self._options, streaming=True)
         if self._options.consumer:
             durable.ensure(link, info, self._options.consumer, self._options.subjects)

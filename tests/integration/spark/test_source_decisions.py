@@ -456,30 +456,19 @@ def test_who_else_consumes_a_work_queue_is_named(streams: Streams, stream_reader
 
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_streams_that_consuming_deletes_need_a_durable(streams: Streams, stream_reader: Any, retention: str) -> None:
+def test_streams_that_consuming_deletes_need_a_durable(
+    streams: Streams, stream_reader: Any, batch_reader: Any, retention: str
+) -> None:
     streams.make("S", retention=retention)
-    with pytest.raises(ConfigError, match="name a durable consumer"):
-        stream_reader().initialOffset()
+    for failing in (stream_reader().initialOffset, batch_reader().partitions):
+        with pytest.raises(ConfigError, match="name a durable consumer"):
+            failing()
     with pytest.raises(ConfigError, match="never acknowledged"):
         stream_reader(consumer="d", startingOffsets="latest").initialOffset()
 
 
-@pytest.mark.parametrize("retention", ["workqueue", "interest"])
-def test_a_batch_read_needs_no_durable(streams: Streams, batch_reader: Any, retention: str) -> None:
-    streams.make("S", retention=retention)
-    run(streams.api.create_consumer("S", {"durable_name": "somebody", "ack_policy": "explicit"}))
-    streams.number("s.a", 1, 10)
-    reader = batch_reader()
-    assert rows(reader, reader.partitions()) == list(range(1, 11))
-    assert streams.info("S").state.messages == 10
-
-
-def test_streams_that_consuming_deletes_need_direct_get(
-    streams: Streams, stream_reader: Any, batch_reader: Any
-) -> None:
+def test_streams_that_consuming_deletes_need_direct_get(streams: Streams, stream_reader: Any) -> None:
     streams.make("S", retention="workqueue", allow_direct=False)
-    with pytest.raises(DirectGetRefused, match="allow_direct: true"):
-        batch_reader().partitions()
     with pytest.raises(DirectGetRefused, match="allow_direct: true"):
         stream_reader(consumer="d").initialOffset()
 

@@ -119,6 +119,7 @@ def test_a_batch_read_takes_nothing_away(
 WRONG = [
     ({"startingOffset": "1"}, "did you mean 'startingOffsets'"),
     ({"stream": "X"}, "no stream 'X'"),
+    ({"stream": "WORK"}, "name a durable consumer for the query"),
     ({"consumer": "lazy"}, "it has ack policy 'none', and explicit or all is needed"),
     ({"consumer": "narrow"}, "it filters s.b, and the query reads every subject"),
     ({"startingOffsets": "99"}, "startingOffsets 99 lies in the future"),
@@ -127,7 +128,6 @@ WRONG = [
     ({"servers": "nats://127.0.0.1:1", "timeout": "1"}, "no NATS server answers"),
 ]
 """Options that cannot work, whatever is read, and what is said about them."""
-WRONG_IN_A_STREAMING_QUERY = [({"stream": "WORK"}, "name a durable consumer for the query")]
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "streaming"])
@@ -145,7 +145,7 @@ def test_what_cannot_work_is_told_before_a_job_starts(
     run(streams.api.create_consumer("S", {"durable_name": "lazy", "ack_policy": "none"}))
     run(streams.api.create_consumer("S", {"durable_name": "narrow", "ack_policy": "explicit", "filter_subject": "s.b"}))
     jobs = jobs_started()
-    for number, (wrong, complaint) in enumerate(WRONG + streaming * WRONG_IN_A_STREAMING_QUERY):
+    for number, (wrong, complaint) in enumerate(WRONG):
         with pytest.raises(PySparkException, match=complaint):
             used(stream if streaming else batch, jetstream, nats_server.settings, wrong, tmp_path / str(number))
     assert jobs_started() == jobs
