@@ -131,6 +131,13 @@ def test_a_worker_handles_what_is_there_and_says_so(shop: Shop) -> None:
     assert shop.handled == shop.published
 
 
+def test_a_worker_for_which_nothing_is_there_is_done(shop: Shop) -> None:
+    shop.create("limits")
+    worker = shop.work("write", "--alone", "w1", "--pattern", "shop.{p}", "--until-done")
+    stdout, stderr = worker.communicate(timeout=30)
+    assert (worker.returncode, "0 messages handled" in stdout) == (0, True), stderr
+
+
 def test_dead_letters_are_told_by_the_exit_code(shop: Shop) -> None:
     shop.create("limits")
     shop.publish(1, "a")

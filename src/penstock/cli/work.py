@@ -251,7 +251,11 @@ async def _alone(
         async with Worker(settings, options, handler, options=worker, positions=positions) as alone:
             await alone.update(await source.partitions())
             err.print(f"worker {options.worker_id} is working on {options.stream}, alone", markup=False)
-            yield Running(lambda: [alone.metrics], lambda: nothing_left(alone), lambda: _follow(alone, source))
+
+            async def done() -> bool:
+                return not alone.partitions or await nothing_left(alone)
+
+            yield Running(lambda: [alone.metrics], done, lambda: _follow(alone, source))
 
 
 async def _positions(jetstream: JetStream, options: ConsumerOptions, start: str) -> Positions | None:

@@ -288,7 +288,7 @@ class Migration:
         return entry.value
 
     async def _phase(self) -> str | None:
-        return await phase(self._bucket)
+        return await phase(self._bucket) if await self._bucket.exists() else None
 
     async def _require(self, *phases: str) -> str:
         now = str((await self._state())["phase"])

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from penstock import subjects
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
 from penstock.errors import ConfigError, Unavailable
@@ -54,6 +55,8 @@ class SeenInStream:
     async def partitions(self) -> Sequence[Partition]:
         info = await self.jetstream.stream_info(self.stream, subjects_filter=self.pattern.filter)
         self._seen |= info.state.subjects.keys()
+        if not self._seen:
+            _refuse_strangers(self.stream, info.config, self.pattern.filter)
         return self.pattern.partitions(self._seen)
 
 
@@ -101,6 +104,15 @@ class InBucket:
         listed = tuple(partitions)
         _refuse_twins(listed)
         await self.bucket.put(KEY, {"v": VERSION, "partitions": [partition_json(p) for p in listed]})
+
+
+def _refuse_strangers(stream: str, config: Mapping[str, Any], filter_: str) -> None:
+    """Raise when the stream can never hold a message that matches."""
+    if any(config.get(key) for key in ("mirror", "sources", "subject_transform")):
+        return  # what it holds may have other subjects than what is published to it
+    taken = config.get("subjects") or [stream]
+    if not any(subjects.overlap(filter_, subject) for subject in taken):
+        raise ConfigError(f"stream {stream!r} takes {', '.join(taken)}: no message in it will ever match {filter_!r}")
 
 
 def _refuse_twins(partitions: Sequence[Partition]) -> None:

@@ -368,6 +368,9 @@ async def test_partitions_are_found_in_the_stream(control: Control) -> None:
         await control.connection.request(subject, b"")
     source = SeenInStream(control.jetstream, "S", SubjectPattern("dc.{tool}.{chamber}.completion"))
     assert [p.id for p in await source.partitions()] == ["t1.c1", "t1.c2", "t2.c1"]
+    with pytest.raises(ConfigError, match=r"takes dc\.>: no message in it will ever match 'cd\.\*'"):
+        await SeenInStream(control.jetstream, "S", SubjectPattern("cd.{tool}")).partitions()
+    assert await SeenInStream(control.jetstream, "S", SubjectPattern("dc.{tool}")).partitions() == []
 
 
 async def test_keys_are_hashed_as_the_server_maps_them(nats_server: EmbeddedServer, control: Control) -> None:

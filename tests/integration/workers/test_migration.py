@@ -109,6 +109,8 @@ async def test_the_steps_as_commands(world: World) -> None:
     old = ("--stream", "S", "--legacy", "old-")
     code, shown = await penstock(world, "group", "migrate", "g", "switch", *old)
     assert (code, "begin with `shadow`" in shown) == (1, True)
+    code, shown = await penstock(world, "group", "migrate", "not-begun", "compare", *old)
+    assert (code, "old-" in shown) == (0, True)
     assert await penstock(world, "group", "migrate", "g", "shadow", *old) == (0, "shadow: 4 partitions\n")
     code, shown = await penstock(world, "group", "migrate", "g", "compare", "--json", *old)
     assert code == 0
