@@ -25,6 +25,7 @@ from penstock.workers.member import Member
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
+from penstock.workers.publication import Assignments
 from penstock.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,16 @@ class WorkerGroup:
             raise ConfigError(
                 f"inactive_threshold ({made.inactive_threshold:g} s) must be longer than ttl ({self.options.ttl:g} s): "
                 "the consumer of a dead worker says how far it came, and must outlive it"
+            )
+
+    async def _check_stream(self, control: Control, bucket: Bucket) -> None:
+        """Raise when the stream is not there, or is another than the group's: its partitions would go unhandled."""
+        await control.jetstream.stream_info(self.options.stream)
+        stream = await Assignments(bucket).stream()
+        if stream and stream != self.options.stream:
+            raise ConfigError(
+                f"group {self.options.group!r} works on stream {stream!r}, not on {self.options.stream!r}; "
+                f"give this one another name, or delete bucket {bucket.name!r} if that group is no more"
             )
 
     # -- its life ------------------------------------------------------------------------------------------------------
@@ -122,6 +133,8 @@ class WorkerGroup:
             bucket = Bucket(control, self.options.bucket, self.options.replicas)
             await bucket.ensure()
             options = self.options
+            if not self._joined.is_set():
+                await self._check_stream(control, bucket)
             record = WorkerRecord(options.instance, labels=options.labels, capacity=options.capacity)
             identity = Identity(bucket, options.pool, record, options.ttl)
             await identity.claim()

@@ -116,6 +116,11 @@ class Assignments:
             self._current = Published.parse(await self._bucket.entries(FAMILY))
         return self._current
 
+    async def stream(self) -> str | None:
+        """The stream that it is about; None when there is no assignment."""
+        head = await self._bucket.get(HEAD)
+        return head.value.get("stream") if head else None
+
     async def share(self, worker_id: str) -> tuple[int, tuple[Partition, ...]] | None:
         """The version and the partitions of one worker; None when there is no assignment."""
         head = await self._bucket.get(HEAD)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.errors import ConfigError, DeadlineExceeded
+from penstock.errors import ConfigError, DeadlineExceeded, StreamNotFound
 from penstock.testing import eventually_async
 from penstock.workers.assignment import RoundRobin
 from penstock.workers.claims import FAMILY, claims_in
@@ -161,6 +161,20 @@ async def test_a_worker_of_a_group_tells_how_many_subjects_its_consumer_may_have
     await world.prepare("limits")
     group = await world.join()
     assert [numbers.subject_limit for numbers in group.metrics()] == [500]
+
+
+async def test_a_worker_with_another_stream_than_its_group_does_not_join(world: World) -> None:
+    """It would take partitions, and nobody would handle them."""
+    await world.prepare("limits")
+    await world.join()
+    await world.shared(6)
+    with pytest.raises(StreamNotFound):
+        await world.join(stream="T")
+    await world.control.jetstream.create_stream({"name": "T", "subjects": ["t.>"]})
+    with pytest.raises(ConfigError, match="works on stream 'S', not on 'T'"):
+        await world.join(stream="T")
+    del world.groups[1:]
+    await world.shared(6)
 
 
 async def test_a_worker_that_gets_too_many_subjects_says_so_once(
