@@ -22,7 +22,7 @@ class SessionAnswers:
     """Answers over the session of the moment. Without one a nak is dropped: the message comes again by itself."""
 
     def __init__(self, connection: aio.Connection, stream: str, reader: str, dlq: str | None) -> None:
-        """`reader` names the whole group on dead letters, or a worker of its own: replays are for whoever has them."""
+        """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition."""
         self.session: Session | None = None
         self.acks: list[str] = []
         """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""

@@ -185,8 +185,7 @@ class Puller:
 
 
 def _is_for(message: Message, options: ConsumerOptions) -> bool:
-    """Whether the message is for this group, or this worker: a dead letter may be replayed for one reader only."""
+    """Whether the message is for this group: a dead letter may be replayed for one reader only."""
     if ONLY not in message.raw_headers:
         return True
-    readers = (options.prefix, options.consumer)
-    return any(letters.is_for(message.headers, options.stream, reader) for reader in readers)
+    return letters.is_for(message.headers, options.stream, options.prefix)

@@ -69,9 +69,7 @@ class Worker:
         self._runner = Runner(handler, self.options.processes, self.options.handler_timeout)
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
-        # Workers of a group give a message up once between them; workers of their own each for itself.
-        reader = consumer.prefix if ownership else consumer.consumer
-        self._answers = SessionAnswers(self._connection, consumer.stream, reader, self.options.dlq)
+        self._answers = SessionAnswers(self._connection, consumer.stream, consumer.prefix, self.options.dlq)
         handling = HandlingOptions(
             worker_id=consumer.worker_id,
             retries=self.options.retries,
