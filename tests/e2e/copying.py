@@ -131,7 +131,10 @@ class Copy:
     def kill_driver(self) -> list[int]:
         """SIGKILL the driver's Python and its JVM. Executors and Python workers are left to themselves."""
         found = [pid for pid, command in self.processes().items() if _is_driver(pid, command, self.driver.pid)]
-        return _killed(found)
+        killed = _killed(found)
+        if self.driver.pid in killed:
+            self.driver.wait(30)  # its main thread is gone first, the process only with the others
+        return killed
 
     def kill_worker(self) -> list[int]:
         """SIGKILL the processes that run tasks: the executor's Python workers, not their daemon."""

@@ -184,7 +184,7 @@ async def test_a_removal_whose_answer_was_lost_is_made_good_when_the_subject_com
     deaf.deaf = False
     outcomes = await asyncio.gather(removing, back)
     assert (await world.consumer()).filters == ("w.a", "w.b")
-    assert [outcome.passed_over for outcome in outcomes] == [{"w.b"}] * 2
+    assert outcomes[1].passed_over == {"w.b"}  # the removal may have been made good by itself, a moment before
     await consumer.close()
 
 
