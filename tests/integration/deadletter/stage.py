@@ -148,14 +148,15 @@ async def work_until_done(server: EmbeddedServer, consumer: str, mode: str = "cr
 
 
 async def bury(stage: Stage, count: int, error: str = "no price") -> None:
-    """Let the consumer give up on that many messages, each with its letter, as a worker would."""
+    """Let the consumer give up on that many messages, each with its letter, as a worker would; few of them in order."""
+    beside = 1 if count <= 100 else 32
     pull = Pull(stage.connection, "ORDERS", "billing", None, min(count, 500))
     buried = 0
     while buried < count:
         came = await pull.fetch(5)
         assert came, f"only {buried} of {count} messages came"
-        for at in range(0, len(came), 32):
-            await asyncio.gather(*(_bury(stage, message, error) for message in came[at : at + 32]))
+        for at in range(0, len(came), beside):
+            await asyncio.gather(*(_bury(stage, message, error) for message in came[at : at + beside]))
         buried += len(came)
     await pull.close()
 
