@@ -157,9 +157,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         held = self._durable(info)
         before = origin.before(options.starting, info, durable.floor(held) if held else 0)
         if needs_direct_get(info):
-            before = max(
-                before, info.state.first_seq - 1
-            )  # a server that was killed may have forgotten acknowledgements
+            # A server that was killed may have forgotten acknowledgements, but not what they deleted.
+            before = max(before, info.state.first_seq - 1)
         else:
             self._move(before, info)  # whoever looks at the durable sees from now on where the query is
         offset = self._offset(info, before, before, backlog=info.state.last_seq)

@@ -6,8 +6,9 @@ Installing the package registers its pytest fixtures: a test that takes `nats_se
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
-from penstock.testing.contents import letter_subject, stream_data, stream_messages
+from penstock.testing.contents import stream_data, stream_messages
 from penstock.testing.handlers import Given, HandlerRun, run_handler
+from penstock.testing.letters import letter_subject
 from penstock.testing.polling import eventually, eventually_async
 from penstock.testing.proxy import LossyProxy
 from penstock.testing.servers import Certificates, LeafPair, issue_certificates, leaf_pair

@@ -1,5 +1,4 @@
-"""What is in a stream, all of it, in order, for tests that compare it with what should be there; and what no program
-but a test may put there by hand."""
+"""What is in a stream, all of it, in order: for tests that compare it with what should be there."""
 
 from __future__ import annotations
 
@@ -8,18 +7,12 @@ from contextlib import suppress
 
 from penstock.broker.jetstream import JetStream
 from penstock.errors import DeadlineExceeded
-from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 
 PULL = 1000
 """Messages asked for at a time: whoever is sent a large stream at once, and reads slowly, is cut off."""
 ATTEMPTS = 3
-
-
-def letter_subject(subject: str) -> LetterSubject:
-    """A subject below `dlq.` or `dlq_audit.` that publishers take: they refuse it as plain text, outside tests."""
-    return LetterSubject(subject)
 
 
 def stream_messages(settings: Settings, stream: str) -> list[frames.Message]:
