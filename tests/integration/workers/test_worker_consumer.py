@@ -181,7 +181,7 @@ async def test_a_removal_whose_answer_was_lost_is_made_good_when_the_subject_com
     await eventually_async(lambda: consumer.failures > 0)
     assert (await world.consumer()).filters == ("w.a",)
     back = asyncio.create_task(consumer.update(partitions("a", "b")))
-    await asyncio.sleep(0)
+    await eventually_async(lambda: len(consumer._waiting) == 2, what="both updates to wait for the same try")
     deaf.deaf = False
     outcomes = await asyncio.gather(removing, back)
     assert (await world.consumer()).filters == ("w.a", "w.b")
