@@ -156,8 +156,9 @@ def reset_under_load(server: EmbeddedServer, retention: str, kind: str, ways: li
         eventually(lambda: made.copied()[-1:] == [count - 1], 30, "the last message to be copied", made.consumer)
         check(made, moved, count)
         eventually(made.settled, 30, "the origin to know that all is stored", made.consumer)
-        if retention != "limits":
-            assert made.held() <= sum(len(one.skipped) for one in moved if one.way == "forward")
+        if retention != "limits":  # the server moves the ack floor first, and deletes message by message after that
+            skipped = sum(len(one.skipped) for one in moved if one.way == "forward")
+            eventually(lambda: made.held() <= skipped, 30, f"the origin to hold at most {skipped} messages", made.held)
         assert made.consumer().config["max_ack_pending"] == modes.MAX_ACK_PENDING
 
 
