@@ -14,7 +14,7 @@ PAUSE = 0.02  # seconds between two looks
 
 
 def eventually(
-    condition: Callable[[], T], within: float = 10.0, what: str = "", state: Callable[[], Any] | None = None
+    condition: Callable[[], T], within: float = 30.0, what: str = "", state: Callable[[], Any] | None = None
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 
@@ -34,7 +34,7 @@ def eventually(
 
 async def eventually_async(
     condition: Callable[[], Awaitable[T] | T],
-    within: float = 10.0,
+    within: float = 30.0,
     what: str = "",
     state: Callable[[], Any] | None = None,
 ) -> T:
