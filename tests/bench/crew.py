@@ -36,6 +36,8 @@ SAMPLE_EVERY = 1.0
 """Seconds between two looks at memory and open files."""
 KEPT = 2_000_000
 """Messages that the stream keeps: a long run must not fill the disk."""
+CONSUMERS = 5_000
+"""What the stream allows: without a limit of its own a server stops at 1,000, and a consumer a partition takes 2,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Crew:
 
         With `samples`, memory and open files of all workers are looked at from time to time, and noted there.
         """
-        rawnats.fresh_stream(self._server.port, STREAM, ["work.>"], max_msgs=KEPT)
+        rawnats.fresh_stream(self._server.port, STREAM, ["work.>"], max_msgs=KEPT, max_consumers=CONSUMERS)
         self._counts.write_bytes(bytes(8 * self.workers))
         if not rate:
             self._publish(count, BACKLOG_RATE, lambda: None)
