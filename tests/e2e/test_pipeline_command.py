@@ -182,22 +182,22 @@ def test_a_signal_lets_the_micro_batch_finish_and_the_next_run_continues(pipelin
 
     def both_have_begun() -> bool:
         pipelines.check_running(process, "before its first micro-batches")
-        _, answer = pipelines.ask("status", str(pipelines.file))
+        _, answer = pipelines.ask("status", "--file", str(pipelines.file))
         return all((one["progress"] or {}).get("batches") for one in answer["pipelines"])
 
     eventually(both_have_begun, WITHIN, "micro-batches", pipelines.log)
-    _, answer = pipelines.ask("ls", str(pipelines.file))
+    _, answer = pipelines.ask("ls", "--file", str(pipelines.file))
     assert {one["name"]: one["state"] for one in answer["pipelines"]} == {"copy": "running", "totals": "running"}
     os.killpg(process.pid, signal.SIGINT)  # to the whole group, as a terminal does
     assert process.wait(WITHIN) == 0, pipelines.log()
-    code, answer = pipelines.ask("status", str(pipelines.file))
+    code, answer = pipelines.ask("status", "--file", str(pipelines.file))
     assert code == 0
     assert {one["state"] for one in answer["pipelines"]} == {"stopped"}
 
     pipelines.publish(COUNT + 1, COUNT + 500)
     pipelines.finish("--once")
     assert pipelines.problems(COUNT + 500, BAD) == []
-    code, answer = pipelines.ask("status", str(pipelines.file))
+    code, answer = pipelines.ask("status", "--file", str(pipelines.file))
     assert code == 0
     assert {(one["state"], one["rows_behind"], one["seconds_behind"]) for one in answer["pipelines"]} == {
         ("finished", 0, 0.0)

@@ -37,7 +37,9 @@ if TYPE_CHECKING:  # Spark takes a second to import, and only `run` needs it
     from penstock.spark.runs import PipelineResult
 
 DEFAULT_FILE = "penstock.yaml"
-file_argument = click.argument("file", required=False, type=click.Path(dir_okay=False), metavar="[FILE]")
+names_argument = click.argument("names", nargs=-1, metavar="[NAME]…")
+file_option = click.option("--file", type=click.Path(dir_okay=False), metavar="FILE",
+                           help=f"Platform file.  [default: {DEFAULT_FILE}, where there is one]")  # fmt: skip
 
 
 @click.group()
@@ -52,22 +54,23 @@ def pipeline() -> None:
 
 
 @pipeline.command("ls")
-@file_argument
+@names_argument
+@file_option
 @env_option
 @json_option
 @click.pass_obj
 @sync
-async def ls(context: Context, file: str | None, env: str | None, as_json: bool) -> int:
-    """List the pipelines: what they read and write, their state, how far behind they are.
+async def ls(context: Context, names: tuple[str, ...], file: str | None, env: str | None, as_json: bool) -> int:
+    """List the pipelines, or those named: what they read and write, their state, how far behind they are.
 
-    FILE is the platform file, ./penstock.yaml when left out; without one, what the server knows is listed.
+    Without a platform file, what the server knows is listed.
 
     \b
     Example:
-      penstock pipeline ls examples/gpuaas/penstock.yaml
+      penstock pipeline ls --file examples/gpuaas/penstock.yaml
     """
     platform = _platform(file, env)
-    found = await _collected(context, platform)
+    found = await _collected(context, platform, names)
     if as_json:
         print_json({"version": 1, "pipelines": [to_json(one) for one in found]})
     else:
@@ -76,19 +79,20 @@ async def ls(context: Context, file: str | None, env: str | None, as_json: bool)
 
 
 @pipeline.command(epilog="Exit code 2: a pipeline has failed, or was running and is silent.")
-@file_argument
+@names_argument
+@file_option
 @env_option
 @json_option
 @click.pass_obj
 @sync
-async def status(context: Context, file: str | None, env: str | None, as_json: bool) -> int:
+async def status(context: Context, names: tuple[str, ...], file: str | None, env: str | None, as_json: bool) -> int:
     """Show how each pipeline is doing: rows and time behind, its last micro-batch, its state, its errors.
 
     \b
     Example:
-      penstock pipeline status --json
+      penstock pipeline status usage_hourly --json
     """
-    found = await _collected(context, _platform(file, env))
+    found = await _collected(context, _platform(file, env), names)
     if as_json:
         print_json({"version": 1, "pipelines": [to_json(one) for one in found]})
     else:
@@ -223,10 +227,20 @@ def _platform(file: str | None, env: str | None) -> Platform | None:
     return load(file or DEFAULT_FILE, env)
 
 
-async def _collected(context: Context, platform: Platform | None) -> list[PipelineStatus]:
+async def _collected(context: Context, platform: Platform | None, names: Sequence[str]) -> list[PipelineStatus]:
     overrides = platform.environment.settings_overrides() if platform else {}
     async with connect(context.settings_below_flags(**overrides)) as broker:
-        return await collect_pipelines(broker.jetstream, _declared(platform))
+        found = await collect_pipelines(broker.jetstream, _declared(platform))
+    return _named(found, names)
+
+
+def _named(found: Sequence[PipelineStatus], names: Sequence[str]) -> list[PipelineStatus]:
+    """Those of these names, or all."""
+    known = [one.name for one in found]
+    if unknown := [name for name in names if name not in known]:
+        hint = f"; the platform file is given as --file {unknown[0]}" if Path(unknown[0]).is_file() else ""
+        usage(f"there is no pipeline {unknown[0]!r}; known are {', '.join(known) or 'none'}{hint}")
+    return [one for one in found if not names or one.name in names]
 
 
 def _declared(platform: Platform | None) -> list[Declared]:
