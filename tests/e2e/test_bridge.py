@@ -221,6 +221,20 @@ def test_a_filter_that_nothing_can_pass_is_refused_and_leaves_no_consumer(tmp_pa
         assert blocking.run(here.publisher.jetstream.consumers("O")) == []
 
 
+def test_a_work_queue_that_somebody_else_reads_is_refused_before_the_destination_is_made(tmp_path: Path) -> None:
+    with sites(tmp_path, "workqueue") as (here, there):
+        blocking.run(there.publisher.jetstream.delete_stream("D"))
+        reader = {"durable_name": "reader", "ack_policy": "explicit", "filter_subject": "o.>"}
+        blocking.run(here.publisher.jetstream.create_consumer("O", reader))
+        given = command(here.server, there.server, "--create")
+        done = subprocess.run(given, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "'reader' reads o.>" in done.stderr) == (1, True), done.stderr
+        assert blocking.run(there.publisher.jetstream.stream_names()) == []
+
+        done = subprocess.run([*given, "--subject", "eu.>", "--until-caught-up"], capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_missing_destination_says_how_to_make_it(tmp_path: Path) -> None:
     with sites(tmp_path) as (here, there):
         blocking.run(there.publisher.jetstream.delete_stream("D"))

@@ -226,7 +226,7 @@ def _check_origin(origin: JetStream, source: StreamInfo, config: BridgeConfig) -
     try:
         bridging.check_consumer(blocking.run(origin.consumer_info(config.origin, config.name)), config)
     except ConsumerNotFound:
-        bridging.check_filters(source, config)
+        bridging.check_origin(origin, source, config)
 
 
 def _create_destination(made: Bridge) -> None:
@@ -239,8 +239,9 @@ def _create_destination(made: Bridge) -> None:
             return
         except StreamNotFound:
             pass
-        source = blocking.run(_jetstream(there, made.origin_settings).stream_info(config.origin))
-        bridging.check_filters(source, config)
+        origin = _jetstream(there, made.origin_settings)
+        source = blocking.run(origin.stream_info(config.origin))
+        _check_origin(origin, source, config)
         subjects = bridging.destination_subjects(source, config)
         blocking.run(jetstream.create_stream({"name": config.destination, "subjects": subjects, "allow_atomic": True}))
         err.print(f"made stream {config.destination} with subjects {', '.join(subjects)}", markup=False)

@@ -360,7 +360,7 @@ def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
         try:
             info = blocking.run(jetstream.consumer_info(config.origin, config.name))
         except ConsumerNotFound:
-            check_filters(blocking.run(jetstream.stream_info(config.origin)), config)
+            check_origin(jetstream, blocking.run(jetstream.stream_info(config.origin)), config)
             wanted = consumer_config(config.name, config.delivers_to, config.subjects)
             try:
                 return blocking.run(jetstream.create_consumer(config.origin, wanted))
@@ -378,6 +378,21 @@ def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:
             f"bridge was told {', '.join(config.subjects) or 'everything'}; give the bridge another name, or the same "
             "filter"
         )
+
+
+def check_origin(jetstream: JetStream, origin: StreamInfo, config: BridgeConfig) -> None:
+    """Raise `ConfigError` when the origin has nothing for the bridge, or would refuse it a consumer."""
+    check_filters(origin, config)
+    if origin.config.get("retention") != "workqueue":
+        return
+    wanted = config.subjects or (">",)
+    for other in blocking.run(jetstream.consumers(origin.name)):
+        if other.name != config.name and subjects.any_overlap(wanted, other.filters or (">",)):
+            raise ConfigError(
+                f"stream {origin.name!r} is a WorkQueue, where one consumer alone reads a subject, and {other.name!r} "
+                f"reads {', '.join(other.filters) or 'everything'}; delete that consumer, or give the bridge other "
+                "subjects with --subject"
+            )
 
 
 def check_filters(origin: StreamInfo, config: BridgeConfig) -> None:
