@@ -36,10 +36,10 @@ def growth(server: EmbeddedServer, partitions: int, workers: int, seen: list[Gro
 
 def _change(what: str, found: Shared) -> list[Figure]:
     return [
-        Figure(name=f"{what}: shared after", value=found.seconds, unit="s"),
-        Figure(name=f"{what}: partitions that moved", value=found.moved, unit=""),
-        Figure(name=f"{what}: KV messages", value=found.traffic.messages, unit=""),
-        Figure(name=f"{what}: KV traffic", value=found.traffic.bytes / 1024, unit="KiB"),
+        Figure(name=what, column="shared after", value=found.seconds, unit="s"),
+        Figure(name=what, column="partitions moved", value=found.moved, unit=""),
+        Figure(name=what, column="KV messages", value=found.traffic.messages, unit=""),
+        Figure(name=what, column="KV traffic", value=found.traffic.bytes / 1024, unit="KiB"),
     ]
 
 

@@ -37,7 +37,7 @@ SAMPLE_EVERY = 1.0
 KEPT = 2_000_000
 """Messages that the stream keeps: a long run must not fill the disk."""
 CONSUMERS = 5_000
-"""What the stream allows: without a limit of its own a server stops at 1,000, and a consumer a partition takes 2,000."""
+"""What the stream allows: without a limit of its own a server stops at 1,000; a consumer a partition takes 2,000."""
 
 
 @dataclass(frozen=True, slots=True)

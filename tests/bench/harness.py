@@ -78,6 +78,8 @@ class Figure:
     unit: str
     at_least: float | None = None
     at_most: float | None = None
+    column: str = ""
+    """Where many are measured of each of many: which one this is. They are shown as a grid, a row a name."""
 
     @property
     def met(self) -> bool | None:

@@ -37,10 +37,25 @@ def goal_rows(bench: Bench) -> list[tuple[str, str, str]]:
         )
         for goal, ratio in ratios
     ]
-    for figure in bench.figures:
+    for figure in (one for one in bench.figures if not one.column):
         name = f"{figure.name} {_bound(figure)} {figure.unit}" if figure.met is not None else figure.name
         rows.append((name, f"{figure.value:,.1f} {figure.unit}", _yes(figure.met)))
     return rows
+
+
+def grid(bench: Bench) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Heading and rows of the figures that have a column; no rows without any."""
+    of = {(figure.name, figure.column): figure for figure in bench.figures if figure.column}
+    names, columns = dict.fromkeys(name for name, _ in of), dict.fromkeys(column for _, column in of)
+    units = {figure.column: f" ({figure.unit})" if figure.unit else "" for figure in of.values()}
+    rows = [(name, *(_cell(of.get((name, column))) for column in columns)) for name in names]
+    return ("", *(column + units[column] for column in columns)), rows
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    return f"{figure.value:,.0f}" if figure.value == round(figure.value) else f"{figure.value:,.1f}"
 
 
 def as_json(bench: Bench, date: str, machine: dict[str, str]) -> dict[str, Any]:
@@ -55,7 +70,14 @@ def as_json(bench: Bench, date: str, machine: dict[str, str]) -> dict[str, Any]:
         for g in bench.goals
     ]
     figures = [
-        {"name": f.name, "value": f.value, "unit": f.unit, "at_least": f.at_least, "at_most": f.at_most, "met": f.met}
+        {
+            "name": f"{f.name}: {f.column}" if f.column else f.name,
+            "value": f.value,
+            "unit": f.unit,
+            "at_least": f.at_least,
+            "at_most": f.at_most,
+            "met": f.met,
+        }
         for f in bench.figures
     ]
     return {
@@ -85,8 +107,11 @@ def section(bench: Bench, date: str, machine: dict[str, str]) -> str:
     lines = [f"`{command(bench)}` on {date}. {bench.about}".rstrip(), ""]
     lines += ["Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".", ""]
     if bench.contestants:
-        heading = (RESULT_COLUMNS[0], f"median {bench.unit}", *RESULT_COLUMNS[2:])
-        lines += [*_markdown(heading, result_rows(bench), right=(1, 2)), ""]
+        titles = (RESULT_COLUMNS[0], f"median {bench.unit}", *RESULT_COLUMNS[2:])
+        lines += [*_markdown(titles, result_rows(bench), right=(1, 2)), ""]
+    heading, cells = grid(bench)
+    if cells:
+        lines += [*_markdown(heading, cells, right=range(1, len(heading))), ""]
     if rows := goal_rows(bench):
         lines += [*_markdown(GOAL_COLUMNS, rows), ""]
     return "\n".join(lines)

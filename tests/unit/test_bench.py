@@ -63,6 +63,26 @@ def test_a_missed_figure_misses_the_benchmark() -> None:
         assert report.as_json(bench, "today", {})["figures"][0]["met"] is False
 
 
+def test_many_figures_of_each_of_many_are_shown_as_a_grid() -> None:
+    _, made = contest()
+
+    def measured(of: str, seconds: float, messages: int) -> list[harness.Figure]:
+        return [
+            harness.Figure(name=of, column="took", value=seconds, unit="s"),
+            harness.Figure(name=of, column="messages", value=messages, unit=""),
+        ]
+
+    with made as bench:
+        bench.probe(lambda: [*measured("small", 0.25, 1200), *measured("large", 1.5, 34000)])
+        bench.execute()
+        assert report.grid(bench) == (
+            ("", "took (s)", "messages"),
+            [("small", "0.2", "1,200"), ("large", "1.5", "34,000")],
+        )
+        assert "| large | 1.5 | 34,000 |" in report.section(bench, "2026-01-01", {"cores": "2"})
+        assert len(report.goal_rows(bench)) == 1
+
+
 def test_scratch_directory_and_entered_resources_are_closed_at_the_end() -> None:
     _, made = contest()
     with made as bench:

@@ -152,6 +152,10 @@ def _show(report: Any, made: Any) -> None:
     if made.contestants:
         columns = [heading[0], (f"{heading[1]} {made.unit}", "right"), (heading[2], "right"), heading[3]]
         out.print(table(f"{made.name}: {made.about}", columns, report.result_rows(made)))
+    titles, cells = report.grid(made)
+    if cells:
+        out.print()
+        out.print(table(None, [(one, "right") if one else one for one in titles], cells))
     if rows := report.goal_rows(made):
         out.print()
         out.print(table(None, report.GOAL_COLUMNS, rows))

@@ -152,7 +152,12 @@ STREAM_FIELDS: tuple[Field, ...] = (
         "max_msgs_per_subject", Count(1, None, -1), "Limit on the messages of one subject.", default=-1, change=CONTENT
     ),
     Field("max_msg_size", Size(-1, INT32), "Larger messages are refused.", default=-1),
-    Field("max_consumers", Count(1, None, -1), "Limit on the number of consumers.", default=-1),
+    Field(
+        "max_consumers",
+        Count(1, None, -1),
+        "Limit on the number of consumers; without one, a 2.15 server stops at 1,000.",
+        default=-1,
+    ),
     Field(
         "discard",
         OneOf(("old", "new")),
