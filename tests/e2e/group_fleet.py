@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.e2e.group_tracker import Sink, Verdict, judge
 
+from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import PenstockError
 from penstock.settings import Settings
@@ -117,7 +118,7 @@ class WorkerProcess:
 class Fleet:
     """All of it."""
 
-    server: EmbeddedServer
+    server: EmbeddedServer | EmbeddedCluster
     sink: Sink
     flood: Flood
     control: Control
@@ -238,13 +239,20 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(
-    server: EmbeddedServer, directory: Path, retention: str, partitions: int = 12, pause: float = 0.03, **more: Any
+    server: EmbeddedServer | EmbeddedCluster,
+    directory: Path,
+    retention: str,
+    partitions: int = 12,
+    pause: float = 0.03,
+    **more: Any,
 ) -> AsyncIterator[Fleet]:
-    """A stream of that retention and a group on it that has no workers yet."""
+    """A stream of that retention and a group on it that has no workers yet; replicated, on a cluster."""
     names = [f"p{number}" for number in range(partitions)]
+    replicas = 3 if isinstance(server, EmbeddedCluster) else 1
     control = await Control.connect(server.settings)
-    await control.jetstream.create_stream({"name": STREAM, "subjects": ["s.>"], "retention": retention})
-    bucket = Bucket(control, bucket_name("g"))
+    config = {"name": STREAM, "subjects": ["s.>"], "retention": retention, "num_replicas": replicas}
+    await control.jetstream.create_stream(config)
+    bucket = Bucket(control, bucket_name("g"), replicas)
     await bucket.ensure()
     await InBucket(bucket).write(Partition(name, (f"s.{name}",)) for name in names)
     async with Sink(directory / "sink") as sink:

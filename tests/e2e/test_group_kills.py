@@ -7,9 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.group_fleet import TTL, fleet
+from tests.e2e.group_fleet import STREAM, TTL, Fleet, fleet
 from tests.e2e.group_tracker import Effect, judge
 
+from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.workers.sources import InBucket
 
@@ -179,6 +180,44 @@ async def test_a_group_goes_on_working_while_its_bucket_is_away(nats_server: Emb
         verdict = await group.finish()
         assert verdict.clean, await group.explain(verdict)
         assert verdict.duplicates == 0
+
+
+@pytest.mark.parametrize("retention", ONE_OF_THEM)
+async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
+    nats_cluster: EmbeddedCluster, tmp_path: Path, retention: str
+) -> None:
+    """Three replicas of stream, consumers and bucket; the node that leads the stream is killed, then another one, and a
+    worker too, each in the middle of a rebalance."""
+    async with fleet(nats_cluster, tmp_path, retention, ttl=4.0) as group:
+        group.start("a", "b")
+        await group.settled(2)
+        group.flood.start()
+        await group.more_done(50)
+
+        group.start("c")
+        first = await stream_leader(group, nats_cluster)
+        first.kill()
+        await group.settled(3)
+        await group.more_done(50)
+        first.start()
+
+        other = next(node for node in nats_cluster.nodes if node is not first)
+        group.kill("a")
+        other.kill()
+        await group.settled(2)
+        await group.more_done(50)
+        other.start()
+
+        await group.stop("b")
+        await group.settled(1)
+        verdict = await group.finish()
+        assert verdict.clean, await group.explain(verdict)
+        print(f"{retention}: {group.flood.total} messages, {verdict.duplicates} duplicates")
+
+
+async def stream_leader(group: Fleet, cluster: EmbeddedCluster) -> EmbeddedServer:
+    led_by = (await group.control.jetstream.stream_info(STREAM)).leader
+    return next(node for node in cluster.nodes if node.config.name == led_by)
 
 
 @pytest.mark.soak

@@ -158,6 +158,8 @@ class KVClaims:
         """Partitions claimed so far."""
         self.lost = 0
         """Partitions that turned out to be another's."""
+        self._left: dict[str, int] = {}
+        """What we no longer own, and the revision up to which a claim says nothing about that."""
 
     @property
     def certain(self) -> bool:
@@ -207,6 +209,7 @@ class KVClaims:
         freed = await store(self._bucket, wanted)
         for claim in freed:
             self.mine.pop(claim.partition, None)
+            self._left[claim.partition] = claim.revision
         await self._look_at({claim.partition for claim in wanted} - {claim.partition for claim in freed})
         return freed
 
@@ -227,11 +230,12 @@ class KVClaims:
         """Own what the bucket says is ours and we did not know of, since the answer to a write was lost.
 
         Returns those. How far they are is not certain here: they have to be caught up with from their handoff sequence.
+        A claim from before we let go of the partition was read from a replica that lags.
         """
         ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
-        new = ours.keys() - self.mine.keys()
+        new = {p for p in ours.keys() - self.mine.keys() if ours[p].revision > self._left.get(p, 0)}
         self.mine |= {p: replace(ours[p], settled=False) for p in new}
-        return set(new)
+        return new
 
     # -- after a time without connection -------------------------------------------------------------------------------
 
@@ -248,7 +252,8 @@ class KVClaims:
     def drop(self, partitions: Iterable[str]) -> None:
         """Own these no longer, since others do."""
         for partition in partitions:
-            if self.mine.pop(partition, None):
+            if own := self.mine.pop(partition, None):
+                self._left[partition] = own.revision
                 self.lost += 1
 
     async def assert_again(self, done: Callable[[str], int], missing: Iterable[str]) -> list[Claim]:

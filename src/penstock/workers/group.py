@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, Unavailable
+from penstock.retry import is_retryable
 from penstock.settings import Settings
 from penstock.workers.claims import KVClaims
 from penstock.workers.group_options import GroupOptions
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 REJOIN_AFTER = 0.5
 """Seconds, at most, before a worker that has lost its id claims another."""
+JOIN_WITHIN = 60.0
+"""Seconds in which a server that was reached may be without a leader, or busy, before joining is given up."""
 
 
 class WorkerGroup:
@@ -60,6 +64,7 @@ class WorkerGroup:
         self._worker_options = replace(worker or WorkerOptions(), catches_up=False)
         self._check_times()
         self._running: asyncio.Task[None] | None = None
+        self._reached = False
         self._joined = asyncio.Event()
         self._leaving = False
 
@@ -115,20 +120,29 @@ class WorkerGroup:
         await self.stop()
 
     async def _run(self) -> None:
+        join_by = time.monotonic() + JOIN_WITHIN
         while True:
             try:
                 await self._take_part()
                 return
-            except (ClaimLost, Unavailable) as exc:
-                came_once = self._joined.is_set()
-                if self._leaving or not self.options.rejoin or not came_once:
+            except PenstockError as exc:
+                if self._leaving or not (self._may_rejoin(exc) or self._may_join(exc, join_by)):
                     raise
-                log.warning("%s", exc)
+                log.warning("%s; trying again", exc)
             await asyncio.sleep(random.uniform(0, REJOIN_AFTER))
+
+    def _may_rejoin(self, exc: PenstockError) -> bool:
+        passing = isinstance(exc, ClaimLost | Unavailable | OutcomeUnknown) or is_retryable(exc)
+        return self._joined.is_set() and self.options.rejoin and passing
+
+    def _may_join(self, exc: PenstockError, join_by: float) -> bool:
+        """Whoever mistyped an address should hear of it; one that was right may be without a leader for a while."""
+        return not self._joined.is_set() and self._reached and is_retryable(exc) and time.monotonic() < join_by
 
     async def _take_part(self) -> None:
         """One life under one id, with connections of its own."""
         control = await Control.connect(self._settings)
+        self._reached = True
         try:
             bucket = Bucket(control, self.options.bucket, self.options.replicas)
             await bucket.ensure()

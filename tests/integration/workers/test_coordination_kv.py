@@ -280,6 +280,19 @@ async def test_what_was_taken_without_an_answer_is_found_again(bucket: Bucket) -
     assert a.found_again(claims_in(await bucket.entries("claims"))) == set()
 
 
+async def test_what_was_let_go_is_not_found_again_by_a_look_at_a_replica_that_lags(bucket: Bucket) -> None:
+    a = claims_of(bucket, "a")
+    await a.claim("p")
+    await a.claim("q")
+    old = claims_in(await bucket.entries("claims"))
+    await a.give({"p": 40})
+    a.drop(["q"])
+    assert a.found_again(old) == set()
+    await a.claim("p")
+    a.mine.clear()  # as if the answer had been lost
+    assert a.found_again(claims_in(await bucket.entries("claims"))) == {"p"}, "taken again since"
+
+
 async def test_what_was_settled_without_an_answer_stays_ours(bucket: Bucket) -> None:
     a, answered = claims_of(bucket, "a"), claims_of(bucket, "a")
     await a.claim("p")
