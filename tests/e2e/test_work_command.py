@@ -227,22 +227,152 @@ def _has_consumer(shop: Shop) -> bool:
     return "penstock-w1" in asyncio.run(names())
 
 
+FINE = "operator:eq"  # takes two arguments, and does nothing
+BASE = ["--stream", "S"]
+GROUP = [*BASE, "--group", "g"]
+BY_PATTERN = [*GROUP, "--pattern", "a.{x}"]
+ALONE = [*BASE, "--alone", "1"]
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "says"),
     [
-        ["nowhere:handler", "--stream", "S", "--group", "g", "--pattern", "a.{x}"],
-        ["json", "--stream", "S", "--group", "g", "--pattern", "a.{x}"],
-        ["json:nothing", "--stream", "S", "--group", "g", "--pattern", "a.{x}"],
-        ["json:loads", "--stream", "S", "--pattern", "a.{x}"],
-        ["json:loads", "--stream", "S", "--group", "g"],
-        ["json:loads", "--stream", "S", "--alone", "1", "--pattern", "a.{x}", "--overlap"],
-        ["json:loads", "--stream", "S", "--group", "g", "--pattern", "a.b"],
-        ["json:loads", "--stream", "S", "--group", "g", "--partition", "a"],
-        ["json:loads", "--stream", "S", "--group", "g", "--pattern", "a.{x}", "--backoff", "soon"],
+        (["nowhere:handler", *BY_PATTERN], "no module 'nowhere'"),
+        (["json", *BY_PATTERN], "is not MODULE:HANDLER"),
+        (["json:nothing", *BY_PATTERN], "has no function"),
+        (["json:loads", *BY_PATTERN], "cannot be called with a message and a context"),
+        ([FINE, *BASE, "--pattern", "a.{x}"], "--group, or give the worker an id of its own"),
+        ([FINE, *GROUP, "--alone", "1", "--pattern", "a.{x}"], "--group, or give the worker an id of its own"),
+        ([FINE, *GROUP], "say what the partitions are"),
+        ([FINE, *BY_PATTERN, "--in-bucket"], "say what the partitions are"),
+        ([FINE, *GROUP, "--pattern", "a.b"], "names no token"),
+        ([FINE, *GROUP, "--pattern", "a..{x}"], "not a subject pattern"),
+        ([FINE, *GROUP, "--partition", "a"], "'--partition': 'a': a partition is written as ID=SUBJECT"),
+        ([FINE, *GROUP, "--partition", "a=b c"], "'--partition': partition 'a', subject 'b c'"),
+        ([FINE, *GROUP, "--partition", "a=x", "--partition", "a=y"], "two partitions have the same id"),
+        ([FINE, *GROUP, "--partition", "a=x", "--hashed", "3"], "--hashed goes with --pattern"),
+        ([FINE, *GROUP, "--hashed", "3", "--pattern", "a.{x}"], "a subject with {partition} in it"),
+        ([FINE, *GROUP, "--hashed", "3", "--pattern", "a.{x}.{partition}"], "a subject with {partition} in it"),
+        ([FINE, *GROUP, "--hashed", "3", "--pattern", "a..{partition}"], "an empty token"),
+        ([FINE, *GROUP, "--hashed", "1000000", "--pattern", "a.{partition}"], "not in the range"),
+        ([FINE, *ALONE, "--hashed", "9", "--pattern", "a.{partition}", "--max-subjects", "4"], "9 filter subjects are"),
+        ([FINE, "--stream", "a b", "--group", "g", "--pattern", "a.{x}"], "'--stream': 'a b' cannot be a name"),
+        ([FINE, *BASE, "--group", "a.b", "--pattern", "a.{x}"], "'--group': 'a.b' cannot be a group's name"),
+        ([FINE, *BASE, "--alone", "a.b", "--pattern", "a.{x}"], "'--alone': 'a.b' cannot be a name"),
+        ([FINE, *BY_PATTERN, "--backoff", "soon"], "'--backoff': 'soon' is not a duration"),
+        ([FINE, *BY_PATTERN, "--backoff", "1s,0s"], "'--backoff': backoff needs"),
+        ([FINE, *BY_PATTERN, "--ack-wait", "soon"], "'--ack-wait': 'soon' is not a duration"),
+        ([FINE, *BY_PATTERN, "--ack-wait", "1ms"], "ack_wait must be at least 0.1"),
+        ([FINE, *ALONE, "--pattern", "a.{x}", "--ack-wait", "1ms"], "ack_wait must be at least 0.1"),
+        ([FINE, *BY_PATTERN, "--ttl", "soon"], "'--ttl': 'soon' is not a duration"),
+        ([FINE, *BY_PATTERN, "--ttl", "0"], "'--ttl': '0' is no time at all"),
+        ([FINE, *BY_PATTERN, "--ttl", "500ms"], "<= ttl (0.5 s)"),
+        ([FINE, *BY_PATTERN, "--ttl", "48h"], "must outlive it"),
+        ([FINE, *BY_PATTERN, "--handler-timeout", "0"], "'--handler-timeout': '0' is no time at all"),
+        ([FINE, *BY_PATTERN, "--report-every", "often"], "'--report-every': 'often' is not a duration"),
+        ([FINE, *BY_PATTERN, "--dlq", "d l q"], "white space"),
+        ([FINE, *BY_PATTERN, "--dlq", "dlq.>"], "has a wildcard"),
+        ([FINE, *BY_PATTERN, "--max-deliver", "0"], "'--max-deliver'"),
+        ([FINE, *BY_PATTERN, "--metrics-port", "65536"], "'--metrics-port'"),
+        ([FINE, *BY_PATTERN, "--label", ""], "'--label': '' cannot be a label"),
+        ([FINE, *BY_PATTERN, "--label", "gpu,cpu"], "'--label': 'gpu,cpu' cannot be a label"),
+        ([FINE, *BY_PATTERN, "--partition-label", "gpu"], "written as ID=LABEL"),
+        ([FINE, *BY_PATTERN, "--weight", "a=heavy", "--strategy", "weighted"], "a whole number from 1 on"),
+        ([FINE, *BY_PATTERN, "--weight", "a=0", "--strategy", "weighted"], "a whole number from 1 on"),
+        ([FINE, *BY_PATTERN, "--weight", "a=2"], "count with --strategy weighted only"),
+        ([FINE, *BY_PATTERN, "--capacity", "2"], "count with --strategy weighted only"),
+        ([FINE, *GROUP, "--partition", "a=x", "--partition-label", "b=gpu"], "there is no such partition"),
+        ([FINE, *GROUP, "--in-bucket", "--partition-label", "b=gpu"], "its own weights and labels"),
+        ([FINE, *BY_PATTERN, "--wildcards"], "it must know all subjects"),
+        ([FINE, *BY_PATTERN, "--overlap", "--processes", "2"], "leave out --processes"),
+        ([FINE, *ALONE, "--pattern", "a.{x}", "--overlap"], "--overlap: only a group has that"),
+        ([FINE, *ALONE, "--pattern", "a.{x}", "--label", "x", "--ttl", "9s"], "--label and --ttl: only a group"),
+        (["asyncio:sleep", *BY_PATTERN, "--processes", "2"], "an async handler runs in the event loop"),
     ],
 )
-def test_what_makes_no_sense_is_wrong_usage(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_wrong_usage(arguments: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run(["work", *arguments])
-    assert ended.value.code == 64
-    assert "Traceback" not in capfd.readouterr().err
+    told = " ".join(capfd.readouterr().err.split())
+    assert (ended.value.code, says in told, "Traceback" in told) == (64, True, False), told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["show", "a.b"], "'NAME': 'a.b' cannot be a group's name"),
+        (["migrate", "a b", "shadow", "--stream", "S", "--legacy", "old-"], "'NAME': 'a b' cannot be a group's name"),
+        (["migrate", "g", "shadow", "--stream", "a.b", "--legacy", "old-"], "'--stream': 'a.b' cannot be a name"),
+        (["migrate", "g", "shadow", "--stream", "S", "--legacy", ""], "'--legacy': '' cannot be a name"),
+        (["migrate", "g", "drain", "--stream", "S", "--legacy", "old-", "--within", "-1"], "'--within'"),
+        (["migrate", "g", "forward", "--stream", "S", "--legacy", "old-"], "'forward' is not one of"),
+    ],
+)
+def test_groups_and_steps_that_cannot_be_are_wrong_usage(
+    arguments: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(["group", *arguments])
+    told = " ".join(capfd.readouterr().err.split())
+    assert (ended.value.code, says in told, "Traceback" in told) == (64, True, False), told
+
+
+def test_a_lambda_in_other_processes_is_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short_handlers.py").write_text("quick = lambda message, context: None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run(["work", "short_handlers:quick", *BY_PATTERN, "--processes", "2"])
+    told = " ".join(capfd.readouterr().err.split())
+    assert (ended.value.code, "define the handler as a function of a module" in told) == (64, True), told
+
+
+def test_the_shell_sees_why_a_message_failed_and_when_it_comes_again(shop: Shop) -> None:
+    shop.create("limits")
+    shop.publish(3, "a")
+    arguments = ["--alone", "w1", "--partition", "a=shop.a", "--until-done", "--dlq", "dlq.shop", "--max-deliver", "2"]
+    worker = shop.work("fail", *arguments, "--backoff", "50ms")
+    _, stderr = worker.communicate(timeout=30)
+    assert worker.returncode == 2, stderr
+    assert "shop.a #1: try 1 of 2 failed, again in 0.05 s: ValueError: no" in stderr
+    assert "shop.a #1: kept as a dead letter: gave up after 2 tries: ValueError: no" in stderr
+    assert stderr.count("again in 0.05 s") == 1, "those like it are counted"
+    assert "further tries that failed: 2, with ValueError: no" in stderr
+
+
+def test_a_group_whose_list_is_not_there_says_so_once(shop: Shop) -> None:
+    shop.create("limits")
+    worker = shop.work("write", "--group", "g", "--in-bucket", "--ttl", "2s")
+    assert worker.stderr
+    lines = [worker.stderr.readline() for _ in range(2)]
+    assert any("bucket 'penstock_g' has no list of partitions" in line for line in lines), lines
+    assert any("`penstock group migrate GROUP shadow`" in line for line in lines), lines
+    shown = subprocess.run(
+        [*PENSTOCK, "--servers", shop.server.url, "group", "show", "g"], capture_output=True, text=True, timeout=30
+    )
+    assert (shown.returncode, "waits for its first assignment" in " ".join(shown.stdout.split())) == (2, True), shown
+    worker.send_signal(signal.SIGTERM)
+    _, rest = worker.communicate(timeout=30)
+    assert (worker.returncode, "no list of partitions" in rest) == (0, False)
+
+
+def test_wildcards_from_the_shell_stand_for_subjects_that_are_too_many(shop: Shop) -> None:
+    shop.create("limits")
+    partitions = [f"p{n}" for n in range(6)]
+    shop.publish(5, *partitions)
+    arguments = [*(f"--partition={p}=shop.{p}" for p in partitions), "--max-subjects", "2", "--until-done"]
+    worker = shop.work("write", "--alone", "w1", *arguments, "--wildcards")
+    _, stderr = worker.communicate(timeout=30)
+    assert worker.returncode == 0, stderr
+    assert shop.handled == shop.published
+    assert _filters(shop) == ("shop.*",)
+
+
+def _filters(shop: Shop) -> tuple[str, ...]:
+    async def of_consumer() -> tuple[str, ...]:
+        async with await Publisher.connect(shop.server.settings) as publisher:
+            return (await publisher.jetstream.consumer_info("SHOP", "penstock-w1")).filters
+
+    return asyncio.run(of_consumer())

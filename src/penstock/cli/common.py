@@ -98,6 +98,20 @@ class Seconds(click.ParamType[float]):
 SECONDS = Seconds()
 
 
+class Read(click.ParamType[T]):
+    """A value that a function of ours reads. What that refuses with `ConfigError` is wrong usage of its flag."""
+
+    def __init__(self, name: str, read: Callable[[str], T]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        try:
+            return self._read(value)
+        except ConfigError as exc:
+            self.fail(str(exc), param, ctx)
+
+
 @contextmanager
 def flag_values() -> Iterator[None]:
     """What is refused in this block came from the command line: wrong usage."""

@@ -14,15 +14,17 @@ from penstock.cli.common import (
     SECONDS,
     Column,
     Context,
+    Read,
     json_option,
     out,
     print_json,
     sync,
     table,
 )
-from penstock.workers.group_options import bucket_name
+from penstock.workers.group_options import bucket_name, group_name
 from penstock.workers.kv import Bucket, Control
 from penstock.workers.migration import Migration, Parity
+from penstock.workers.options import part_of_name
 from penstock.workers.overview import GroupOverview, PartitionOverview, WorkerOverview, look
 
 WORKERS: list[Column] = [
@@ -34,6 +36,7 @@ PARITY: list[Column] = [
 ]  # fmt: skip
 STEPS = ["shadow", "compare", "overlap", "drain", "switch", "cleanup", "rollback"]
 LOOK = 0.2  # seconds
+NAME, GROUP = Read("name", part_of_name), Read("name", group_name)
 PARTITIONS: list[Column] = ["partition", ("owner", "name"), ("handoff", "right"), ("token", "right"), "on the move"]
 
 
@@ -48,7 +51,7 @@ def group() -> None:
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", type=GROUP)
 @click.option("--partitions", "all_partitions", is_flag=True, help="List every partition, not only those on the move.")
 @json_option
 @click.pass_obj
@@ -56,7 +59,7 @@ def group() -> None:
 async def show(context: Context, name: str, all_partitions: bool, as_json: bool) -> int:
     """Show the group NAME: its workers, who owns what, lag, and what is on the move.
 
-    Exits 2 when a partition has no settled owner, or a worker is degraded.
+    Exits 2 when nothing is assigned yet, when a partition has no settled owner, or a worker is degraded.
 
     \b
     Example:
@@ -76,10 +79,10 @@ async def show(context: Context, name: str, all_partitions: bool, as_json: bool)
 
 
 @group.command()
-@click.argument("name")
+@click.argument("name", type=GROUP)
 @click.argument("step", type=click.Choice(STEPS))
-@click.option("--stream", required=True, metavar="STREAM", help="The stream of the old consumers.")
-@click.option("--legacy", required=True, metavar="PREFIX", help="What the old consumers' names begin with.")
+@click.option("--stream", type=NAME, required=True, metavar="STREAM", help="The stream of the old consumers.")
+@click.option("--legacy", type=NAME, required=True, metavar="PREFIX", help="What the old consumers' names begin with.")
 @click.option(
     "--within", type=SECONDS, default=30.0, show_default=True, metavar="SECONDS", help="How long `drain` waits."
 )
@@ -158,8 +161,8 @@ def _print_parity(found: list[Parity], as_json: bool) -> int:
                 one.consumer,
                 one.unprocessed,
                 one.in_flight,
-                _counted(one.counted),
-                _counted(one.left_to_group),
+                one.counted,
+                one.left_to_group,
                 "missing" if one.missing else "",
             )
             for one in found
@@ -168,15 +171,10 @@ def _print_parity(found: list[Parity], as_json: bool) -> int:
     return EXIT_ATTENTION if missing else EXIT_OK
 
 
-def _counted(messages: int | None) -> str:
-    if messages is None:
-        return ""
-    return "unknown" if messages < 0 else str(messages)
-
-
 def needs_attention(found: GroupOverview) -> bool:
-    """Whether somebody should look: something moves, or works without coordination."""
-    return bool(found.moves) or not found.workers or any(worker.mode == "degraded" for worker in found.workers)
+    """Whether somebody should look: something waits or moves, or works without coordination."""
+    waits = found.waits_for is not None or bool(found.moves)
+    return waits or not found.workers or any(worker.mode == "degraded" for worker in found.workers)
 
 
 def overview_json(found: GroupOverview) -> dict[str, Any]:
@@ -192,6 +190,8 @@ def _print(found: GroupOverview, all_partitions: bool) -> None:
         out.print(table(None, PARTITIONS, (_partition_row(partition) for partition in shown)))
     total, moving = len(found.partitions), len(found.moves)
     out.print(f"\n{total} partitions, {moving} on the move; {found.leader or 'nobody'} leads", soft_wrap=True)
+    if found.waits_for:
+        out.print(f"the group waits for {found.waits_for}", soft_wrap=True, markup=False)
 
 
 def _worker_row(worker: WorkerOverview) -> tuple[Any, ...]:

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 
 from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers
-from penstock.workers.dispatch import Dispatcher, HandlingOptions
+from penstock.workers.dispatch import Dispatcher
 from penstock.workers.handlers import Handler, Runner
+from penstock.workers.handling import HandlingOptions
 from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.ownership import Ownership, OwnsAll

@@ -12,78 +12,25 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from penstock.workers import verdicts
+from penstock.workers.failures import FailureLog
 from penstock.workers.handlers import AsyncHandler, in_time
+from penstock.workers.handling import ACKS, Answers, HandlingOptions, NoWatch, Watch
 from penstock.workers.lanes import Arrival, Finished, Lane, relieve
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.ownership import Ownership
-from penstock.workers.verdicts import DeadLetter, Redeliver, Retries
+from penstock.workers.verdicts import DeadLetter, Redeliver
 
 log = logging.getLogger(__name__)
 
-CONCURRENCY = 256
 NEW = Arrival.NEW
 REPORTED = 1000
 """Handler calls whose times are kept before they are counted, at least."""
-ACKS = 256
-"""So many acknowledgements do not wait for company."""
 TURN = 64
 """Messages of one lane that a runner handles before the next lane has its turn."""
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 """What a handler may raise without harm to anything but its message: a library that calls `sys.exit` ends no worker."""
-
-
-class Answers(Protocol):
-    """How the outcome of a message is made known; implemented by the worker, and by the test kit."""
-
-    acks: list[str]
-    """Where to acknowledge messages that are done; whoever adds the first of several calls `acked`."""
-
-    def acked(self) -> None:
-        """There are acknowledgements: send them, soon."""
-        ...
-
-    def settled(self) -> None:
-        """Everything that can be handled now has been: a good moment to send acknowledgements."""
-        ...
-
-    def nak(self, reply: str, delay: float) -> None: ...
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
-        """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
-        ...
-
-
-class Watch(Protocol):
-    """What is counted; implemented by `workers.metrics`."""
-
-    def handled(self, latencies: list[float]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
-    def dead(self) -> None: ...
-    def repeated(self) -> None: ...
-
-
-class NoWatch:
-    """Nobody counts."""
-
-    def handled(self, latencies: list[float]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
-    def dead(self) -> None: ...
-    def repeated(self) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HandlingOptions:
-    """How handlers are called."""
-
-    worker_id: str = "worker"
-    retries: Retries = field(default_factory=Retries)
-    concurrency: int = CONCURRENCY
-    """Partitions whose handlers run at the same time, at most."""
-    timeout: float | None = None
-    """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
 
 
 class Dispatcher:
@@ -111,6 +58,7 @@ class Dispatcher:
         self._answers = answers
         self._ownership = ownership
         self._watch = watch or NoWatch()
+        self._failures = FailureLog(options.retries.max_deliver)
         self._ready: deque[Lane] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
@@ -297,9 +245,9 @@ class Dispatcher:
             if isinstance(verdict, DeadLetter) and await self._kept(lane, message, context, verdict, error):
                 self.finished.add(message.sequence)
                 return True
-            await asyncio.sleep(
-                self.options.retries.delay(attempt) if isinstance(verdict, DeadLetter) else verdict.after
-            )
+            after = self.options.retries.delay(attempt) if isinstance(verdict, DeadLetter) else verdict.after
+            self._failures.again(message, context, error, after)
+            await asyncio.sleep(after)
         return False
 
     def _finish(self, lane: Lane, sequence: int) -> None:
@@ -328,7 +276,7 @@ class Dispatcher:
         if isinstance(verdict, DeadLetter):
             await self._bury(lane, message, context, verdict, error)
             return
-        log.info("try %d of %s #%d failed: %s", context.delivery_count, lane.id, message.sequence, error)
+        self._failures.again(message, context, error, verdict.after)
         self._again(lane, message, verdict)
 
     def _again(self, lane: Lane, message: Message, verdict: Redeliver) -> None:
@@ -358,6 +306,7 @@ class Dispatcher:
             self._watch.failed(exc)
             return False
         self._watch.dead()
+        self._failures.buried(message, letter, error)
         return True
 
     # -- lanes come and go -----------------------------------------------------------------------------------------
@@ -409,6 +358,7 @@ class Dispatcher:
         for runner in runners:
             runner.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
+        self._failures.close()
 
 
 def _failure_of(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ from penstock.settings import Settings
 from penstock.workers.claims import KVClaims
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.group_worker import MemberStatistics
-from penstock.workers.handlers import Handler
+from penstock.workers.handlers import Handler, refuse_what_no_process_can_run
 from penstock.workers.identity import ClaimLost, Identity, WorkerRecord
 from penstock.workers.kv import Bucket, Control
 from penstock.workers.member import Member
@@ -36,6 +36,16 @@ REJOIN_AFTER = 0.5
 """Seconds, at most, before a worker that has lost its id claims another."""
 JOIN_WITHIN = 60.0
 """Seconds in which a server that was reached may be without a leader, or busy, before joining is given up."""
+
+
+def check_times(options: GroupOptions, consumer: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` when the group's consumers could not be, or would be gone too early."""
+    made = ConsumerOptions(stream=options.stream, worker_id="x", prefix=options.group, **consumer)
+    if made.inactive_threshold <= options.ttl:
+        raise ConfigError(
+            f"inactive_threshold ({made.inactive_threshold:g} s) must be longer than ttl ({options.ttl:g} s): "
+            "the consumer of a dead worker says how far it came, and must outlive it"
+        )
 
 
 class WorkerGroup:
@@ -62,19 +72,13 @@ class WorkerGroup:
         self._handler = handler
         self._consumer = dict(consumer or {})
         self._worker_options = replace(worker or WorkerOptions(), catches_up=False)
-        self._check_times()
+        check_times(options, self._consumer)
+        if self._worker_options.processes:
+            refuse_what_no_process_can_run(handler)
         self._running: asyncio.Task[None] | None = None
         self._reached = False
         self._joined = asyncio.Event()
         self._leaving = False
-
-    def _check_times(self) -> None:
-        made = ConsumerOptions(stream=self.options.stream, worker_id="x", prefix=self.options.group, **self._consumer)
-        if made.inactive_threshold <= self.options.ttl:
-            raise ConfigError(
-                f"inactive_threshold ({made.inactive_threshold:g} s) must be longer than ttl ({self.options.ttl:g} s): "
-                "the consumer of a dead worker says how far it came, and must outlive it"
-            )
 
     async def _check_stream(self, control: Control, bucket: Bucket) -> None:
         """Raise when the stream is not there, or is another than the group's: its partitions would go unhandled."""

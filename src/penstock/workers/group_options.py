@@ -51,10 +51,14 @@ class GroupOptions:
     """Whether a new owner catches up from the handoff sequence. Without it messages are lost: for tests only."""
 
     def __post_init__(self) -> None:
-        if not self.group.replace("-", "").replace("_", "").isalnum():
-            raise ConfigError(f"{self.group!r} cannot be a group's name: letters, digits, - and _ can")
+        group_name(self.group)
         if not 0 < self.look_soon <= self.look_every <= self.ttl:
-            raise ConfigError("a group needs look_soon <= look_every <= ttl, all above 0")
+            raise ConfigError(
+                f"a group needs look_soon ({self.look_soon:g} s) <= look_every ({self.look_every:g} s) <= "
+                f"ttl ({self.ttl:g} s), all above 0"
+            )
+        if self.capacity < 1:
+            raise ConfigError(f"capacity must be at least 1, got {self.capacity}")
 
     @property
     def bucket(self) -> str:
@@ -64,6 +68,13 @@ class GroupOptions:
     def renew_every(self) -> float:
         """Seconds between two heartbeats: two may be lost before the lease ends."""
         return self.ttl / 4
+
+
+def group_name(text: str) -> str:
+    """The name itself. Raises `ConfigError` for one that no group can have."""
+    if not text.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError(f"{text!r} cannot be a group's name: letters, digits, - and _ can")
+    return text
 
 
 def bucket_name(group: str) -> str:

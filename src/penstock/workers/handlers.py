@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import multiprocessing
-import os
-import signal
+import pickle
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager
-from multiprocessing import connection
 from pathlib import Path
-from threading import Thread
 from types import ModuleType
 from typing import Any, cast
-from weakref import WeakSet
 
 from penstock.errors import ConfigError
 from penstock.workers.messages import Message, MessageContext
+from penstock.workers.processes import Pool
 
 AsyncHandler = Callable[[Message, MessageContext], Awaitable[Any]]
 Handler = AsyncHandler | Callable[[Message, MessageContext], Any]
@@ -45,22 +40,17 @@ class Runner:
         """`timeout` is for handlers in processes; whoever calls any other one can cut it off himself."""
         self._handler = handler
         self._processes = processes
-        self._pool: ProcessPoolExecutor | None = None
-        self._starting: list[Future[None]] = []
-        self._killed: WeakSet[ProcessPoolExecutor] = WeakSet()
+        self._pool: Pool | None = None
         self._slots = asyncio.Semaphore(processes)
         self._timeout = timeout
         self.call: AsyncHandler = self._chosen()
         """Awaited for every message."""
 
     def _chosen(self) -> AsyncHandler:
-        if inspect.iscoroutinefunction(self._handler) or inspect.iscoroutinefunction(
-            getattr(self._handler, "__call__", None)  # noqa: B004 -- an object with an async __call__ is a handler too
-        ):
-            if self._processes:
-                raise ConfigError("processes are for plain functions; an async handler runs in the event loop")
-            return cast(AsyncHandler, self._handler)
-        return self._in_process if self._processes else self._in_place
+        if self._processes:
+            refuse_what_no_process_can_run(self._handler)
+            return self._in_process
+        return cast(AsyncHandler, self._handler) if _is_async(self._handler) else self._in_place
 
     async def _in_place(self, message: Message, context: MessageContext) -> None:
         answer = self._handler(message, context)
@@ -70,53 +60,42 @@ class Runner:
     async def _in_process(self, message: Message, context: MessageContext) -> None:
         async with self._slots:  # the handler's time begins when a process is free for it
             while True:
-                pool = await self._open_pool()
+                pool = self._pool = self._pool or Pool(self._handler, self._processes)
+                await pool.started()
                 try:
                     async with in_time(self._timeout):
-                        await self._run_in(pool, message, context)
+                        await pool.run(message, context)
                     return
                 except BrokenProcessPool:
-                    if pool is self._pool:  # a process of it died; the next message gets a new pool
-                        self._pool = None
-                        pool.shutdown(wait=False)
-                    if pool not in self._killed:
+                    if not pool.killed:
                         raise
-
-    async def _run_in(self, pool: ProcessPoolExecutor, message: Message, context: MessageContext) -> None:
-        running = pool.submit(self._handler, message, context)
-        try:
-            await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
-            if not running.cancelled():  # it hangs in a process, and would keep that from all other messages
-                self._kill(pool)
-            raise
-
-    async def _open_pool(self) -> ProcessPoolExecutor:
-        """The pool, once its processes have started and know the handler."""
-        if self._pool is None:
-            # Not fork: the event loop and its sockets must not be copied into children.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._processes, mp_context=context, initializer=_follow_parent)
-            self._starting = [self._pool.submit(_know, self._handler) for _ in range(self._processes)]
-        pool = self._pool
-        if not all(start.done() for start in self._starting):
-            await asyncio.wait([asyncio.wrap_future(start) for start in self._starting])
-        return pool
-
-    def _kill(self, pool: ProcessPoolExecutor) -> None:
-        """End its processes: nobody tells which of them runs what. Whatever else ran in them runs again in new ones."""
-        self._killed.add(pool)
-        for process in list((pool._processes or {}).values()):  # its own way to do this is there from Python 3.14 on
-            process.kill()
-        pool.shutdown(wait=False)
-        if pool is self._pool:
-            self._pool = None
+                finally:
+                    if pool.broken and pool is self._pool:  # the next message gets a new one
+                        self._pool = None
 
     def close(self) -> None:
         """End the processes; what runs in them is finished first."""
         if self._pool:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.close()
             self._pool = None
+
+
+def refuse_what_no_process_can_run(handler: Handler) -> None:
+    """Raise `ConfigError` for a handler that no other process can run: every message would become a dead letter."""
+    if _is_async(handler):
+        raise ConfigError("processes are for plain functions; an async handler runs in the event loop")
+    try:
+        pickle.loads(pickle.dumps(handler))  # as it goes to a process: a function by its name, an object whole
+    except Exception as exc:  # whatever an object of the user's does when it is taken apart
+        raise ConfigError(
+            f"{getattr(handler, '__qualname__', handler)!r} cannot be sent to other processes ({exc}): define the "
+            "handler as a function of a module, with `def` and outside of any other, or use no processes"
+        ) from exc
+
+
+def _is_async(handler: Handler) -> bool:
+    call = getattr(handler, "__call__", None)  # noqa: B004 -- an object with an async __call__ is a handler too
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
 @asynccontextmanager
@@ -129,27 +108,6 @@ async def in_time(seconds: float | None) -> AsyncIterator[None]:
         if deadline.expired():
             raise HandlerTimeout(f"the handler took longer than {seconds:g} s") from exc
         raise
-
-
-def _know(handler: Handler) -> None:
-    """Runs in a process of a pool, which imports the handler's module for it."""
-
-
-def _follow_parent() -> None:
-    """Runs in each process of a pool: it leaves signals to its parent, which lets it finish, and ends when that dies.
-
-    Ctrl-C, and many a supervisor's SIGTERM, go to the whole group of processes.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
-
-
-def _end_with(sentinel: int) -> None:
-    connection.wait([sentinel])
-    os._exit(1)
 
 
 def load(name: str) -> Handler:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import parse_time
+from penstock.broker.model import Json, parse_time
 from penstock.errors import MessageNotFound
 from penstock.wire import aio
 from penstock.workers.partitions import Partition
+
+PASSING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes a consumer that was made for counting
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,33 @@ async def measure(
             -1 if unknown else sum(lag.messages for lag in lags), max(lag.seconds for lag in lags)
         )
     return found
+
+
+async def count(jetstream: JetStream, stream: str, partition: Partition, done: int) -> int:
+    """Messages of a partition behind the sequence that is done, for streams without `allow_direct`.
+
+    Asked of a consumer that delivers nothing and goes at once. On a work queue, where no second consumer may have the
+    subjects, whatever is there is not done.
+    """
+    if (await jetstream.stream_info(stream)).config.get("retention") == "workqueue":
+        infos = [await jetstream.stream_info(stream, subjects_filter=subject) for subject in partition.subjects]
+        return sum(sum(info.state.subjects.values()) for info in infos)
+    passing = await jetstream.create_consumer(stream, _passing_config(partition.subjects, done + 1))
+    await jetstream.delete_consumer(stream, passing.name)
+    return passing.pending
+
+
+def _passing_config(subjects: Iterable[str], first: int) -> Json:
+    """A consumer that is made to be asked how much it has before it."""
+    return {
+        "name": f"count-{secrets.token_hex(5)}",
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": first,
+        "ack_policy": "none",
+        "filter_subjects": sorted(subjects),
+        "mem_storage": True,
+        "inactive_threshold": PASSING_LIVES,
+    }
 
 
 async def _counted(connection: aio.Connection, jetstream: JetStream, stream: str, subject: str, first: int) -> Lag:

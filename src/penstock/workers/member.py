@@ -24,6 +24,7 @@ from penstock.workers.lease import clock
 from penstock.workers.partitions import Partition
 from penstock.workers.predecessor import Predecessor
 from penstock.workers.publication import Assignments
+from penstock.workers.sources import NoPartitionList
 
 log = logging.getLogger(__name__)
 
@@ -366,7 +367,7 @@ class Member:
 
     def _say(self, what: str, error: PenstockError) -> None:
         """What does not pass by itself, such as too many subjects, is a warning, the first time."""
-        lasting = isinstance(error, ConfigError) and str(error) not in self._warned
+        lasting = isinstance(error, ConfigError | NoPartitionList) and str(error) not in self._warned
         if lasting:
             self._warned.add(str(error))
         log.log(logging.WARNING if lasting else logging.INFO, "%s: %s: %s", self.identity.id, what, error)

@@ -51,14 +51,14 @@ class Parity:
     """What the old consumer has not acknowledged."""
     in_flight: int
     counted: int
-    """Messages behind its ack floor that the group would begin with; -1 when the stream cannot count them."""
+    """Messages behind its ack floor that the group would begin with."""
     left_to_group: int | None = None
-    """During an overlap: messages that the group has not passed; -1 when the stream cannot count them."""
+    """During an overlap: messages that the group has not passed."""
 
     @property
     def missing(self) -> bool:
         """Whether the group would see less than is left to do."""
-        return 0 <= self.counted < self.unprocessed
+        return self.counted < self.unprocessed
 
 
 def partition_of(consumer: ConsumerInfo, prefix: str) -> Partition:
@@ -141,13 +141,10 @@ class Migration:
         found = await self._legacy()
         partitions = {c.name: partition_of(c, self._prefix) for c in found}
         floors = {partitions[c.name].id: c.ack_floor_stream_seq for c in found}
-        await self._control.ready()
-        measured = await lag.measure(
-            self._control.connection, self._jetstream, self._stream, partitions.values(), floors
-        )
+        counted = await self._behind(partitions.values(), floors)
         left = await self._left_to_group(partitions.values()) if await self._phase() == OVERLAP else {}
         return [
-            Parity(p.id, c.name, c.unprocessed, c.ack_pending, measured[p.id].messages, left.get(p.id))
+            Parity(p.id, c.name, c.unprocessed, c.ack_pending, counted[p.id], left.get(p.id))
             for c in found
             if (p := partitions[c.name])
         ]
@@ -157,8 +154,18 @@ class Migration:
         claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
         floors = _floors(await self._of_group())
         done = {p: max(c.handoff, floors.get(c.owner or "", 0) if c.settled else 0) for p, c in claims.items()}
+        return await self._behind(partitions, done)
+
+    async def _behind(self, partitions: Collection[Partition], done: Mapping[str, int]) -> dict[str, int]:
+        """Messages of each partition behind what is done of it."""
+        await self._control.ready()
         measured = await lag.measure(self._control.connection, self._jetstream, self._stream, partitions, done)
-        return {partition: one.messages for partition, one in measured.items()}
+        return {
+            p.id: measured[p.id].messages
+            if measured[p.id].messages >= 0
+            else await lag.count(self._jetstream, self._stream, p, done.get(p.id, 0))
+            for p in partitions
+        }
 
     async def drain(self) -> int:
         """Pause the old consumers; returns how many messages they have delivered that are not acknowledged yet."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from penstock import subjects
 from penstock.broker.model import NANOSECONDS, Json
 from penstock.errors import ConfigError
 from penstock.retry import Backoff
@@ -19,6 +20,13 @@ A partition that is left out was never handled.
 """
 
 _NAME = re.compile(r"[^\s.*>/\\]+")
+
+
+def part_of_name(text: str) -> str:
+    """The text itself. Raises `ConfigError` when no stream and no consumer can have it in its name."""
+    if not _NAME.fullmatch(text):
+        raise ConfigError(f"{text!r} cannot be a name: it is empty, or has white space or one of . * > / \\ in it")
+    return text
 
 
 def no_positions() -> Positions:
@@ -142,3 +150,7 @@ class WorkerOptions:
             raise ConfigError(f"handler_timeout must be above 0 seconds, got {self.handler_timeout:g}")
         if self.processes < 0:
             raise ConfigError(f"processes must be 0 or more, got {self.processes}")
+        if self.dlq is not None and (wrong := subjects.problem(self.dlq)):
+            raise ConfigError(f"dlq: {self.dlq!r} is no subject for dead letters: {wrong}")
+        if self.dlq is not None and not subjects.is_literal(self.dlq):
+            raise ConfigError(f"dlq: {self.dlq!r} has a wildcard: name the one subject below which dead letters go")

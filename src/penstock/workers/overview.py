@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConfigError
 from penstock.workers import claims as claim_store
-from penstock.workers import election, identity, publication
+from penstock.workers import election, identity, migration, publication
 from penstock.workers.claims import Claim, claims_in
 from penstock.workers.group_options import bucket_name
-from penstock.workers.identity import WorkerRecord, workers_in
+from penstock.workers.identity import ACTIVE, WorkerRecord, workers_in
 from penstock.workers.kv import Bucket, Control, Entry
 from penstock.workers.publication import Published
+from penstock.workers.stabilization import Windows
 
-FAMILIES = (identity.FAMILY, claim_store.FAMILY, publication.FAMILY, "leader")
+FAMILIES = (identity.FAMILY, claim_store.FAMILY, publication.FAMILY, "leader", "migration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class WorkerOverview:
     applied: int
     """Version of the assignment it works by."""
     lag: int | None
-    """Messages that its consumer has before it or out; None when it has no consumer."""
+    """Messages that its consumers have before them or out; None when it has no consumer."""
     redelivered: int
 
 
@@ -65,6 +66,8 @@ class GroupOverview:
     leader: str | None
     workers: tuple[WorkerOverview, ...]
     partitions: tuple[PartitionOverview, ...]
+    waits_for: str | None = None
+    """What must happen before anything is assigned; None when it is."""
 
     @property
     def moves(self) -> tuple[PartitionOverview, ...]:
@@ -79,11 +82,16 @@ async def look(control: Control, group: str) -> GroupOverview:
         raise ConfigError(f"there is no group {group!r} on this server: no worker of that name has ever joined")
     entries = await bucket.entries(*FAMILIES)
     stream = Published.parse(_family(entries, publication.FAMILY)).stream
-    consumers = await control.jetstream.consumers(stream) if stream else []
-    return overview(group, entries, {c.config["metadata"]["penstock.worker"]: c for c in consumers if _of(c, group)})
+    consumers: dict[str, list[ConsumerInfo]] = {}
+    for consumer in await control.jetstream.consumers(stream) if stream else ():
+        if _of(consumer, group):
+            consumers.setdefault(consumer.config["metadata"]["penstock.worker"], []).append(consumer)
+    return overview(group, entries, consumers)
 
 
-def overview(group: str, entries: Mapping[str, Entry], consumers: Mapping[str, ConsumerInfo]) -> GroupOverview:
+def overview(
+    group: str, entries: Mapping[str, Entry], consumers: Mapping[str, Collection[ConsumerInfo]]
+) -> GroupOverview:
     """The group that these keys and consumers, by worker id, make up. Pure."""
     published = Published.parse(_family(entries, publication.FAMILY))
     claims = claims_in(entries)
@@ -96,13 +104,35 @@ def overview(group: str, entries: Mapping[str, Entry], consumers: Mapping[str, C
         stream=published.stream,
         version=published.version,
         leader=leader,
-        workers=tuple(_worker(w, r, leader, owned.count(w), consumers.get(w)) for w, r in workers),
+        workers=tuple(_worker(w, r, leader, owned.count(w), consumers.get(w, ())) for w, r in workers),
         partitions=_partitions(published, claims),
+        waits_for=_waits_for(group, published.version, dict(workers), leader, entries.get(migration.KEY)),
+    )
+
+
+def _waits_for(
+    group: str, version: int, workers: Mapping[str, WorkerRecord], leader: str | None, migrating: Entry | None
+) -> str | None:
+    """What must happen before the group has an assignment. Pure."""
+    phase = str(migrating.value["phase"]) if migrating else None
+    if phase == migration.LEGACY:
+        return f"`penstock group migrate {group} shadow`: its migration was rolled back"
+    if phase not in migration.AT_WORK:
+        return f"`penstock group migrate {group} switch`, or overlap: its migration is at {phase!r}"
+    if version:
+        return None
+    if not any(record.state == ACTIVE for record in workers.values()):
+        return "its first worker: start one with `penstock work`"
+    if leader is None:
+        return "its workers to choose a leader, which takes a few seconds"
+    return (
+        f"its first assignment: {leader} makes it once workers and partitions have stayed the same for a while "
+        f"({Windows().cold_start:g} s, unless its workers were told otherwise) and it knows what the partitions are"
     )
 
 
 def _worker(
-    worker_id: str, record: WorkerRecord, leader: str | None, owned: int, consumer: ConsumerInfo | None
+    worker_id: str, record: WorkerRecord, leader: str | None, owned: int, consumers: Collection[ConsumerInfo]
 ) -> WorkerOverview:
     return WorkerOverview(
         id=worker_id,
@@ -114,8 +144,8 @@ def _worker(
         leads=worker_id == leader,
         partitions=owned,
         applied=record.applied,
-        lag=consumer.unprocessed if consumer else None,
-        redelivered=consumer.redelivered if consumer else 0,
+        lag=sum(consumer.unprocessed for consumer in consumers) if consumers else None,
+        redelivered=sum(consumer.redelivered for consumer in consumers),
     )
 
 

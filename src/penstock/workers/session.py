@@ -7,26 +7,23 @@ collected for a few milliseconds and sent in one piece, together with the next p
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, ConsumerInfo
+from penstock.broker.model import ConsumerInfo
 from penstock.errors import PenstockError, Unavailable
 from penstock.wire import aio, deliveries, frames
 from penstock.workers import messages, pacing
-from penstock.workers.dispatch import ACKS
+from penstock.workers.handling import ACKS
 from penstock.workers.messages import Message
+from penstock.workers.pull import HEARTBEAT, Pull
 from penstock.workers.recall import Here, Recall
 
 log = logging.getLogger(__name__)
 
-EXPIRES = 30.0  # seconds
-HEARTBEAT = 5.0  # seconds
 SILENCE = 2.5 * HEARTBEAT
 """Without a word for that long on an open request, the request is lost, or the consumer is."""
 GONE_WITHIN = 2.5
@@ -47,25 +44,6 @@ class Interrupted(Unavailable):
 
 class WentElsewhere(Interrupted):
     """Deliveries are missing; a new session has them delivered again, at once."""
-
-
-@dataclass(slots=True)
-class Pull:
-    """What was asked of one consumer."""
-
-    name: str
-    inbox: str
-    sid: int = 0
-    asked: int = 0
-    """Messages asked for and not come yet."""
-    heard: float = 0.0
-    """When something last came."""
-    delivery: int = 0
-    """The number of the last delivery; the server counts from 1 again after a reset."""
-    opening: list[Message] | None = field(default_factory=list)
-    """What came before it was known how many deliveries there were; None once that is known."""
-    recall: Recall | None = None
-    """What was recalled from others and is not complete: until then nothing that comes is handed on."""
 
 
 class Session:
@@ -342,13 +320,7 @@ class Session:
         return requests
 
     def _request(self, pull: Pull, count: int) -> bytes:
-        ask = {
-            "batch": count,
-            "expires": int(EXPIRES * NANOSECONDS),
-            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
-        }
-        subject = self._jetstream.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{pull.name}")
-        return frames.publish(subject, json.dumps(ask).encode(), reply=pull.inbox)
+        return pull.request(self._jetstream.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{pull.name}"), count)
 
     # -- what is answered ------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ Asked by the leader only, again and again: a source whose answer changes makes a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from penstock import subjects
@@ -19,6 +20,20 @@ from penstock.workers.partitions import Partition, SubjectPattern
 KEY = "partitions.list"
 VERSION = 1
 FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
+
+
+class NoPartitionList(Unavailable):
+    """A group is to take its partitions from its bucket, and nobody has put a list there."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(bucket)
+        self.bucket = bucket
+
+    def __str__(self) -> str:
+        return (
+            f"bucket {self.bucket!r} has no list of partitions under {KEY!r}; `penstock group migrate GROUP shadow` "
+            "puts it there, or `InBucket.write` from Python, and the group goes on by itself"
+        )
 
 
 class PartitionSource(Protocol):
@@ -72,11 +87,17 @@ class Hashed:
     subject: str
 
     def __post_init__(self) -> None:
-        if self.count < 1 or self.subject.count("{partition}") != 1:
+        rest = self.subject.replace("{partition}", "", 1)
+        if self.count < 1 or len(rest) == len(self.subject) or "{" in rest:
             raise ConfigError(f"hashing needs a count and a subject with {{partition}} in it, got {self}")
 
     async def partitions(self) -> Sequence[Partition]:
-        return [Partition(str(n), (self.subject.replace("{partition}", str(n)),)) for n in range(self.count)]
+        return self.all
+
+    @property
+    def all(self) -> tuple[Partition, ...]:
+        """Every partition. Raises `ConfigError` when the subject is none."""
+        return tuple(Partition(str(n), (self.subject.replace("{partition}", str(n)),)) for n in range(self.count))
 
     def partition_of(self, key: str) -> int:
         """The partition of a key, as the server's own `{{partition(count,…)}}` mapping computes it."""
@@ -96,7 +117,7 @@ class InBucket:
     async def partitions(self) -> Sequence[Partition]:
         entry = await self.bucket.get(KEY)
         if entry is None:  # not the same as an empty list: nobody should give anything up for it
-            raise Unavailable(f"bucket {self.bucket.name!r} has no list of partitions; `InBucket.write` makes it")
+            raise NoPartitionList(self.bucket.name)
         return parse_partitions(entry.value["partitions"])
 
     async def write(self, partitions: Iterable[Partition]) -> None:
@@ -104,6 +125,29 @@ class InBucket:
         listed = tuple(partitions)
         _refuse_twins(listed)
         await self.bucket.put(KEY, {"v": VERSION, "partitions": [partition_json(p) for p in listed]})
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The partitions of another source, with weights and labels by their ids; `*` in an id stands for anything.
+
+    Of several weights that are meant for a partition the last one counts. Labels add up.
+    """
+
+    source: PartitionSource
+    weights: tuple[tuple[str, int], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+    async def partitions(self) -> Sequence[Partition]:
+        return [self.described(partition) for partition in await self.source.partitions()]
+
+    def described(self, partition: Partition) -> Partition:
+        weights = [weight for ids, weight in self.weights if fnmatchcase(partition.id, ids)]
+        labels = {label for ids, label in self.labels if fnmatchcase(partition.id, ids)}
+        if not weights and not labels:
+            return partition
+        weight = weights[-1] if weights else partition.weight
+        return replace(partition, weight=weight, labels=partition.labels | labels)
 
 
 def _refuse_strangers(stream: str, config: Mapping[str, Any], filter_: str) -> None:

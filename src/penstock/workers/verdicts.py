@@ -85,6 +85,9 @@ def before_try(attempt: int, retries: Retries) -> DeadLetter | None:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line."""
-    text = " ".join(str(error).split())
+    """An error in one line; one that cannot even be printed, by its type."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 -- an error of the user's own: what it does must not end the worker
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -23,8 +23,9 @@ from penstock.workers import lag
 from penstock.workers.answers import SessionAnswers
 from penstock.workers.catchup import CatchUp
 from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
-from penstock.workers.dispatch import Dispatcher, HandlingOptions
+from penstock.workers.dispatch import Dispatcher
 from penstock.workers.handlers import Handler, Runner
+from penstock.workers.handling import HandlingOptions
 from penstock.workers.lag import Lag
 from penstock.workers.lanes import Lane
 from penstock.workers.metrics import Look, WorkerMetrics

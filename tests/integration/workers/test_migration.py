@@ -20,9 +20,9 @@ from penstock.workers.overlap import Overlap
 __all__ = ["world"]
 
 
-async def legacy_world(world: World, retention: str) -> Migration:
+async def legacy_world(world: World, retention: str, direct: bool = True) -> Migration:
     """Four old consumers, one a partition, of which each has done 3 of 5 messages."""
-    config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": True}
+    config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": direct}
     await world.control.jetstream.create_stream(config)
     for n in range(4):
         old = {"durable_name": f"old-p{n}", "name": f"old-p{n}", "filter_subject": f"s.p{n}", "ack_policy": "explicit"}
@@ -73,6 +73,29 @@ async def test_a_migration_goes_on_where_the_old_consumers_were(world: World, re
     await migration.clean_up()
     names = await world.control.jetstream.consumer_names("S")
     assert names == [f"g-{group.worker_id}"]
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_stream_that_cannot_count_by_itself_is_compared_too(world: World, retention: str) -> None:
+    migration = await legacy_world(world, retention, direct=False)
+    parity = await migration.compare()
+    assert [(one.unprocessed, one.counted, one.missing) for one in parity] == [(2, 2, False)] * 4
+    jetstream = world.control.jetstream
+    assert sorted(await jetstream.consumer_names("S")) == [f"old-p{n}" for n in range(4)], "counting leaves nothing"
+    before = (await jetstream.stream_info("S")).state.messages
+    assert before == (20 if retention == "limits" else 8)
+    for n in range(4):
+        await pull(world, n, 5)
+    await world.all_done()
+    left = (await jetstream.stream_info("S")).state.messages
+    assert left == (20 if retention == "limits" else 0), "what is done is removed as ever"
+
+
+async def test_a_stream_without_messages_for_the_group_is_told_by_compare(world: World) -> None:
+    migration = await legacy_world(world, "limits", direct=False)
+    await world.control.jetstream.purge_stream("S", subject="s.p0")
+    parity = {one.partition: one for one in await migration.compare()}
+    assert (parity["p0"].counted, parity["p1"].counted) == (0, 2)
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.testing import eventually_async
-from penstock.workers.dispatch import Dispatcher, HandlingOptions
+from penstock.workers.dispatch import Dispatcher
+from penstock.workers.handling import HandlingOptions
 from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.verdicts import DeadLetter

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +14,14 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.settings import Settings
 from penstock.testing import eventually_async, run_handler
 from penstock.workers import handlers
+from penstock.workers.group import WorkerGroup
+from penstock.workers.group_options import GroupOptions
 from penstock.workers.messages import Message, MessageContext
+from penstock.workers.options import WorkerOptions
+from penstock.workers.sources import Listed
 from penstock.workers.verdicts import Retries
 
 MODULE = """
@@ -84,6 +90,31 @@ async def test_a_handler_that_exits_fails_its_message_and_ends_nothing() -> None
     run = await run_handler(handler, [("s", b"1"), ("s", b"2")], retries=Retries(max_deliver=2))
     assert [message.data for message in run.done] == [b"2"]
     assert [dead.reason for dead in run.dead] == ["gave up after 2 tries: SystemExit: 3"]
+
+
+class WithLock:
+    """Something that no other process can have."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self, message: Message, context: MessageContext) -> None: ...
+
+
+def nested() -> handlers.Handler:
+    def inner(message: Message, context: MessageContext) -> None: ...
+
+    return inner
+
+
+@pytest.mark.parametrize("handler", [lambda message, context: None, nested(), WithLock(), WithLock().__call__])
+def test_a_handler_that_no_other_process_can_run_is_refused_before_it_gets_a_message(handler: handlers.Handler) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be sent to other processes .* as a function of a module"):
+        handlers.Runner(handler, processes=1)
+    options = GroupOptions(group="g", stream="S", source=lambda *_: Listed(()))
+    with pytest.raises(ConfigError, match="cannot be sent to other processes"):
+        WorkerGroup(Settings(), options, handler, worker=WorkerOptions(processes=1))
+    WorkerGroup(Settings(), options, handler)  # without processes it may be anything
 
 
 def write_process(message: Message, context: MessageContext) -> None:

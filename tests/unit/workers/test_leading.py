@@ -99,8 +99,32 @@ def test_an_overview_counts_partitions_and_lag_and_sorts_by_number() -> None:
         "claims.p": Entry(Claim("p", 9, "worker-2", "x", settled=True, acquired=3).to_json(), 4),
         "leader.lease": Entry({"worker": "worker-10"}, 5),
     }
-    found = overview("g", entries, {"worker-2": consumer("worker-2", 1, "s.p")})
+    both = [consumer("worker-2", 1, "s.p"), consumer("worker-2", 1, "s.q")]
+    found = overview("g", entries, {"worker-2": both})
     assert [(w.id, w.leads, w.partitions, w.lag) for w in found.workers] == [
-        ("worker-2", False, 1, 5),
+        ("worker-2", False, 1, 10),
         ("worker-10", True, 0, None),
     ]
+
+
+WORKER = {"workers.worker-0": Entry(WorkerRecord("i").to_json(), 1)}
+LED = {**WORKER, "leader.lease": Entry({"worker": "worker-0"}, 2)}
+ASSIGNED = {"version": 1, "members": ["worker-0"], "parked": [], "stream": "S", "leader": "worker-0"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({}, "its first worker"),
+        (WORKER, "to choose a leader"),
+        (LED, "its first assignment: worker-0 makes it"),
+        ({**LED, "migration.state": Entry({"phase": "shadow"}, 3)}, "`penstock group migrate g switch`"),
+        ({**LED, "migration.state": Entry({"phase": "legacy"}, 3)}, "`penstock group migrate g shadow`"),
+    ],
+)
+def test_an_overview_says_what_a_group_without_an_assignment_waits_for(entries: dict[str, Entry], says: str) -> None:
+    assert says in (overview("g", entries, {}).waits_for or "")
+
+
+def test_a_group_with_an_assignment_waits_for_nothing() -> None:
+    assert overview("g", {**LED, "assignment.head": Entry(ASSIGNED, 3)}, {}).waits_for is None

@@ -1,0 +1,271 @@
+"""The flags of `penstock work`, and what they ask for together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import click
+
+from penstock.broker.jetstream import JetStream
+from penstock.cli.common import Read
+from penstock.errors import ConfigError
+from penstock.units import INT32, parse_duration
+from penstock.workers import filters, handlers
+from penstock.workers.assignment import STRATEGIES
+from penstock.workers.group import check_times
+from penstock.workers.group_options import GroupOptions, group_name
+from penstock.workers.handlers import Handler
+from penstock.workers.identity import new_instance
+from penstock.workers.options import ConsumerOptions, WorkerOptions, part_of_name
+from penstock.workers.partitions import Partition, SubjectPattern
+from penstock.workers.sources import Described, Hashed, InBucket, Listed, PartitionSource, SeenInStream
+from penstock.workers.verdicts import BACKOFF, MAX_DELIVER, Retries
+
+MOST_PARTITIONS = 100_000
+TTL = 15.0
+"""Seconds after which a worker of a group is given up, unless a flag says otherwise."""
+_LABEL = re.compile(r"[A-Za-z0-9_.:/-]+")
+_WEIGHT = re.compile(r"[1-9][0-9]{0,8}")
+
+SourceMaker = Callable[[JetStream], PartitionSource]
+OF_A_GROUP = {
+    "in_bucket": "--in-bucket", "overlap": "--overlap", "labels": "--label", "partition_labels": "--partition-label",
+    "weights": "--weight", "strategy": "--strategy", "capacity": "--capacity", "instance": "--instance", "ttl": "--ttl",
+}  # fmt: skip
+"""Flags that mean nothing to a worker that is alone, by their parameters."""
+
+
+# -- single values -----------------------------------------------------------------------------------------------------
+
+
+def seconds(text: str) -> float:
+    return parse_duration(text).total_seconds()
+
+
+def _delays(text: str) -> tuple[float, ...]:
+    found = tuple(seconds(part) for part in text.split(","))
+    Retries(backoff=found)  # refuses what makes no sense
+    return found
+
+
+def _above_zero(text: str) -> float:
+    if not (found := seconds(text)):
+        raise ConfigError(f"{text!r} is no time at all: give one above 0")
+    return found
+
+
+def _label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise ConfigError(f"{text!r} cannot be a label: letters, digits and _ . : / - can")
+    return text
+
+
+def _partition(text: str) -> Partition:
+    id_, equals, subject = text.partition("=")
+    if not (id_ and equals and subject):
+        raise ConfigError(f"{text!r}: a partition is written as ID=SUBJECT")
+    return Partition(id_, (subject,))
+
+
+def _weight(text: str) -> tuple[str, int]:
+    id_, _, number = text.rpartition("=")  # an id may have a = in it
+    if not (id_ and _WEIGHT.fullmatch(number)):
+        raise ConfigError(f"{text!r}: a weight is written as ID=N, such as etch7=5; N is a whole number from 1 on")
+    return id_, int(number)
+
+
+def _partition_label(text: str) -> tuple[str, str]:
+    id_, _, label = text.rpartition("=")
+    if not id_:
+        raise ConfigError(f"{text!r}: the label of a partition is written as ID=LABEL, such as etch7=gpu")
+    return id_, _label(label)
+
+
+DURATION = Read("duration", seconds)
+SOME_TIME = Read("duration", _above_zero)
+NAME, GROUP = Read("name", part_of_name), Read("name", group_name)
+
+OPTIONS = [
+    click.option("--stream", type=NAME, required=True, metavar="NAME", help="The stream to work on."),
+    click.option("--group", type=GROUP, metavar="NAME", help="The group that shares the partitions."),
+    click.option("--alone", "worker_id", type=NAME, metavar="ID", help="No group: all partitions are this worker's."),
+    click.option("--pattern", metavar="PATTERN", help="Subjects with the partition in them: 'dc.{tool}.completion'."),
+    click.option("--partition", "listed", type=Read("partition", _partition), multiple=True, metavar="ID=SUBJECT",
+                 help="A partition; repeatable."),
+    click.option("--hashed", type=click.IntRange(1, MOST_PARTITIONS), metavar="N",
+                 help="N partitions; {partition} in the pattern."),
+    click.option("--in-bucket", is_flag=True, help="The partitions in the group's bucket, as a migration lists them."),
+    click.option("--weight", "weights", type=Read("weight", _weight), multiple=True, metavar="ID=N",
+                 help="How much work a partition is, for --strategy weighted; * in ID for many; repeatable."),
+    click.option("--partition-label", "partition_labels", type=Read("label", _partition_label), multiple=True,
+                 metavar="ID=LABEL", help="Only workers with that --label may have the partition; repeatable."),
+    click.option("--overlap", is_flag=True, help="Pass over what old consumers handle: see `group migrate`."),
+    click.option("--start", type=click.Choice(["all", "new"]), default="all", show_default=True,
+                 help="Where a partition begins that nobody ever handled."),
+    click.option("--dlq", metavar="SUBJECT", help="Where messages go that are given up."),
+    click.option("--max-deliver", type=click.IntRange(1), default=MAX_DELIVER, show_default=True, metavar="N",
+                 help="Tries of a message."),
+    click.option("--backoff", type=Read("durations", _delays), default=",".join(f"{s:g}s" for s in BACKOFF),
+                 show_default=True, metavar="DURATIONS", help="Waits between tries; the last one repeats."),
+    click.option("--ack-wait", type=DURATION, default="30s", show_default=True, metavar="DURATION",
+                 help="When the server delivers again what got no answer."),
+    click.option("--max-ack-pending", type=click.IntRange(1, INT32), default=500, show_default=True, metavar="N",
+                 help="Messages out at a time."),
+    click.option("--max-subjects", type=click.IntRange(1, INT32), default=500, show_default=True, metavar="N",
+                 help="Filter subjects of a consumer."),
+    click.option("--max-consumers", type=click.IntRange(1, INT32), default=1, show_default=True, metavar="N",
+                 help="Consumers of the worker, when there are too many subjects for one."),
+    click.option("--wildcards", is_flag=True,
+                 help="Wildcards instead of subjects, when there are too many and all that match are the worker's."),
+    click.option("--max-in-flight", type=click.IntRange(1), default=64, show_default=True, metavar="N",
+                 help="Messages that a slow partition may hold."),
+    click.option("--concurrency", type=click.IntRange(1), default=256, show_default=True, metavar="N",
+                 help="Partitions handled at the same time."),
+    click.option("--processes", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+                 help="Processes for a handler that computes."),
+    click.option("--handler-timeout", type=SOME_TIME, metavar="DURATION", help="How long a handler may take."),
+    click.option("--label", "labels", type=Read("label", _label), multiple=True, metavar="LABEL",
+                 help="Of this worker: it may have partitions of that label; repeatable."),
+    click.option("--strategy", type=click.Choice(sorted(STRATEGIES)),
+                 help="How the group shares its partitions; the same for all workers.  [default: consistent-hash]"),
+    click.option("--capacity", type=click.IntRange(1, INT32), metavar="N",
+                 help="How much this worker can take, for --strategy weighted.  [default: 1]"),
+    click.option("--instance", metavar="NAME", help="A name that stays over restarts.  [default: chosen]"),
+    click.option("--ttl", type=SOME_TIME, metavar="DURATION",
+                 help=f"When the group gives up a worker that is not heard of.  [default: {TTL:g}s]"),
+    click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
+                 help="Serve /metrics for Prometheus on loopback; 0: any."),
+    click.option("--report-every", type=DURATION, default="10s", show_default=True, metavar="DURATION",
+                 help="A line on stderr; 0: none."),
+    click.option("--until-done", is_flag=True, help="End when everything that is there has been handled."),
+]  # fmt: skip
+
+
+def work_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+# -- all of them together ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line asks for; it makes sense as far as one can tell without a server."""
+
+    handler: Handler
+    stream: str
+    group: GroupOptions | None
+    worker_id: str
+    """Of a worker that is alone; else empty."""
+    consumer: dict[str, Any]
+    """Fields of `ConsumerOptions`, besides its names."""
+    worker: WorkerOptions
+    source: SourceMaker
+    known: tuple[Partition, ...]
+    """The partitions that the command line names; none when they are to be found."""
+
+
+def asked(handler: str, given: dict[str, Any]) -> Asked:
+    """What was asked for. Raises `ConfigError` for what makes no sense."""
+    _refuse_contradictions(given)
+    known = _known(given)
+    found = Asked(
+        handler=handlers.load(handler),
+        stream=given["stream"],
+        group=_group(given) if given["group"] else None,
+        worker_id=given["worker_id"] or "",
+        consumer={name: given[name] for name in ("ack_wait", "max_ack_pending", "max_subjects", "max_consumers")},
+        worker=_worker(given),
+        source=partial(_source, given),
+        known=known,
+    )
+    _check(found, given["wildcards"])
+    return found
+
+
+def _check(found: Asked, wildcards: bool) -> None:
+    """Raise for what a worker would refuse when it starts."""
+    if found.worker.processes:
+        handlers.refuse_what_no_process_can_run(found.handler)
+    if found.group:
+        check_times(found.group, found.consumer)
+        return
+    alone = ConsumerOptions(stream=found.stream, worker_id=found.worker_id, **found.consumer)
+    if not wildcards:
+        filters.plan(found.known, (), alone.max_subjects, alone.max_consumers, ())
+
+
+def _refuse_contradictions(given: dict[str, Any]) -> None:
+    if bool(given["group"]) == bool(given["worker_id"]):
+        raise ConfigError("name the group with --group, or give the worker an id of its own with --alone")
+    lonely = [flag for name, flag in OF_A_GROUP.items() if given[name]]
+    if lonely and not given["group"]:
+        raise ConfigError(f"{' and '.join(lonely)}: only a group has that; give --group instead of --alone")
+    if [bool(given[one]) for one in ("pattern", "listed", "in_bucket")].count(True) != 1:
+        raise ConfigError(
+            "say what the partitions are: --pattern 'dc.{tool}.completion', --partition ID=SUBJECT, or --in-bucket"
+        )
+    if given["hashed"] and not given["pattern"]:
+        raise ConfigError("--hashed goes with --pattern, such as 'orders.{partition}.>'")
+    if given["in_bucket"] and (given["weights"] or given["partition_labels"]):
+        raise ConfigError("the list in the bucket has its own weights and labels: no --weight, no --partition-label")
+    if (given["weights"] or given["capacity"]) and given["strategy"] != "weighted":
+        raise ConfigError("--weight and --capacity count with --strategy weighted only")
+    if given["wildcards"] and not (given["listed"] or given["hashed"]):
+        raise ConfigError("--wildcards goes with --partition or --hashed: it must know all subjects there will be")
+    if given["overlap"] and given["processes"]:
+        raise ConfigError("--overlap keeps its marks in the event loop: leave out --processes")
+
+
+def _known(given: dict[str, Any]) -> tuple[Partition, ...]:
+    if given["pattern"] and not given["hashed"]:
+        SubjectPattern(given["pattern"])  # refuses one that makes no sense
+    known = Hashed(given["hashed"], given["pattern"]).all if given["hashed"] else Listed(given["listed"]).listed
+    for flag, named in (("--weight", given["weights"]), ("--partition-label", given["partition_labels"])):
+        for ids, value in named if known else ():
+            if not any(fnmatchcase(partition.id, ids) for partition in known):
+                raise ConfigError(f"{flag} {ids}={value}: there is no such partition")
+    return known
+
+
+def _source(given: dict[str, Any], jetstream: JetStream) -> PartitionSource:
+    named: PartitionSource
+    if given["listed"]:
+        named = Listed(given["listed"])
+    elif given["hashed"]:
+        named = Hashed(given["hashed"], given["pattern"])
+    else:
+        named = SeenInStream(jetstream, given["stream"], SubjectPattern(given["pattern"]))
+    return Described(named, given["weights"], given["partition_labels"])
+
+
+def _worker(given: dict[str, Any]) -> WorkerOptions:
+    return WorkerOptions(
+        retries=Retries(max_deliver=given["max_deliver"], backoff=given["backoff"]),
+        dlq=given["dlq"],
+        concurrency=given["concurrency"],
+        handler_timeout=given["handler_timeout"],
+        processes=given["processes"],
+        max_in_flight=given["max_in_flight"],
+    )
+
+
+def _group(given: dict[str, Any]) -> GroupOptions:
+    return GroupOptions(
+        group=given["group"],
+        stream=given["stream"],
+        source=lambda control, bucket: InBucket(bucket) if given["in_bucket"] else _source(given, control.jetstream),
+        start=given["start"],
+        strategy=STRATEGIES[given["strategy"] or "consistent-hash"],
+        ttl=given["ttl"] or TTL,
+        labels=frozenset(given["labels"]),
+        capacity=given["capacity"] or 1,
+        instance=given["instance"] or new_instance(),
+    )

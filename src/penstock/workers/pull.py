@@ -1,0 +1,42 @@
+"""What is asked of one consumer, and how much of it has come."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from penstock.broker.model import NANOSECONDS
+from penstock.wire import frames
+from penstock.workers.messages import Message
+from penstock.workers.recall import Recall
+
+EXPIRES = 30.0  # seconds
+HEARTBEAT = 5.0  # seconds
+
+
+@dataclass(slots=True)
+class Pull:
+    """What was asked of one consumer."""
+
+    name: str
+    inbox: str
+    sid: int = 0
+    asked: int = 0
+    """Messages asked for and not come yet."""
+    heard: float = 0.0
+    """When something last came."""
+    delivery: int = 0
+    """The number of the last delivery; the server counts from 1 again after a reset."""
+    opening: list[Message] | None = field(default_factory=list)
+    """What came before it was known how many deliveries there were; None once that is known."""
+    recall: Recall | None = None
+    """What was recalled from others and is not complete: until then nothing that comes is handed on."""
+
+    def request(self, subject: str, count: int) -> bytes:
+        """Ask for so many messages more."""
+        ask = {
+            "batch": count,
+            "expires": int(EXPIRES * NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
+        }
+        return frames.publish(subject, json.dumps(ask).encode(), reply=self.inbox)
