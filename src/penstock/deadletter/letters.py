@@ -87,6 +87,8 @@ class DeadLetter:
     """How often the event was replayed before it failed again."""
     pipeline: str | None = None
     """The Spark pipeline that wrote it among its bad records."""
+    worker: str | None = None
+    """The worker that gave up, where the consumer's name stands for several and each has letters of its own."""
     captured_by: str = BY_WORKER
     body_gone: bool = False
     """The message was no longer in its stream when the letter was made: there is nothing to replay."""
@@ -94,7 +96,7 @@ class DeadLetter:
     @property
     def id(self) -> str:
         """Names the letter: the same for everyone who captures this message of this consumer, and for nobody else."""
-        return letter_id(self.stream, self.reader, self.sequence, self.stored)
+        return letter_id(self.stream, self.worker or self.reader, self.sequence, self.stored)
 
     @property
     def reader(self) -> str:
@@ -119,6 +121,7 @@ class DeadLetter:
             names.SEQUENCE: str(self.sequence),
             names.STORED: _time(self.stored),
             names.CONSUMER: self.consumer,
+            names.WORKER: self.worker,
             names.PIPELINE: self.pipeline,
             names.DELIVERIES: str(self.deliveries) if self.deliveries else None,
             names.ERROR: one_line(self.failure.type, VALUE_LIMIT),
@@ -177,6 +180,7 @@ def of_message(  # every argument is a fact about one delivery; grouping them wo
     failure: Failure,
     failed_at: datetime,
     first_failure: datetime | None = None,
+    worker: str | None = None,
     captured_by: str = BY_WORKER,
     body_gone: bool = False,
 ) -> DeadLetter:
@@ -197,6 +201,7 @@ def of_message(  # every argument is a fact about one delivery; grouping them wo
         last_failure=failed_at,
         event_id=_first(headers, names.EVENT_ID) or event_id(body, headers),
         replays=_number(_first(headers, names.REPLAYS)),
+        worker=worker,
         captured_by=captured_by,
         body_gone=body_gone,
     )
@@ -231,6 +236,7 @@ def read(message: StoredMessage) -> FiledLetter:
         event_id=added.get(names.EVENT_ID) or event_id(message.data, given),
         replays=_number(added.get(names.REPLAYS)),
         pipeline=added.get(names.PIPELINE),
+        worker=added.get(names.WORKER),
         captured_by=added.get(names.CAPTURED_BY, ""),
         body_gone=names.BODY in added,
     )

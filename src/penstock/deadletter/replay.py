@@ -96,7 +96,7 @@ def message_headers(filed: FiledLetter, options: ReplayOptions) -> dict[str, lis
         headers.REPLAYS: str(letter.replays + 1),
         headers.FIRST_FAILURE: first.isoformat() if first else None,
         headers.EVENT_ID: letter.event_id,
-        headers.ONLY: f"{letter.stream}/{letter.consumer}" if options.only_failed else None,
+        headers.ONLY: f"{letter.stream}/{letter.worker or letter.consumer}" if options.only_failed else None,
         EXPECT_STREAM: letter.stream or None,
     }
     return {**own, **{name: value for name, value in added.items() if value}}

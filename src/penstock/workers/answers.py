@@ -21,8 +21,13 @@ class NoDeadLetters(ConfigError):
 class SessionAnswers:
     """Answers over the session of the moment. Without one a nak is dropped: the message comes again by itself."""
 
-    def __init__(self, connection: aio.Connection, stream: str, reader: str, dlq: str | None) -> None:
-        """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition."""
+    def __init__(
+        self, connection: aio.Connection, stream: str, reader: str, dlq: str | None, worker: str | None = None
+    ) -> None:
+        """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition.
+
+        `worker` is one that belongs to no group: it gives up for itself alone, whoever else has that name.
+        """
         self.session: Session | None = None
         self.acks: list[str] = []
         """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""
@@ -30,6 +35,7 @@ class SessionAnswers:
         self._stream = stream
         self._reader = reader
         self._dlq = dlq
+        self._worker = worker
 
     def acked(self) -> None:
         if self.session:
@@ -59,6 +65,7 @@ class SessionAnswers:
             deliveries=context.delivery_count,
             failure=letters.Failure(failure.type, letter.reason, failure.stack),
             failed_at=datetime.now(UTC),
+            worker=self._worker,
         )
         settings = self._connection.settings
         await capture(self._connection, made, self._dlq, attempted=message.received_at, domain=settings.domain)

@@ -185,7 +185,8 @@ class Puller:
 
 
 def _is_for(message: Message, options: ConsumerOptions) -> bool:
-    """Whether the message is for this group: a dead letter may be replayed for one reader only."""
+    """Whether the message is for this group, or this worker: a dead letter may be replayed for one reader only."""
     if ONLY not in message.raw_headers:
         return True
-    return letters.is_for(message.headers, options.stream, options.prefix)
+    headers = message.headers
+    return any(letters.is_for(headers, options.stream, reader) for reader in (options.prefix, options.consumer))

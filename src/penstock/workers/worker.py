@@ -70,7 +70,9 @@ class Worker:
         self._runner = Runner(handler, self.options.processes, self.options.handler_timeout)
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
-        self._answers = SessionAnswers(self._connection, consumer.stream, consumer.prefix, self.options.dlq)
+        # Workers of a group give a message up once between them; one that is alone gives it up for itself.
+        alone = None if ownership else consumer.consumer
+        self._answers = SessionAnswers(self._connection, consumer.stream, consumer.prefix, self.options.dlq, alone)
         handling = HandlingOptions(
             worker_id=consumer.worker_id,
             retries=self.options.retries,

@@ -170,6 +170,19 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_counts_as_failed(w
     assert worker.metrics.failures == 2
 
 
+async def test_two_workers_of_their_own_each_keep_what_they_give_up(world: World) -> None:
+    async def reject(message: Message, context: MessageContext) -> None:
+        raise Reject(f"not for {context.worker_id}")
+
+    await world.create()
+    workers = [await world.worker(reject, id_) for id_ in "12"]
+    for worker in workers:
+        await worker.update(partitions("a"))
+    await world.publish("a", 3)
+    await eventually_async(lambda: sum(worker.metrics.dead_letters for worker in workers) == 6, state=world.state)
+    assert (await world.js.stream_info("DLQ")).state.messages == 6
+
+
 async def test_a_handler_that_computes_runs_in_other_processes(world: World) -> None:
     await world.create()
     worker = await world.worker(work_module.record, processes=2)
