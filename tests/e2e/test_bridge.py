@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from tests.e2e.commands import here as in_this_process
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import Json
@@ -71,16 +72,20 @@ def bridge(here: Site, there: Site, name: str = "b", **config: object) -> Bridge
     return Bridge(made, here.server.settings, there.server.settings)
 
 
-def command(here: EmbeddedServer, there: EmbeddedServer, *more: str) -> list[str]:
-    base = [sys.executable, "-m", "penstock", "bridge", "b", "O", "D", "--report-every", "0"]
+def told(here: EmbeddedServer, there: EmbeddedServer, *more: str) -> list[str]:
+    base = ["bridge", "b", "O", "D", "--report-every", "0"]
     return [*base, "--from-servers", here.url, "--to-servers", there.url, *more]
+
+
+def command(here: EmbeddedServer, there: EmbeddedServer, *more: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", *told(here, there, *more)]
 
 
 def test_content_order_headers_and_origin_arrive_and_a_second_run_adds_nothing(tmp_path: Path) -> None:
     with sites(tmp_path) as (here, there):
         here.publish(0, 1500)
         here.publisher.connection.publish("o.y", b"with", {"A": ["1", "2"], "Nats-Expected-Stream": "O"})
-        eventually(lambda: here.held() == 1501, 5)
+        eventually(lambda: here.held() == 1501)
         assert bridge(here, there).run(until_caught_up=True).stored == 1501
         assert bridge(here, there).run(until_caught_up=True).stored == 0
         copies = there.messages()
@@ -104,7 +109,7 @@ def test_an_origin_that_deletes_what_was_taken_is_emptied_only_into_the_destinat
         here.publish(0, 2000)
         bridge(here, there).run(until_caught_up=True)
         assert [m.data for m in there.messages()] == [b"%d" % n for n in range(2000)]
-        assert here.held() == 0
+        eventually(lambda: here.held() == 0, what="the origin to have taken the last answer", state=here.held)
 
 
 def test_filter_mapping_and_rate_are_kept(tmp_path: Path) -> None:
@@ -135,7 +140,7 @@ def test_a_message_id_that_the_origin_had_twice_does_not_stop_the_bridge(tmp_pat
                 here.publisher.connection.flush()
                 return here.held() > before
 
-            eventually(published, 5)
+            eventually(published)
         bridge(here, there).run(until_caught_up=True)
         assert [m.data for m in there.messages()] == [m.data for m in here.messages()]
 
@@ -155,19 +160,19 @@ def test_a_second_instance_takes_over_and_the_first_one_stops_without_writing(tm
         threads = [threading.Thread(target=run, args=(name,)) for name in ("first", "second")]
         here.publish(0, 3000)
         threads[0].start()
-        eventually(lambda: there.held() > 0, 20)
+        eventually(lambda: there.held() > 0, 60)
         threads[1].start()
 
         def fenced() -> bool:
             here.publish(100_000, 10)
             return bool(ends)
 
-        eventually(fenced, 40, "one instance to be fenced off", lambda: (ends, there.held()))
+        eventually(fenced, 120, "one instance to be fenced off", lambda: (ends, there.held()))
         assert "another instance of bridge 'b'" in next(iter(ends.values()))
-        eventually(lambda: there.held() == here.held(), 20)
+        eventually(lambda: there.held() == here.held(), 60)
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert sorted(end == "stopped" for end in ends.values()) == [False, True]
         assert [m.data for m in there.messages()] == [m.data for m in here.messages()]
 
@@ -199,9 +204,7 @@ def test_a_destination_that_cannot_be_written_safely_is_refused(tmp_path: Path, 
 )
 def test_a_dry_run_says_what_would_never_arrive(tmp_path: Path, flags: list[str], words: str) -> None:
     with sites(tmp_path, subjects=["d.>"]) as (here, there):
-        done = subprocess.run(
-            command(here.server, there.server, "--dry-run", *flags), capture_output=True, text=True, timeout=60
-        )
+        done = in_this_process(*told(here.server, there.server, "--dry-run", *flags))
         assert (done.returncode, words in done.stderr) == (1, True), done.stderr
 
 
@@ -210,7 +213,7 @@ def test_a_dry_run_says_that_the_consumer_reads_something_else(tmp_path: Path) -
         here.publish(0, 1)
         bridge(here, there).run(until_caught_up=True)
         flags = ["--dry-run", "--subject", "o.a"]
-        done = subprocess.run(command(here.server, there.server, *flags), capture_output=True, text=True, timeout=60)
+        done = in_this_process(*told(here.server, there.server, *flags))
         assert (done.returncode, "reads everything" in done.stderr) == (1, True), done.stderr
 
 
@@ -251,7 +254,7 @@ def test_each_side_has_its_own_tls_and_login_and_a_dry_run_changes_nothing(tmp_p
         here.publisher.close()
         flags = ["--from-tls-ca", certificates.ca, "--from-tls-cert", certificates.client_cert]
         flags += ["--from-tls-key", certificates.client_key, "--create", "--map", "o.>=far.o.>", "--json"]
-        dry = subprocess.run(command(a, b, *flags, "--dry-run"), capture_output=True, text=True, timeout=60)
+        dry = in_this_process(*told(a, b, *flags, "--dry-run"))
         assert dry.returncode == 0, dry.stderr
         assert json.loads(dry.stdout)["origin_last_sequence"] == 100
         with BlockingPublisher.connect(b.settings) as publisher:
@@ -259,7 +262,7 @@ def test_each_side_has_its_own_tls_and_login_and_a_dry_run_changes_nothing(tmp_p
         done = subprocess.run(command(a, b, *flags, "--until-caught-up"), capture_output=True, text=True, timeout=60)
         assert json.loads(done.stdout)["stored"] == 100, done.stderr
         assert {m.subject for m in stream_messages(b.settings, "D")} == {"far.o.x"}
-        refused = subprocess.run(command(a, b, "--until-caught-up"), capture_output=True, text=True, timeout=60)
+        refused = in_this_process(*told(a, b, "--until-caught-up"))
         assert refused.returncode == 1
         assert "Traceback" not in refused.stderr
 
@@ -277,10 +280,10 @@ def test_metrics_are_served_while_it_runs(tmp_path: Path) -> None:
                     return 'penstock_bridge_stored_total{bridge="b"} 10\n' in text
                 return False
 
-            eventually(scraped, 30)
+            eventually(scraped, 60)
         finally:
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
 
 
 # -- kills -------------------------------------------------------------------------------------------------------------

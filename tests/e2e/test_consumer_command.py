@@ -18,11 +18,12 @@ import pytest
 
 from penstock.broker import Broker, ConsumerInfo, connect
 from penstock.cli import main
-from penstock.testing import EmbeddedServer
+from penstock.testing import EmbeddedServer, eventually_async
 
 T = TypeVar("T")
 
 HEADINGS = ["CONSUMER,", "FILTERS", "PENDING", "UNACKED", "REDELIVERED", "PULLS", "PAUSED"]
+WITHIN = 30.0  # seconds
 PENSTOCK = str(Path(sysconfig.get_path("scripts")) / "penstock")
 
 
@@ -74,10 +75,15 @@ async def fill(broker: Broker, retention: str = "limits") -> None:
     if retention == "interest":
         await broker.jetstream.create_consumer("S", {**config, "durable_name": "other", "filter_subject": "s.b"})
     for n in range(15):
-        await broker.request("s.b" if n % 3 == 2 else "s.a", b"x", 2)
+        await broker.request("s.b" if n % 3 == 2 else "s.a", b"x", WITHIN)
     subscription = await broker.client.jetstream().pull_subscribe_bind("c", "S")
-    for message in (await subscription.fetch(6))[:4]:
-        await message.ack_sync()
+    for message in (await subscription.fetch(6, timeout=WITHIN))[:4]:
+        await message.ack_sync(timeout=WITHIN)
+
+    async def counted() -> bool:  # the server counts for its consumers a moment after it has stored
+        return (await broker.jetstream.consumer_info("S", "c")).unprocessed == 6
+
+    await eventually_async(counted, state=lambda: broker.jetstream.consumer_info("S", "c"))
 
 
 def info(server: EmbeddedServer) -> ConsumerInfo:

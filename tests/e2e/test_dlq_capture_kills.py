@@ -49,7 +49,7 @@ async def die(stage: Stage) -> None:
     async def all_dead() -> bool:
         return await stage.messages("DLQ_ADVISORIES") == COUNT
 
-    await eventually_async(all_dead, 60, "the server to give up on all of them")
+    await eventually_async(all_dead, 120, "the server to give up on all of them")
 
 
 async def test_a_capturer_killed_in_the_middle_again_and_again_leaves_each_letter_once(
@@ -66,7 +66,7 @@ async def test_a_capturer_killed_in_the_middle_again_and_again_leaves_each_lette
         async def enough(there: int = there) -> bool:
             return await stage.messages("DLQ") >= there
 
-        await eventually_async(enough, 60, f"{there} letters, seed {SEED}")
+        await eventually_async(enough, 120, f"{there} letters, seed {SEED}")
         process.kill()
         assert await ended(process) == -signal.SIGKILL
     assert await ended(start(nats_server, "--until-caught-up")) == 0
@@ -83,6 +83,6 @@ async def test_a_capturer_ends_when_it_is_told_to(nats_server: EmbeddedServer, s
     async def captured() -> bool:
         return await stage.messages("DLQ") == 1
 
-    await eventually_async(captured, 60, "the letter")
+    await eventually_async(captured, 120, "the letter")
     process.send_signal(signal.SIGTERM)
     assert await ended(process) == 0

@@ -69,15 +69,16 @@ async def test_killed_at_every_step_and_run_again_outside_the_window_everything_
     assert await asyncio.to_thread(replay_problems, stage, {f"e{n}" for n in range(5 * len(STEPS))}) == []
 
 
-async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int, kills: int) -> None:
+async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int, kills: int, *words: str) -> None:
     """Replay `count` letters with a process that is killed in the middle, again and again; then a consumer that was
-    fixed processes them."""
-    seed = random.Random(SEED)
+    fixed processes them. The processes that are killed are told `words`, too."""
+    seed, step = random.Random(SEED), count // (2 * kills)
+    points = seed.sample(range(count // 4 + step // 2, count, step), kills)  # each with some work before and behind it
     await stage.build(window_ms=100)
     await stage.publish(events(count))
     await bury(stage, count)
-    for left in sorted((seed.randrange(1, count) for _ in range(kills)), reverse=True):
-        process = start(server, "--all")
+    for left in sorted(points, reverse=True):
+        process = start(server, "--all", *words)
         await eventually_async(lambda left=left: fewer_letters(stage, left), 120, f"fewer than {left} letters")
         process.kill()
         assert await asyncio.to_thread(finish, process) == -signal.SIGKILL, "it was killed before its end"
@@ -95,14 +96,15 @@ async def fewer_letters(stage: Stage, left: int) -> bool:
 async def test_hundreds_replayed_with_kills_in_the_middle_are_each_processed_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:
-    await killed_over_and_over(nats_server, stage, 400, kills=2)
+    # slowly, in chunks of a hundred: it takes a second from what is waited for to the end
+    await killed_over_and_over(nats_server, stage, 400, 2, "--rate", "100")
 
 
 @pytest.mark.soak
 async def test_ten_thousand_replayed_with_kills_in_the_middle_are_each_processed_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:
-    await killed_over_and_over(nats_server, stage, 10_000, kills=5)
+    await killed_over_and_over(nats_server, stage, 10_000, 5)
 
 
 @pytest.mark.soak

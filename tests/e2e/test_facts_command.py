@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+from tests.e2e.commands import here
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+ACK_WAIT = 600_000_000_000
+"""Nanoseconds: longer than any number of processes takes, one after the other."""
 
 
 @pytest.fixture
@@ -22,16 +25,13 @@ def run(nats_server: EmbeddedServer) -> Run:
         async with Facts(nats_server.settings) as facts:
             js = facts.link.jetstream
             await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
-            await js.create_consumer("FACTS", {"durable_name": "reader", "ack_policy": "explicit"})
+            config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": ACK_WAIT}
+            await js.create_consumer("FACTS", config)
             await facts.append_fact("facts.orders", "o-1", b'{"total": 3}')
             await facts.append_fact("facts.orders", "o-2", b"\xff\x00")
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "penstock", "--servers", nats_server.url, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
     asyncio.run(prepare())
-    return call
+    return partial(here, "--servers", nats_server.url)
 
 
 def test_a_page_is_fetched_and_confirmed_by_hand(run: Run) -> None:

@@ -126,8 +126,10 @@ async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
     await make_stream(nats_server.settings)
     told: list[int] = []
 
+    *most, last = rows(count, with_ids)  # the last one comes after the kill, however late that is
+
     def kill_and_look(ingest: FastIngest | BlockingFastIngest) -> None:
-        eventually(lambda: ingest.stored > count // 4, what="a quarter to be stored")
+        eventually(lambda: ingest.stored > count // 4, 60, "a quarter to be stored")
         told.append(ingest.stored)
         nats_server.kill()
         told[0] = max(told[0], ingest.stored)
@@ -136,13 +138,15 @@ async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
     if blocking:
         with BlockingFastIngest(nats_server.settings, "S", IngestOptions(flow=200), lambda _: None) as ingest:
             killer = asyncio.create_task(asyncio.to_thread(kill_and_look, ingest))
-            await asyncio.to_thread(ingest.add_many, rows(count, with_ids))
+            await asyncio.to_thread(ingest.add_many, most)
             await killer
+            await asyncio.to_thread(ingest.add_many, [last])
     else:
         async with fast(nats_server.settings, flow=200) as ingest:
             killer = asyncio.create_task(asyncio.to_thread(kill_and_look, ingest))
-            await ingest.add_many(rows(count, with_ids))
+            await ingest.add_many(most)
             await killer
+            await ingest.add_many([last])
     assert told[0] < count
     found = await asyncio.to_thread(stream_data, nats_server.settings, "S")
     assert verdict(found, count, count, ingest.maybe_twice) == []
@@ -191,7 +195,7 @@ def test_a_killed_publisher_leaves_what_it_reported_in_order(nats_server: Embedd
     with output.open("wb") as out:
         child = subprocess.Popen([sys.executable, "-c", PUBLISHER, nats_server.url], stdout=out)
     try:
-        eventually(lambda: output.read_bytes().count(b"\n") > 100, what="the publisher to report")
+        eventually(lambda: output.read_bytes().count(b"\n") > 100, 60, "the publisher to report")
     finally:
         child.kill()
         child.wait()
@@ -214,13 +218,15 @@ async def test_a_killed_leader_of_a_replicated_stream_loses_nothing(nats_cluster
     async with fast(settings, flow=100, on_gap="resend", patience=60) as ingest:
 
         def kill() -> int:
-            eventually(lambda: ingest.stored > count // 4, what="a quarter to be stored")
+            eventually(lambda: ingest.stored > count // 4, 60, "a quarter to be stored")
             node.kill()
             return ingest.stored
 
+        *most, last = rows(count, with_ids=True)  # the last one comes after the kill, however late that is
         killer = asyncio.create_task(asyncio.to_thread(kill))
-        await ingest.add_many(rows(count, with_ids=True))
+        await ingest.add_many(most)
         told = await killer
+        await ingest.add_many([last])
         await ingest.flush()
     assert told < count
     found = await asyncio.to_thread(stream_data, settings, "S")

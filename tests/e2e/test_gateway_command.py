@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.e2e.commands import here
 from tests.gateways import Papers, write_platform
 
 NOBODY = "streams: {FACTS: {subjects: [facts.>]}}\n"
 
 
 def run(file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "gateway", str(file), "--listen", "127.0.0.1:0", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return here("gateway", file, "--listen", "127.0.0.1:0", *flags)
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.e2e.commands import here as penstock
 
-PENSTOCK = Path(sys.executable).with_name("penstock")
 EXAMPLE = Path(__file__).parents[2] / "examples/gpuaas/penstock.yaml"
 CLEAN = """\
 streams:
@@ -19,12 +17,6 @@ streams:
 consumers:
   worker: {stream: S, filter: s.a, service: w, ack_wait: 30s, max_deliver: 5, dlq: dlq.s.a}
 """
-
-
-def penstock(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PENSTOCK, *map(str, arguments)], capture_output=True, text=True, timeout=60, cwd=cwd, check=False
-    )
 
 
 @pytest.fixture

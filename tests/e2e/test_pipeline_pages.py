@@ -13,6 +13,7 @@ import pytest
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.examples import example_dir
+from penstock.spark.session import SHORT_LIVED
 
 ROOT = Path(__file__).parents[2]
 PENSTOCK = [sys.executable, "-m", "penstock"]
@@ -29,6 +30,7 @@ def shown(page: str) -> list[str]:
 def folder(tmp_path: Path, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The example, applied to a server of its own, with a few events."""
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
     copied = Path(shutil.copytree(example_dir(), tmp_path / "gpuaas", ignore=shutil.ignore_patterns("__pycache__")))
     run("penstock apply penstock.yaml --env dev", copied)
     event = '{"event_id":"e1","occurred_at":"2026-01-01T10:00:00Z","payload":'
@@ -40,12 +42,12 @@ def folder(tmp_path: Path, nats_server: EmbeddedServer, monkeypatch: pytest.Monk
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     given = [*PENSTOCK, *command.split()[1:]]
-    done = subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout[-1500:]} {done.stderr[-1500:]}"
     return done
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_the_commands_of_the_pages_work_as_they_are_shown(folder: Path) -> None:
     commands = list(dict.fromkeys([*shown("README.md"), *shown("docs/pipelines.md")]))
     assert {" ".join(command.split()[:3]) for command in commands} == {

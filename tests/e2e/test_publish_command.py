@@ -276,9 +276,9 @@ def test_lines_of_a_pipe_that_pauses_are_stored_while_it_pauses(server: Embedded
     assert child.stdin
     child.stdin.write(b"\n".join(events(3)) + b"\n")
     child.stdin.flush()
-    eventually(lambda: stream_data(server.settings, "ORDERS") == events(3), 30, "the first lines to be stored")
+    eventually(lambda: stream_data(server.settings, "ORDERS") == events(3), 60, "the first lines to be stored")
     child.stdin.write(b"\n".join(events(3, start=4)))
-    _, errors = child.communicate(timeout=30)
+    _, errors = child.communicate(timeout=120)
     assert child.returncode == 0, errors
     assert stream_data(server.settings, "ORDERS") == events(6)
 
@@ -289,7 +289,7 @@ def test_a_load_that_ends_at_its_first_line_leaves_no_words_of_the_reading_threa
 ) -> None:
     command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", *mode]
     for _ in range(3):  # the thread's last block and the end of the loop race
-        done = subprocess.run(command, input=b"oops\n" + b"{}\n" * 200_000, capture_output=True, timeout=60)
+        done = subprocess.run(command, input=b"oops\n" + b"{}\n" * 200_000, capture_output=True, timeout=120)
         assert done.returncode == 1
         assert done.stderr.startswith(b"nothing is stored\nerror: line 1: it is not JSON"), done.stderr
         assert done.stderr.count(b"\n") == 2, done.stderr
@@ -307,10 +307,10 @@ def test_a_killed_server_during_an_atomic_load_leaves_whole_batches_and_loses_no
     for start in range(1, 20_000, 5_000):
         child.stdin.write(b"\n".join(events(5_000, start=start)) + b"\n")
         child.stdin.flush()
-        eventually(lambda at=start: len(stream_data(server.settings, "ORDERS")) > at, 30, "lines to be stored")
+        eventually(lambda at=start: len(stream_data(server.settings, "ORDERS")) > at, 60, "lines to be stored")
         server.kill()
         server.start()
-    output, errors = child.communicate(timeout=60)
+    output, errors = child.communicate(timeout=120)
     assert child.returncode == 0, errors
     assert json.loads(output)["messages"] == 20_000
     assert stream_data(server.settings, "ORDERS") == events(20_000)
@@ -324,9 +324,9 @@ def test_an_interrupted_load_says_what_is_stored(server: EmbeddedServer, mode: s
         assert child.stdin
         child.stdin.write(b"\n".join(events(5_000)) + b"\n")
         child.stdin.flush()
-        eventually(lambda: len(stream_data(server.settings, "ORDERS")) > 2_000, 30, "lines to be stored")
+        eventually(lambda: len(stream_data(server.settings, "ORDERS")) > 2_000, 60, "lines to be stored")
         child.send_signal(signal.SIGINT)
-        output, errors = child.communicate(timeout=60)
+        output, errors = child.communicate(timeout=120)
     assert child.returncode == 1
     assert errors.decode().splitlines()[-1] == "error: interrupted"
     told = json.loads(output)
@@ -342,11 +342,11 @@ def test_a_killed_server_during_a_fast_load_loses_no_line(server: EmbeddedServer
     with os.fdopen(write, "wb") as pipe:
         pipe.write(b"\n".join(events(5_000)) + b"\n")
         pipe.flush()
-        eventually(lambda: len(stream_data(server.settings, "ORDERS")) > 1_000, 30, "lines to be stored")
+        eventually(lambda: len(stream_data(server.settings, "ORDERS")) > 1_000, 60, "lines to be stored")
         server.kill()
         server.start()
         pipe.write(b"\n".join(events(5_000, start=5_001)) + b"\n")
-    output, errors = child.communicate(timeout=60)
+    output, errors = child.communicate(timeout=120)
     assert child.returncode == 0, errors
     assert json.loads(output)["messages"] == 10_000
     assert stream_data(server.settings, "ORDERS") == events(10_000)

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.dataset
@@ -31,7 +33,7 @@ def quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def full_quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*PENSTOCK, "quickstart", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=500, check=False)
 
 
 def running_servers(where: Path) -> list[str]:
@@ -40,33 +42,47 @@ def running_servers(where: Path) -> list[str]:
     return [line for line in shown.splitlines() if "nats-server" in line and str(where) in line]
 
 
-def test_quickstart_shows_the_whole_platform_and_stops_what_it_started(tmp_path: Path) -> None:
-    done = quickstart(tmp_path, "--events", "1000")
-    assert done.returncode == 0, done.stderr
-    assert "6 streams and 23 durable consumers" in done.stdout
-    assert "billing_worker_usage_metered" in done.stdout
-    assert running_servers(tmp_path) == []
+@dataclass(frozen=True)
+class TwoRuns:
+    """One quickstart and another one in the same directory, to look at and not to change."""
+
+    where: Path
+    said: tuple[str, str]
+    left: list[str]
+    """Servers that ran afterwards."""
 
 
-def test_what_a_handler_failed_on_comes_back_and_the_totals_add_up(tmp_path: Path) -> None:
-    for number in (1, 2):
-        done = quickstart(tmp_path, "--events", "1000")
-        assert done.returncode == 0, done.stderr
-        dead, total = map(int, re.search(r"failures +(\d+) of (\d+) top-ups failed", done.stdout).groups())  # type: ignore[union-attr]  # None fails too
-        assert 0 < dead < total, f"run {number}"
-        assert f"limit corrected, {dead} letters replayed and booked; {total} top-ups" in done.stdout
-        assert "in the books, as much as was paid" in done.stdout
-        assert "0 dead letters" in done.stdout
-
-
-def test_the_services_handle_every_event_of_theirs_once_over_two_runs(tmp_path: Path) -> None:
-    counts = []
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> TwoRuns:
+    where, said, left = tmp_path_factory.mktemp("quickstart"), [], []
     for _ in range(2):
-        done = quickstart(tmp_path, "--events", "1000")
+        done = quickstart(where, "--events", "1000")
         assert done.returncode == 0, done.stderr
-        counts.append(re.search(r"provisioning (\d+), billing (\d+), notification (\d+) events", done.stdout))
-    first, second = (tuple(map(int, found.groups())) for found in counts if found)
-    with EmbeddedServer(data=tmp_path / ".penstock" / "nats") as server:
+        said.append(done.stdout)
+        left += running_servers(where)
+    return TwoRuns(where, (said[0], said[1]), left)
+
+
+def test_quickstart_shows_the_whole_platform_and_stops_what_it_started(two_runs: TwoRuns) -> None:
+    for said in two_runs.said:
+        assert "6 streams and 23 durable consumers" in said
+        assert "billing_worker_usage_metered" in said
+    assert two_runs.left == []
+
+
+def test_what_a_handler_failed_on_comes_back_and_the_totals_add_up(two_runs: TwoRuns) -> None:
+    for number, said in enumerate(two_runs.said, 1):
+        dead, total = map(int, re.search(r"failures +(\d+) of (\d+) top-ups failed", said).groups())  # type: ignore[union-attr]  # None fails too
+        assert 0 < dead < total, f"run {number}"
+        assert f"limit corrected, {dead} letters replayed and booked; {total} top-ups" in said
+        assert "in the books, as much as was paid" in said
+        assert "0 dead letters" in said
+
+
+def test_the_services_handle_every_event_of_theirs_once_over_two_runs(two_runs: TwoRuns, tmp_path: Path) -> None:
+    handled = re.compile(r"provisioning (\d+), billing (\d+), notification (\d+) events")
+    first, second = (tuple(map(int, found.groups())) for found in map(handled.search, two_runs.said) if found)
+    with EmbeddedServer(data=shutil.copytree(two_runs.where / ".penstock" / "nats", tmp_path / "nats")) as server:
         stored = asyncio.run(subject_counts(server.settings))
     expected = [sum(stored[subject] for subject in service) for service in SERVICE_SUBJECTS]
     assert [a + b for a, b in zip(first, second, strict=True)] == expected
@@ -103,6 +119,7 @@ def dead_letters(where: Path) -> dict[str, int]:
     return {row["gave_up"]: row["letters"] for row in table.to_pylist()}
 
 
+@pytest.mark.timeout(1200)
 def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path) -> None:
     first = full_quickstart(tmp_path, "--events", "1000")
     assert first.returncode == 0, first.stderr
@@ -117,6 +134,7 @@ def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path) -> No
     check_lake(tmp_path, at_least=2000)
 
 
+@pytest.mark.timeout(1200)
 def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(tmp_path: Path) -> None:
     command = [*PENSTOCK, "quickstart", "--events", "1000"]
     first = subprocess.Popen(
@@ -124,12 +142,12 @@ def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(t
     )
     try:
         started = ".penstock/.penstock/checkpoints/*/offsets/0"
-        eventually(lambda: list(tmp_path.glob(started)), within=240, what="a micro-batch", state=first.poll)
+        eventually(lambda: list(tmp_path.glob(started)), within=500, what="a micro-batch", state=first.poll)
         os.killpg(first.pid, signal.SIGINT)  # to the whole group, as a terminal does
         _, complaints = first.communicate(timeout=120)
         assert (first.returncode, complaints.splitlines()[-1]) == (1, "error: interrupted")
         assert "Traceback" not in complaints
-        eventually(lambda: not processes.in_session(first.pid), what="the end of Spark's JVM and its workers")
+        eventually(lambda: not processes.in_session(first.pid), 120, what="the end of Spark's JVM and its workers")
     finally:
         first.kill()
         first.communicate()
@@ -147,13 +165,12 @@ def check_lake(where: Path, at_least: int) -> None:
     assert len(keys) >= at_least
 
 
-def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(tmp_path: Path) -> None:
-    first = quickstart(tmp_path, "--events", "500")
-    second = quickstart(tmp_path, "--events", "500")
-    assert "from 2026-01-01 00:00" in first.stdout, first.stderr
-    assert "from 2026-01-01 06:00" in second.stdout, second.stderr
-    assert "(0 changes)" in second.stdout
-    fresh = quickstart(tmp_path, "--events", "500", "--fresh")
+def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(two_runs: TwoRuns, tmp_path: Path) -> None:
+    first, second = two_runs.said
+    assert "from 2026-01-01 00:00" in first
+    assert "from 2026-01-01 06:00" in second
+    assert "(0 changes)" in second
+    fresh = quickstart(Path(shutil.copytree(two_runs.where, tmp_path / "copy")), "--events", "500", "--fresh")
     assert "from 2026-01-01 00:00" in fresh.stdout, fresh.stderr
 
 
@@ -171,7 +188,7 @@ def test_keep_leaves_the_broker_running_and_says_how_to_reach_and_stop_it(tmp_pa
     try:
         # A listing that a worker broke off when it left is removed by the server, within seconds.
         declared = "the declared consumers, and none of workers that have left"
-        eventually(lambda: len(consumers(url)) == 23, 30, declared, state=lambda: consumers(url))
+        eventually(lambda: len(consumers(url)) == 23, 60, declared, state=lambda: consumers(url))
         again = quickstart(tmp_path, "--events", "500")
         assert again.returncode == 0, again.stderr
         assert url in again.stdout, "the kept broker is used again"

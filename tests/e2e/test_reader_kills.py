@@ -23,7 +23,8 @@ from penstock.testing import eventually
 SEED = 20_261_116
 READER = Path(__file__).with_name("facts_reader.py")
 CONSUMER = "reader"
-ACK_WAIT = 1_000_000_000  # nanoseconds
+ACK_WAIT = 2_000_000_000
+"""Nanoseconds: a reader that takes longer to write down what it fetched writes it after another one."""
 
 
 class Readers:

@@ -76,7 +76,7 @@ async def test_it_prints_its_url_and_stops_cleanly_on_a_signal(tmp_path: Path, n
     with penstock_server("--port", "0", "--data", str(tmp_path)) as (process, said):
         assert await level(Settings(servers=(said["url"],))) > 0
         process.send_signal(number)
-        _, complaints = process.communicate(timeout=20)
+        _, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
         assert "Traceback" not in complaints
         assert not any(map(running, said["pids"]))
@@ -103,7 +103,7 @@ def test_no_server_survives_when_it_is_killed(tmp_path: Path, nodes: str) -> Non
 def test_a_killed_child_ends_it_with_the_reason_and_the_log(tmp_path: Path) -> None:
     with penstock_server("--port", "0", "--data", str(tmp_path)) as (process, said):
         os.kill(said["pids"][0], signal.SIGKILL)
-        _, complaints = process.communicate(timeout=20)
+        _, complaints = process.communicate(timeout=60)
         assert process.returncode == 1
         assert "nats-server was ended by SIGKILL" in complaints
         assert "Server is ready" in complaints

@@ -14,6 +14,7 @@ import pyarrow.dataset
 import pytest
 from tests.e2e.clusters import (
     LOOPBACK,
+    QUICK,
     python_with_package_on_the_driver,
     python_without_package,
     spark_home,
@@ -68,7 +69,7 @@ def platform(nats_server: EmbeddedServer, tmp_path: Path) -> Path:
 
 def ran(command: list[str], platform: Path, server: EmbeddedServer, **environment: str) -> str:
     """What a command says that runs the pipeline; it must end well."""
-    given: Mapping[str, str] = {**os.environ, "PENSTOCK_SERVERS": server.url, **environment}
+    given: Mapping[str, str] = {**os.environ, **QUICK, "PENSTOCK_SERVERS": server.url, **environment}
     done = subprocess.run(
         command, env=given, capture_output=True, text=True, check=False, timeout=500, cwd=platform.parent
     )

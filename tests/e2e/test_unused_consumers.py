@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-import sys
 from typing import Any
 
 import pytest
+from tests.e2e.commands import here
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
@@ -36,8 +36,7 @@ class Account:
             await facts.fetch_facts("worker", 2)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "penstock", "--servers", self.server.url, "consumer", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return here("--servers", self.server.url, "consumer", *arguments)
 
     def json(self, *arguments: str) -> Any:
         done = self.run(*arguments, "--json")

@@ -27,8 +27,9 @@ from penstock.errors import ServerFailed
 from penstock.settings import Settings
 
 BINARY_VARIABLE = "PENSTOCK_NATS_SERVER"
-READY_WITHIN = 20.0  # seconds; a large data directory takes a while to recover
+READY_WITHIN = 60.0  # seconds; a large data directory takes a while to recover, and so does a node its cluster
 LOCK_WITHIN = 2.5  # seconds; the guard of a killed parent may still be ending its server
+ANSWER_WITHIN = 10.0  # seconds; monitoring of a server that has much to do
 STOP_WITHIN = 10.0  # seconds until SIGTERM becomes SIGKILL
 PORT_TRIES = 5
 LOOK_EVERY = 0.005  # seconds
@@ -240,20 +241,20 @@ class EmbeddedServer:
         # health check fails until that stream is made again. In a cluster, the peers know better and repair it.
         path = "/healthz" if self.config.cluster else "/healthz?js-server-only=true"
         try:
-            return self._get(path)[0] == 200
+            return self._get(path, 2)[0] == 200
         except OSError:
             return False
 
     def monitor(self, path: str) -> dict[str, Any]:
         """What the server's monitoring says, such as `monitor("/jsz")`."""
-        status, body = self._get(path)
+        status, body = self._get(path, ANSWER_WITHIN)
         if status != 200:
             raise ServerFailed(f"monitoring answers {path} with status {status}: {body.decode(errors='replace')}")
         answer: dict[str, Any] = json.loads(body)
         return answer
 
-    def _get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(LOOPBACK, self.monitoring_port, timeout=2)
+    def _get(self, path: str, within: float) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(LOOPBACK, self.monitoring_port, timeout=within)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -11,10 +11,12 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 PAUSE = 0.02  # seconds between two looks
+WITHIN = 30.0
+"""Seconds: much longer than anything takes, except on a machine that has too much to do."""
 
 
 def eventually(
-    condition: Callable[[], T], within: float = 30.0, what: str = "", state: Callable[[], Any] | None = None
+    condition: Callable[[], T], within: float = WITHIN, what: str = "", state: Callable[[], Any] | None = None
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 
@@ -34,7 +36,7 @@ def eventually(
 
 async def eventually_async(
     condition: Callable[[], Awaitable[T] | T],
-    within: float = 30.0,
+    within: float = WITHIN,
     what: str = "",
     state: Callable[[], Any] | None = None,
 ) -> T:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.server_config import ServerTls
-from penstock.testing.polling import eventually
+from penstock.testing.polling import WITHIN, eventually
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LeafPair:
     hub: EmbeddedServer
     leaf: EmbeddedServer
 
-    def wait_until_linked(self, within: float = 10.0) -> None:
+    def wait_until_linked(self, within: float = WITHIN) -> None:
         """Return when each reaches the other's JetStream."""
         eventually(self._linked, within, "hub and leaf to reach each other", state=self.leaf.last_words)
 

@@ -51,7 +51,7 @@ def until_stored(server: EmbeddedServer, stream: str, expected: list[tuple[str, 
         found = [(one.subject, one.data) for one in stream_messages(server.settings, stream)]
         return sorted(one for one in found if one[0].startswith(start))
 
-    eventually(lambda: stored() == sorted(expected), within=120, what=f"{len(expected)} rows in {stream}", state=stored)
+    eventually(lambda: stored() == sorted(expected), within=300, what=f"{len(expected)} rows in {stream}", state=stored)
 
 
 def test_the_readmes_query_copies_a_stream(names: dict[str, Any], nats_server: EmbeddedServer, tmp_path: Path) -> None:

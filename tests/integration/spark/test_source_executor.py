@@ -40,6 +40,6 @@ def test_a_task_uses_the_drivers_machine_code_and_never_compiles(
     places = {name: str(nowhere) for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", compiled.CACHE_VARIABLE)}
     environment = {**os.environ, **places, "PYTHONPATH": str(package_archive(tmp_path / "penstock.zip"))}
     command = [sys.executable, "-c", EXECUTOR, str(sent)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout) == [1000, "MachineKernels", True, False, True]

@@ -84,7 +84,7 @@ class World:
             owned = sorted(worker.partitions for worker in found.workers if worker.state == "active")
             return not found.moves and owned == sorted(sizes)
 
-        await eventually_async(calm, 20, f"shares of {sizes}", state=lambda: look(self.control, "g"))
+        await eventually_async(calm, 60, f"shares of {sizes}", state=lambda: look(self.control, "g"))
 
     async def publish(self, partition: str, count: int = 1) -> None:
         for _ in range(count):
@@ -94,7 +94,7 @@ class World:
     async def all_done(self) -> None:
         """Everything published is done once, in order."""
         wanted = {p: list(range(1, count + 1)) for p, count in self.published.items()}
-        await eventually_async(lambda: dict(self.done) == wanted, 20, "all to be done once", state=lambda: self.done)
+        await eventually_async(lambda: dict(self.done) == wanted, 60, "all to be done once", state=lambda: self.done)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ async def test_on_a_work_queue_a_claim_does_not_say_done_of_what_is_only_on_its_
     await world.join()
     await world.shared(3, 3)
     moving = first.statistics().partitions
-    world.pauses = {"worker-0": 0.05, "worker-1": 0.5}
+    world.pauses = {"worker-0": 0.3, "worker-1": 1.0}  # neither is done with its messages when they are looked at
     for partition in PARTITIONS:
         await world.publish(partition.id, 30)
     await first.stop()
@@ -308,7 +308,7 @@ async def penstock(world: World, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "penstock", "--servers", world.server.url, *arguments]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
-    shown, _ = await asyncio.wait_for(process.communicate(), 60)
+    shown, _ = await asyncio.wait_for(process.communicate(), 120)
     return process.returncode or 0, shown.decode()
 
 

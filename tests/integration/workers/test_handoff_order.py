@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.errors import ApiError
+from penstock.errors import ApiError, Unavailable
+from penstock.testing import eventually_async
 from penstock.wire import frames
 from penstock.workers.kv import Control
 
@@ -34,6 +35,11 @@ async def prepare(control: Control, retention: str) -> None:
         )
     for subject in ("s.p", "s.q", "s.p", "s.r"):
         await control.connection.request(subject, b"")
+
+    async def counted() -> bool:  # for a pull that does not wait there is nothing before that
+        return [info.pending for info in await control.jetstream.consumers("S")] == [3, 1]
+
+    await eventually_async(counted)
     for message in await pull(control, "B"):
         await control.connection.request(message.reply, b"+ACK")
 
@@ -100,6 +106,9 @@ async def test_on_a_work_queue_a_dead_owner_can_remove_messages_until_its_consum
     await cover(control, "B", "s.r", "s.p")
     if deleted:
         await control.jetstream.delete_consumer("S", "A")
-    await control.connection.publish(first.reply, b"+ACK")
-    await control.connection.flush()
+    if deleted:
+        with pytest.raises(Unavailable):
+            await control.connection.request(first.reply, b"+ACK")
+    else:
+        await control.connection.request(first.reply, b"+ACK")
     assert await kept(control, "s.p") == (2 if deleted else 1)

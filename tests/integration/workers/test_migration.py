@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 from tests.integration.workers.test_group import RETENTIONS, World, penstock, world
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, MessageNotFound
 from penstock.testing import eventually_async
 from penstock.wire import frames
 from penstock.workers.kv import Bucket
@@ -28,7 +28,7 @@ async def legacy_world(world: World, retention: str, direct: bool = True) -> Mig
         old = {"durable_name": f"old-p{n}", "name": f"old-p{n}", "filter_subject": f"s.p{n}", "ack_policy": "explicit"}
         await world.control.jetstream.create_consumer("S", old)
         await world.publish(f"p{n}", 5)
-        await pull(world, n, 3)
+        assert await pull(world, n, 3) == [1, 2, 3]
     return Migration(world.control, Bucket(world.control, "penstock_g"), "S", "old-")
 
 
@@ -38,9 +38,15 @@ async def pull(world: World, n: int, count: int, overlap: Overlap | None = None)
     inbox, found = f"_INBOX.{secrets.token_hex(8)}", []
     sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
     ask = json.dumps({"batch": 1, "no_wait": True}).encode()
-    for _ in range(count):
+
+    async def answered() -> frames.Message | None:
+        """A message, or a status when there is none: the server counts a moment after it has stored."""
         await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.old-p{n}", ask, reply=inbox)
-        message = await asyncio.wait_for(arrived.get(), 10)
+        message = await asyncio.wait_for(arrived.get(), 30)
+        return message if not message.status or await nothing_comes(world, n) else None
+
+    for _ in range(count):
+        message = await eventually_async(answered, what=f"an answer of old-p{n}")
         if message.status:
             break
         if overlap is None:
@@ -52,6 +58,16 @@ async def pull(world: World, n: int, count: int, overlap: Overlap | None = None)
     await connection.unsubscribe(sid)
     world.done[f"p{n}"] += found
     return found
+
+
+async def nothing_comes(world: World, n: int) -> bool:
+    """Whether the old consumer has delivered all there is of its partition, or is paused."""
+    info = await world.control.jetstream.consumer_info("S", f"old-p{n}")
+    try:
+        last = await world.control.jetstream.get_message("S", last_of=f"s.p{n}")
+    except MessageNotFound:
+        return True
+    return info.paused or last.sequence <= info.delivered_stream_seq
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
@@ -141,7 +157,7 @@ async def test_the_steps_as_commands(world: World) -> None:
     assert await penstock(world, "group", "migrate", "g", "drain", *old) == (0, "drain: 0 messages in flight\n")
     assert await penstock(world, "group", "migrate", "g", "switch", *old) == (0, "switch: 4 partitions\n")
     await world.join()
-    await eventually_async(lambda: all(len(done) == 5 for done in world.done.values()), 20, "the rest to be done")
+    await eventually_async(lambda: all(len(done) == 5 for done in world.done.values()), 60, "the rest to be done")
 
 
 @pytest.mark.parametrize("retention", ["limits", "interest"])
@@ -154,8 +170,15 @@ async def test_a_rollback_from_an_overlap_passes_over_what_the_group_has_done(wo
         assert await migration.overlap() == 4
         await world.shared(4)
         await world.all_done()
-        parity = await migration.compare()
-        assert [(one.unprocessed, one.left_to_group) for one in parity] == [(2, 0)] * 4
+        wanted = [(2, 0)] * 4
+
+        async def parity() -> list[tuple[int, int | None]]:
+            return [(one.unprocessed, one.left_to_group) for one in await migration.compare()]
+
+        async def settled() -> bool:  # what is done is acknowledged a moment later
+            return await parity() == wanted
+
+        await eventually_async(settled, what=f"{wanted} messages left", state=parity)
         with pytest.raises(ConfigError, match="still at work"):
             await migration.switch()
         await group.stop()

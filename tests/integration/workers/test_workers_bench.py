@@ -13,7 +13,7 @@ from penstock.cli.bench import suite
 
 def figures(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "penstock", "bench", *arguments, "--quick", "--json"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert shown.returncode in (0, 2), shown.stderr
     return {one["name"]: one for one in json.loads(shown.stdout)[0]["figures"]}
 

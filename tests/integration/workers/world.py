@@ -77,7 +77,7 @@ class World:
     async def consumer(self, name: str = "test-1") -> ConsumerInfo:
         return await self.js.consumer_info(STREAM, name)
 
-    async def all_handled(self, within: float = 15.0) -> None:
+    async def all_handled(self, within: float = 60.0) -> None:
         """Wait until every message was handled, in order, once; and acknowledged."""
         await eventually_async(
             lambda: self.handled == self.published, within, "every message to be handled, in order, once", self.state
@@ -87,7 +87,7 @@ class World:
         async def clean() -> bool:
             return (await self.consumer(name)).unprocessed == 0
 
-        await eventually_async(clean, 10, f"everything of {name} to be acknowledged", lambda: self.consumer(name))
+        await eventually_async(clean, 60, f"everything of {name} to be acknowledged", lambda: self.consumer(name))
 
     def state(self) -> dict[str, str]:
         return {key: self._state_of(data, self.handled.get(key, [])) for key, data in self.published.items()}
