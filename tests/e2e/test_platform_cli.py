@@ -253,7 +253,7 @@ def test_a_refused_apply_is_a_document_too(tmp_path: Path, nats_server: Embedded
 
 @pytest.mark.parametrize("command", ["plan", "apply", "verify"])
 def test_an_error_before_any_answer_is_a_document_too(tmp_path: Path, command: str) -> None:
-    unreachable = here("--timeout", "1", command, written(tmp_path, "nats://127.0.0.1:9"), "--json")
+    unreachable = here("--timeout", "0.3", command, written(tmp_path, "nats://127.0.0.1:9"), "--json")
     assert unreachable.returncode == 1
     assert "nats://127.0.0.1:9" in validated("error", unreachable)["error"]
     wrong = here(command, written(tmp_path, "nats://127.0.0.1:9", ("7d", "7x")), "--json")
@@ -263,7 +263,7 @@ def test_an_error_before_any_answer_is_a_document_too(tmp_path: Path, command: s
 @pytest.mark.parametrize("command", ["plan", "apply"])
 def test_what_lint_calls_an_error_is_refused_before_a_server_is_asked(tmp_path: Path, command: str) -> None:
     file = written(tmp_path, "nats://127.0.0.1:9", (", dlq: dlq.billing.usage", ""))
-    refused = here("--timeout", "1", command, file)
+    refused = here("--timeout", "0.3", command, file)
     assert refused.returncode == 1
     assert "D01" in refused.stdout
     assert "gives up after 10 deliveries and has no dlq (D01)" in one_line(refused)
@@ -339,7 +339,7 @@ def test_a_server_killed_in_the_middle_of_an_apply_leaves_something_that_a_secon
 
 def test_an_unreachable_server_is_one_line_that_names_it(tmp_path: Path) -> None:
     for command in ("plan", "apply", "verify"):
-        result = here("--timeout", "1", command, written(tmp_path, "nats://127.0.0.1:9"))
+        result = here("--timeout", "0.3", command, written(tmp_path, "nats://127.0.0.1:9"))
         assert result.returncode == 1
         assert "nats://127.0.0.1:9" in one_line(result)
 
@@ -378,7 +378,7 @@ def test_a_server_that_is_too_old_is_one_line_with_feature_and_versions(
 
 def test_flags_win_over_the_environments_servers(platform: Path, nats_server: EmbeddedServer) -> None:
     assert here("--servers", nats_server.url, "plan", platform, "--env", "prod").returncode == 2
-    assert here("--timeout", "1", "plan", platform, "--env", "prod").returncode == 1
+    assert here("--timeout", "0.3", "plan", platform, "--env", "prod").returncode == 1
 
 
 @pytest.mark.parametrize(
