@@ -128,13 +128,13 @@ class Crew:
             for worker in crew:
                 _begin(worker)
             consumers = asyncio.run(_consumers(self._server.settings))
-            before, started = _cpu(self._server.pid), time.monotonic()
+            before, started = cpu_seconds(self._server.pid), time.monotonic()
             if rate:
                 watch = _Watch([worker.pid for worker in crew], samples)
                 self._publish(count, rate, watch.look)
             self._until_handled(count)
             seconds = time.monotonic() - started
-            used = _cpu(self._server.pid) - before
+            used = cpu_seconds(self._server.pid) - before
             told = [json.loads(worker.communicate(timeout=60)[0]) for worker in crew]
         handled = sum(one["count"] for one in told)
         if handled < count:
@@ -190,7 +190,7 @@ async def _consumers(settings: Settings) -> int:
         return (await broker.jetstream.stream_info(STREAM)).state.consumers
 
 
-def _cpu(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """CPU seconds of a process so far. Linux only."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100

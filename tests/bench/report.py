@@ -55,7 +55,8 @@ def grid(bench: Bench) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 def _cell(figure: Figure | None) -> str:
     if figure is None:
         return ""
-    return f"{figure.value:,.0f}" if figure.value == round(figure.value) else f"{figure.value:,.1f}"
+    value = round(float(figure.value), 1)
+    return f"{value:,.0f}" if value.is_integer() else f"{value:,.1f}"
 
 
 def as_json(bench: Bench, date: str, machine: dict[str, str]) -> dict[str, Any]:
