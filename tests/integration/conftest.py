@@ -29,8 +29,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             running.append(subprocess.Popen(command, stdout=log, stderr=log))
 
         def port() -> int:
-            file = next(home.glob("*.ports"), None)
-            return int(json.loads(file.read_text())["nats"][0].rsplit(":", 1)[1]) if file and file.read_text() else 0
+            try:
+                text = next(home.glob("*.ports")).read_text()
+                return int(json.loads(text)["nats"][0].rsplit(":", 1)[1])
+            except (StopIteration, json.JSONDecodeError):
+                return 0  # not there, or not written to its end
 
         return eventually(port, what="the server's port")
 

@@ -46,6 +46,7 @@ async def test_abandoned_batches_are_counted_by_stream_and_reason_and_handed_on(
     seen: list[Abandonment] = []
     async with Abandonments(nats_server.settings, seen.append) as watch:
         first = await abandon(publisher)
+        await eventually_async(lambda: seen, what="the first advisory: each stream tells its own when it likes")
         await abandon(publisher, "T")
         await abandon(publisher, "T")
         await too_large(publisher, monkeypatch)

@@ -219,7 +219,7 @@ async def test_the_51st_batch_in_flight_waits_for_a_place(nats_server: EmbeddedS
     batch._attempt = watched  # type: ignore[method-assign] # to see the refusals
     waiting = asyncio.create_task(batch.commit())
     for _ in range(2):
-        await asyncio.wait_for(refusals.get(), 10)
+        await asyncio.wait_for(refusals.get(), 30)
     assert not waiting.done()
     await held[0].commit()
     assert (await waiting).count == 3
@@ -261,7 +261,7 @@ async def test_ten_seconds_of_silence_end_a_batch(nats_server: EmbeddedServer, p
         batch = publisher.atomic("S")
         await fill(batch, 3)
         await batch.flush()
-        await eventually_async(lambda: watch.statistics().total, within=20, what="the server to give up")
+        await eventually_async(lambda: watch.statistics().total, within=60, what="the server to give up")
     assert watch.statistics().counts == {"S": {"timeout": 1}}
     with pytest.raises(publish.TimedOut, match="10 s without a message"):
         await batch.commit()

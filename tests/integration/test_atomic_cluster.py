@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 import pytest
+from tests.freezing import freeze
 
 from penstock import errors
 from penstock.broker.cluster import EmbeddedCluster
@@ -30,19 +29,10 @@ def leader_of(cluster: EmbeddedCluster, publisher: BlockingPublisher) -> Embedde
     return next(node for node in cluster.nodes if node.config.name == name)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process really stands still: SIGSTOP takes a moment on a busy machine."""
-    shown = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True)
-    return shown.stdout.startswith("T")
-
-
 @contextmanager
 def frozen(nodes: list[EmbeddedServer]) -> Iterator[None]:
     """Servers that are there and do nothing."""
-    for node in nodes:
-        os.kill(node.pid, signal.SIGSTOP)
-    for node in nodes:
-        eventually(partial(is_stopped, node.pid), what=f"process {node.pid} to stop")
+    freeze(*(node.pid for node in nodes))
     try:
         yield
     finally:
@@ -96,7 +86,7 @@ def test_a_leader_killed_before_or_after_the_commit_leaves_all_or_nothing(
     nats_cluster: EmbeddedCluster, stream: EmbeddedServer, frames_sent: int
 ) -> None:
     others = [node.url for node in nats_cluster.nodes if node is not stream]
-    settings = replace(nats_cluster.settings.with_servers(*others), timeout=1.0)
+    settings = replace(nats_cluster.settings.with_servers(*others), timeout=3.0)
     with BlockingPublisher.connect(settings) as publisher:
         batch = Batch("S")
         batch.extend("s.a", MEMBERS)

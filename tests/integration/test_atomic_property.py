@@ -187,7 +187,7 @@ class Abandoned(Exception):
 
 async def up(call: Callable[[], object]) -> BatchAck | None:
     """Call until the server is there."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 return await call()  # type: ignore[misc, no-any-return] # a coroutine function

@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.freezing import freeze
 
 from penstock import errors
-from penstock.broker import connect
+from penstock.broker import connect, reports
 from penstock.broker.embedded import EmbeddedServer
 from penstock.settings import Settings
-from penstock.testing import Certificates, eventually, eventually_async, issue_certificates
+from penstock.testing import Certificates, eventually_async, issue_certificates
 
-TIMEOUT = 2.0
+TIMEOUT = 15.0  # seconds; nothing here takes nearly as long, unless the machine is busy
+SILENCE = 2.0  # seconds; the timeout where nobody answers
 
 ACCOUNTS = """
 accounts {
@@ -51,37 +53,29 @@ async def _nothing_leaks(caplog: pytest.LogCaptureFixture, capfd: pytest.Capture
 
 @contextmanager
 def fails(kind: type[errors.PenstockError], *words: str) -> Iterator[None]:
-    """The block must raise exactly this error, within the timeout and some slack, and say these words."""
+    """The block must raise exactly this error, within any timeout here and some slack, and say these words."""
     began = time.monotonic()
     with pytest.raises(kind) as caught:
         yield
     assert type(caught.value) is kind
-    assert time.monotonic() - began < TIMEOUT + 3, "it hung"
+    assert time.monotonic() - began < TIMEOUT + 10, "it hung"
     for word in words:
         assert word in str(caught.value)
 
 
-def freeze(server: EmbeddedServer) -> None:
-    """SIGSTOP, and wait until every thread of it stands still."""
-    os.kill(server.pid, signal.SIGSTOP)
-    threads = Path(f"/proc/{server.pid}/task")
-    states = lambda: {(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in threads.iterdir()}  # noqa: E731
-    eventually(lambda: states() == {"T"}, what="the server to stand still", state=states)
-
-
-async def use(settings: Settings) -> None:
-    async with connect(replace(settings, timeout=TIMEOUT)) as broker:
+async def use(settings: Settings, timeout: float = TIMEOUT) -> None:
+    async with connect(replace(settings, timeout=timeout)) as broker:
         await broker.jetstream.account_info()
 
 
 async def test_no_server_there() -> None:
     with fails(errors.BrokerUnreachable, "127.0.0.1:1 ", "penstock server", "PENSTOCK_SERVERS"):
-        await use(Settings(servers=("nats://127.0.0.1:1",)))
+        await use(Settings(servers=("nats://127.0.0.1:1",)), SILENCE)
 
 
 async def test_no_such_host() -> None:
     with fails(errors.BrokerUnreachable, "nowhere.invalid"):
-        await use(Settings(servers=("nats://nowhere.invalid:4222",)))
+        await use(Settings(servers=("nats://nowhere.invalid:4222",)), SILENCE)
 
 
 @pytest.mark.parametrize("url", ["nats://", "nats://host:port", "nats://host:99999", "nats://host:0"])
@@ -99,14 +93,17 @@ async def test_a_server_that_says_nothing() -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         with fails(errors.BrokerUnreachable, "no answer within 2 s"):
-            await use(Settings(servers=(f"nats://127.0.0.1:{port}",)))
+            await use(Settings(servers=(f"nats://127.0.0.1:{port}",)), SILENCE)
 
 
 async def test_the_second_server_is_tried_when_the_first_is_down(nats_server: EmbeddedServer) -> None:
     await use(Settings(servers=("nats://127.0.0.1:1", nats_server.url)))
 
 
-async def test_a_server_that_comes_up_a_moment_later_is_waited_for(tmp_path: Path) -> None:
+async def test_a_server_that_comes_up_a_moment_later_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "PATIENCE", TIMEOUT)  # the moment is long on a busy machine
     with EmbeddedServer(data=tmp_path) as server:
         server.stop()
         using = asyncio.create_task(use(server.settings))
@@ -192,7 +189,7 @@ async def test_a_domain_that_nobody_has(nats_server: EmbeddedServer) -> None:
 
 async def test_a_read_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
     with EmbeddedServer(data=tmp_path) as server:
-        async with connect(server.settings) as broker:
+        async with connect(replace(server.settings, timeout=TIMEOUT)) as broker:
             await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
             server.kill()
             reading = asyncio.create_task(broker.jetstream.stream_info("S"))
@@ -202,7 +199,7 @@ async def test_a_read_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
 
 async def test_nothing_is_sent_after_the_caller_was_told_that_the_server_is_gone(tmp_path: Path) -> None:
     with EmbeddedServer(data=tmp_path) as server:
-        async with connect(replace(server.settings, timeout=0.5)) as broker:
+        async with connect(replace(server.settings, timeout=SILENCE)) as broker:
             await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
             server.kill()
             await eventually_async(lambda: not broker.client.is_connected, what="nats-py to notice")
@@ -214,13 +211,13 @@ async def test_nothing_is_sent_after_the_caller_was_told_that_the_server_is_gone
 
 
 async def test_a_lost_answer_to_what_must_not_be_repeated_is_an_unknown_outcome(nats_server: EmbeddedServer) -> None:
-    async with connect(replace(nats_server.settings, timeout=1.0)) as broker:
+    async with connect(replace(nats_server.settings, timeout=SILENCE)) as broker:
         await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
-        freeze(nats_server)
+        freeze(nats_server.pid)
         try:
             with fails(errors.OutcomeUnknown, "delete stream 'S'"):
                 await broker.jetstream.delete_stream("S")
-            with fails(errors.DeadlineExceeded, "stream 'S'", "within 1 s"):
+            with fails(errors.DeadlineExceeded, "stream 'S'", "within 2 s"):
                 await broker.jetstream.stream_info("S")
         finally:
             os.kill(nats_server.pid, signal.SIGCONT)
@@ -229,9 +226,9 @@ async def test_a_lost_answer_to_what_must_not_be_repeated_is_an_unknown_outcome(
 async def test_a_connection_that_breaks_under_a_delete_is_an_unknown_outcome_at_once(
     nats_server: EmbeddedServer,
 ) -> None:
-    async with connect(nats_server.settings) as broker:
+    async with connect(replace(nats_server.settings, timeout=TIMEOUT)) as broker:
         await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
-        freeze(nats_server)
+        freeze(nats_server.pid)
         deleting = asyncio.create_task(broker.jetstream.delete_stream("S"))
         before = broker.client.stats["out_msgs"]
         await eventually_async(lambda: broker.client.stats["out_msgs"] > before, what="the request to be sent")

@@ -234,7 +234,7 @@ async def test_with_resend_lost_messages_are_sent_again_in_order(
 ) -> None:
     await make_stream(nats_server.settings)
     proxy.drop_up = message_with(seq)
-    options = {"flow": 10, "on_gap": "resend", "ack_timeout": 0.1}
+    options = {"flow": 10, "on_gap": "resend", "ack_timeout": 0.5}
     async with fast(Settings(servers=(proxy.url,)), **options) as ingest:
         await ingest.add_data("s.a", numbered(100))
     assert ingest.ack
@@ -254,7 +254,7 @@ async def test_lost_acks_are_asked_for_again(nats_server: EmbeddedServer, proxy:
         return False
 
     proxy.drop_down = every_other_ack
-    async with fast(Settings(servers=(proxy.url,)), flow=10, max_outstanding_acks=1, ack_timeout=0.05) as ingest:
+    async with fast(Settings(servers=(proxy.url,)), flow=10, max_outstanding_acks=1, ack_timeout=0.2) as ingest:
         await ingest.add_data("s.a", numbered(100))
     assert len(acks) > 5
     assert await contents(nats_server.settings) == numbered(100)

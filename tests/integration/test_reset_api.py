@@ -26,7 +26,7 @@ async def broker(server: EmbeddedServer) -> AsyncIterator[Broker]:
     async with connect(server.settings) as made:
         await made.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
         for number in range(1, 11):
-            await made.request("s.x", b"%d" % number, 5)
+            await made.request("s.x", b"%d" % number, 20)
         yield made
         await made.jetstream.delete_stream("S")
 
@@ -39,8 +39,10 @@ async def consumer(js: JetStream, **config: object) -> str:
 async def taken(broker: Broker, count: int, acknowledged: int) -> None:
     """Fetch some, and acknowledge the first of them."""
     subscription = await broker.client.jetstream().pull_subscribe_bind("c", "S")
-    for message in (await subscription.fetch(count))[:acknowledged]:
-        await message.ack_sync()
+    messages = await subscription.fetch(count, timeout=20)
+    assert len(messages) == count
+    for message in messages[:acknowledged]:
+        await message.ack_sync(timeout=20)
 
 
 async def test_an_empty_reset_forgets_what_is_in_flight_and_keeps_the_ack_floor(broker: Broker) -> None:
@@ -64,7 +66,7 @@ async def test_a_reset_to_a_sequence_moves_either_way_and_delivers_from_there(br
     done = await js.reset_consumer("S", "c", seq)
     assert (done.reset_seq, done.consumer.ack_floor_stream_seq) == (seq, seq - 1)
     subscription = await broker.client.jetstream().pull_subscribe_bind("c", "S")
-    (message,) = await subscription.fetch(1)
+    (message,) = await subscription.fetch(1, timeout=20)
     assert (message.metadata.sequence.stream, message.metadata.sequence.consumer) == (seq, 1)
 
 

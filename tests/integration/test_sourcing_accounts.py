@@ -70,13 +70,13 @@ async def make_origin(site: Settings, *consumers: Json) -> None:
 async def copied_and_acknowledged(site: Settings, hub: Settings, count: int) -> None:
     async with connect(site) as origin, connect(hub) as copy:
         for number in range(count):
-            await origin.request("o.x", b"%d" % number, 5)
+            await origin.request("o.x", b"%d" % number, 20)
 
         async def there() -> bool:
             held = (await origin.jetstream.stream_info("ORIGIN")).state.messages
             return (await copy.jetstream.stream_info("COPY")).state.messages == count and held == 0
 
-        await eventually_async(there, 30, "everything to be copied, and the origin to know it")
+        await eventually_async(there, 60, "everything to be copied, and the origin to know it")
     assert await asyncio.to_thread(stream_data, hub, "COPY") == [b"%d" % number for number in range(count)]
 
 

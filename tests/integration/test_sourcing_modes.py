@@ -67,7 +67,7 @@ async def origin(leaf: Broker, retention: str, count: int = 0, **config: Json) -
 
 async def publish(leaf: Broker, first: int, count: int, subject: str = "o.x") -> None:
     for number in range(first, first + count):
-        await leaf.request(subject, b"%d" % number, 5)
+        await leaf.request(subject, b"%d" % number, 20)
 
 
 def numbers(first: int, last: int) -> list[bytes]:
@@ -83,7 +83,7 @@ async def arrived(pair: LeafPair, hub: Broker, want: list[bytes]) -> None:
     async def state() -> Json:
         return (await hub.jetstream.stream_info("COPY")).raw
 
-    await eventually_async(there, 30, f"{len(want)} messages in COPY", state)
+    await eventually_async(there, 60, f"{len(want)} messages in COPY", state)
     assert await asyncio.to_thread(stream_data, pair.hub.settings, "COPY") == want
 
 
@@ -110,7 +110,7 @@ async def test_a_server_managed_durable_copies_everything_once_from_any_retentio
             async def emptied() -> bool:
                 return (await leaf.jetstream.stream_info("ORIGIN")).state.messages == 0
 
-            await eventually_async(emptied, 10, "the origin to be acknowledged")
+            await eventually_async(emptied, 60, "the origin to be acknowledged")
 
 
 async def test_filter_and_start_of_the_source_go_into_its_consumer(pair: LeafPair, tmp_path: Path) -> None:

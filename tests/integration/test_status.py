@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from penstock.broker import Broker, connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.common import out
 from penstock.cli.status import render
-from penstock.observe.status import Status, collect
+from penstock.observe.status import ConsumerStatus, Status, collect
+from penstock.testing import eventually_async
 
 
 async def consumer(broker: Broker, **config: object) -> None:
@@ -32,40 +33,58 @@ async def pull(broker: Broker, count: int) -> list[str]:
     inbox = broker.client.new_inbox()
     subscription = await broker.client.subscribe(inbox)
     await broker.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
-    return [(await subscription.next_msg(timeout=5)).reply for _ in range(count)]
+    return [(await subscription.next_msg(timeout=20)).reply for _ in range(count)]
+
+
+async def lagging(broker: Broker, messages: int, since: datetime | None = None) -> ConsumerStatus:
+    """The one consumer, once it lags so many messages behind, of which the oldest was stored then.
+
+    The server counts a message for its consumers a moment after it has acknowledged it.
+    """
+    found: list[tuple[datetime, ConsumerStatus]] = []
+
+    async def counted() -> bool:
+        began = datetime.now(UTC)
+        (status,) = (await status_of(broker)).consumers
+        found[:] = [(began, status)]
+        return status.lag_messages == messages
+
+    await eventually_async(counted, what=f"a lag of {messages} messages", state=lambda: found)
+    ((began, status),) = found
+    if since:
+        assert began - since <= status.lag <= datetime.now(UTC) - since
+    return status
 
 
 async def test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
         await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
         await consumer(broker, filter_subject="s.wanted")
-        await broker.request("s.other", b"", 2)
-        await broker.request("s.wanted", b"1", 2)
+        await broker.request("s.other", b"", 20)
+        await broker.request("s.wanted", b"1", 20)
         await asyncio.sleep(0.3)  # the messages must differ in age
-        await broker.request("s.wanted", b"2", 2)
+        await broker.request("s.wanted", b"2", 20)
 
-        (before,) = (await status_of(broker)).consumers
-        assert before.lag_messages == 2
+        one, two = [(await broker.jetstream.get_message("S", sequence)).time for sequence in (2, 3)]
+        before = await lagging(broker, 2)
         assert before.lag >= timedelta(seconds=0.3)
 
         first, _ = await pull(broker, 2)
-        (in_flight,) = (await status_of(broker)).consumers
-        assert (in_flight.lag_messages, in_flight.ack_pending) == (2, 2)
+        in_flight = await lagging(broker, 2, since=one)
+        assert in_flight.ack_pending == 2
         assert in_flight.lag >= before.lag
 
-        await broker.request(first, b"+ACK", 2)
-        (after,) = (await status_of(broker)).consumers
-        assert after.lag_messages == 1
-        assert after.lag < in_flight.lag
+        await broker.request(first, b"+ACK", 20)
+        await lagging(broker, 1, since=two)
 
 
 async def test_a_consumer_that_has_acknowledged_everything_has_no_lag(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
         await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
         await consumer(broker)
-        await broker.request("s.a", b"", 2)
+        await broker.request("s.a", b"", 20)
         (ack,) = await pull(broker, 1)
-        await broker.request(ack, b"+ACK", 2)
+        await broker.request(ack, b"+ACK", 20)
         (status,) = (await status_of(broker)).consumers
         assert (status.lag_messages, status.lag) == (0, timedelta())
 
@@ -74,11 +93,10 @@ async def test_lag_of_several_filters_is_that_of_the_oldest_match(nats_server: E
     async with connect(nats_server.settings) as broker:
         await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
         await consumer(broker, filter_subjects=["s.a", "s.b"])
-        await broker.request("s.b", b"", 2)
+        await broker.request("s.b", b"", 20)
         await asyncio.sleep(0.3)  # the messages must differ in age
-        await broker.request("s.a", b"", 2)
-        (status,) = (await status_of(broker)).consumers
-        assert status.lag_messages == 2
+        await broker.request("s.a", b"", 20)
+        status = await lagging(broker, 2)
         assert status.lag >= timedelta(seconds=0.3)
 
 
@@ -91,7 +109,7 @@ async def test_dead_letters_are_counted_in_all_and_by_the_consumer_that_names_th
         await consumer(broker, metadata={"penstock.dlq": "dlq.s"})
         letters = [f"dlq.s.{number:016x}.1" for number in range(5)]
         for subject in ("dlq.s", "dlq.s", "dlq.else", "dlq.s.deeper.0123456789abcdef.1", *letters):
-            await broker.request(subject, b"", 2)
+            await broker.request(subject, b"", 20)
         status = await status_of(broker)
         assert status.dead_letters == 9
         assert status.consumers[0].dead_letters == 7

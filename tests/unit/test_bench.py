@@ -113,7 +113,7 @@ def test_writing_replaces_only_the_section_of_that_benchmark() -> None:
 
 def test_memory_of_a_child_that_keeps_growing_is_seen_as_growth() -> None:
     growing = "import time\nheld=[]\nfor _ in range(25):\n held.append(bytearray(4 << 20)); time.sleep(0.06)"
-    steady = "import time\nheld=bytearray(4 << 20)\ntime.sleep(0.4)"
+    steady = "import time\nheld=bytearray(4 << 20)\ntime.sleep(2)"
     assert harness.memory_of([sys.executable, "-c", growing], every=0.01).growth() > 16 << 20
     flat = harness.memory_of([sys.executable, "-c", steady], every=0.01)
     assert flat.growth() < 4 << 20 < flat.peak

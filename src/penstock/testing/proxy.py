@@ -33,6 +33,7 @@ class LossyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._refusing = False
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -40,8 +41,9 @@ class LossyProxy:
 
     def cut(self, refuse: bool = False) -> None:
         """Break all connections at once; with `refuse`, new ones too until `allow`."""
-        self._refusing = refuse
-        pairs, self._pairs = self._pairs, []
+        with self._lock:
+            self._refusing = refuse
+            pairs, self._pairs = self._pairs, []
         for pair in pairs:
             _close(*pair)
 
@@ -53,7 +55,7 @@ class LossyProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        _close(self._listener)  # the shutdown in it ends an accept that waits
         self.cut(refuse=True)
 
     def _accept(self) -> None:
@@ -70,7 +72,11 @@ class LossyProxy:
 
     def _connect(self, client: socket.socket) -> None:
         server = socket.create_connection(self._server)
-        self._pairs.append((client, server))
+        with self._lock:
+            if self._refusing:  # since a moment ago
+                _close(client, server)
+                return
+            self._pairs.append((client, server))
         up = (client, server, lambda line: self.drop_up(line))
         down = (server, client, lambda line: self.drop_down(line))
         for source, target, drop in (up, down):

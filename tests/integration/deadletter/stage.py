@@ -21,13 +21,15 @@ from penstock.deadletter.letters import Delivery, Failure, FiledLetter
 from penstock.deadletter.pulling import Pull
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
-from penstock.testing import stream_messages
+from penstock.testing import eventually_async, stream_messages
 from penstock.wire import aio
 from penstock.wire.frames import Message
 
 DLQ = "dlq.orders.placed"
 SUBJECT = "orders.placed"
 MILLISECOND = 1_000_000
+ACK_WAIT_MS = 1_000
+"""So long a test waits for each delivery of a message that is to die."""
 WORKER = Path(__file__).parent / "crashing_worker.py"
 
 
@@ -40,7 +42,12 @@ class Stage:
         self.js = JetStream(connection.requester())
 
     async def build(
-        self, retention: str = "limits", max_deliver: int = 2, window_ms: int = 120_000, replicas: int = 1
+        self,
+        retention: str = "limits",
+        max_deliver: int = 2,
+        window_ms: int = 120_000,
+        replicas: int = 1,
+        ack_wait_ms: int = ACK_WAIT_MS,
     ) -> None:
         orders: Json = {
             "name": "ORDERS",
@@ -55,9 +62,9 @@ class Stage:
         await self.js.create_stream({"name": "OUT", "subjects": ["out.>"]})
         await self.js.create_stream(streams.advisories_config())
         await self.js.create_stream(streams.audit_config())
-        await self.consumer("billing", max_deliver=max_deliver)
+        await self.consumer("billing", max_deliver, ack_wait_ms)
 
-    async def consumer(self, name: str, max_deliver: int = 2, ack_wait_ms: int = 1_000) -> None:
+    async def consumer(self, name: str, max_deliver: int = 2, ack_wait_ms: int = ACK_WAIT_MS) -> None:
         config = {
             "durable_name": name,
             "ack_policy": "explicit",
@@ -78,7 +85,7 @@ class Stage:
 
     async def fetch(self, consumer: str) -> Message:
         """One message of the consumer, not answered."""
-        (message,) = await Pull(self.connection, "ORDERS", consumer, None, 1).fetch(5)
+        (message,) = await Pull(self.connection, "ORDERS", consumer, None, 1).fetch(30)
         return message
 
     async def answered(self, consumer: str) -> Message:
@@ -93,9 +100,15 @@ class Stage:
         await self.js.update_consumer(streams.ADVISORIES, CONSUMER, {"ack_wait": 2_000 * MILLISECOND})
 
     async def terminate(self, consumer: str, answer: bytes) -> None:
-        """Take the consumer's next message and give it up."""
+        """Take the consumer's next message, give it up, and wait until the advisory of that is kept."""
+        before = await self.messages(streams.ADVISORIES)
         message = await self.fetch(consumer)
         await self.connection.request(message.reply, answer)
+
+        async def is_kept() -> bool:
+            return await self.messages(streams.ADVISORIES) > before
+
+        await eventually_async(is_kept, what="the advisory")
 
     def letters(self) -> list[FiledLetter]:
         """Every dead letter; blocking."""
@@ -151,13 +164,13 @@ async def bury(stage: Stage, count: int, error: str = "no price") -> None:
     """Let the consumer give up on that many messages, each with its letter, as a worker would; few of them in order."""
     beside = 1 if count <= 100 else 32
     pull = Pull(stage.connection, "ORDERS", "billing", None, min(count, 500))
-    buried = 0
-    while buried < count:
-        came = await pull.fetch(5)
-        assert came, f"only {buried} of {count} messages came"
+    buried: set[int] = set()
+    while len(buried) < count:
+        came = await pull.fetch(30)
+        assert came, f"only {len(buried)} of {count} messages came"
         for at in range(0, len(came), beside):
             await asyncio.gather(*(_bury(stage, message, error) for message in came[at : at + beside]))
-        buried += len(came)
+        buried |= {Delivery.parse(message.reply).sequence for message in came}  # on a busy machine some come twice
     await pull.close()
 
 

@@ -25,7 +25,7 @@ ALL = Selection()
 
 
 async def dead(stage: Stage, count: int, **build: int) -> None:
-    await stage.build(**build)  # type: ignore[arg-type]  # only numbers are changed here
+    await stage.build(ack_wait_ms=60_000, **build)  # type: ignore[arg-type]  # only numbers are changed here
     await stage.publish(events(count))
     await bury(stage, count)
 
@@ -66,7 +66,7 @@ async def test_inside_the_duplicate_window_a_replay_is_not_swallowed(stage: Stag
 async def test_what_is_replayed_into_a_stream_that_removes_what_was_read_is_processed_once(
     stage: Stage, retention: str
 ) -> None:
-    await stage.build(retention)
+    await stage.build(retention, ack_wait_ms=60_000)
     await stage.publish(events(3))
     await bury(stage, 3)
     assert await stage.messages("ORDERS") == 0
@@ -145,11 +145,12 @@ async def test_a_replay_does_not_land_in_another_stream_that_took_over_the_subje
 
 async def test_the_rate_bounds_how_fast_messages_are_stored(stage: Stage) -> None:
     await dead(stage, 30)
-    await replayed(stage, rate=60.0)
+    await replayed(stage, rate=20.0)
     before, *_ = (message for message in await orders(stage) if headers.LETTER in message.header_values())
     *_, after = await orders(stage)
     span = int(after.reply.split(".")[7]) - int(before.reply.split(".")[7])
-    assert span > 0.4e9, "29 messages at 60 a second cannot be stored in less"
+    # The server may store the first of them late, and the last one at once.
+    assert span > 0.9e9, "29 messages at 20 a second take 1.45 seconds"
 
 
 async def test_discarding_needs_a_reason_and_leaves_it_in_the_audit(stage: Stage) -> None:

@@ -52,15 +52,15 @@ async def test_what_one_group_gave_up_on_comes_back_to_that_group_alone(stage: S
             await running.enter_async_context(service.worker)
             await service.worker.update(PARTITIONS)
         await stage.publish(events(3))
-        await eventually_async(lambda: billing.worker.metrics.dead_letters == 3, 15, "three dead letters")
+        await eventually_async(lambda: billing.worker.metrics.dead_letters == 3, 60, "three dead letters")
         assert await stage.dead_events() == expected
 
         billing.broken = False
         wanted = Selection(readers=("ORDERS/billing",), errors=("tax service",))
         done = await replay(stage.settings, wanted, ReplayOptions(only_failed=True), actor="tester")
         assert done.done == 3
-        await eventually_async(lambda: billing.seen == expected, 15, "the three to be processed", lambda: billing.seen)
-        await eventually_async(lambda: all_read(stage), 15, "everything to be acknowledged")
+        await eventually_async(lambda: billing.seen == expected, 60, "the three to be processed", lambda: billing.seen)
+        await eventually_async(lambda: all_read(stage), 60, "everything to be acknowledged")
     assert shipping.seen == expected, "the replay was not meant for shipping"
     assert await stage.dead_events() == {}
 
@@ -107,7 +107,7 @@ async def test_the_letter_of_a_worker_says_how_it_failed(stage: Stage) -> None:
     async with billing.worker as worker:
         await worker.update(PARTITIONS)
         await stage.publish(events(1))
-        await eventually_async(lambda: worker.metrics.dead_letters == 1, 15, "the dead letter")
+        await eventually_async(lambda: worker.metrics.dead_letters == 1, 60, "the dead letter")
     (filed,) = await stage.filed()
     letter = filed.letter
     assert (letter.consumer, letter.captured_by, letter.event_id, letter.deliveries) == ("billing", BY_WORKER, "e0", 2)

@@ -147,7 +147,7 @@ async def retried_by_concurrent_writers(server: EmbeddedServer, facts: Facts, co
     assert first["conflict"] > 0
     newest = (await facts.link.jetstream.stream_info("FACTS")).state.last_time
     assert newest
-    await asyncio.to_thread(lambda: eventually(lambda: _age(newest) > 2.5, 10, "the duplicate window to be over"))
+    await asyncio.to_thread(lambda: eventually(lambda: _age(newest) > 2.5, what="the duplicate window to be over"))
     second = await storm(server, range(count), 2, rng)
     assert second["stored"] == 0
     assert second["conflict"] > 0
@@ -184,6 +184,6 @@ def test_a_writer_and_a_broker_that_are_killed_at_any_time_leave_one_fact_an_id(
         if round_ % 2:
             nats_server.kill()
             nats_server.start()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert stored_ids(nats_server) == {str(number): 1 for number in range(count)}, f"seed {SEED}"

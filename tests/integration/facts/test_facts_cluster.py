@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from penstock.broker.cluster import EmbeddedCluster
+from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import PenstockError
 from penstock.facts import Facts, StaleReceipt
 from penstock.facts.fact import ID_HEADER
@@ -69,6 +72,19 @@ async def append(facts: Facts) -> None:
                 await pause(exc)
 
 
+Ask = Callable[[], Awaitable[ConsumerInfo | StreamInfo]]
+
+
+async def leader(cluster: EmbeddedCluster, ask: Ask) -> EmbeddedServer | None:
+    """The node that leads what is asked about, if one does right now."""
+    try:
+        name = (await ask()).leader
+    except PenstockError as exc:
+        await pause(exc)
+        return None
+    return next((one for one in cluster.nodes if one.config.name == name), None)
+
+
 async def kill_leaders(cluster: EmbeddedCluster, facts: Facts, reading: Reading) -> None:
     """The leader of the stream, then that of the consumer, then that of the books; each comes back."""
     js = facts.link.jetstream
@@ -77,9 +93,8 @@ async def kill_leaders(cluster: EmbeddedCluster, facts: Facts, reading: Reading)
         (0.4, lambda: js.consumer_info("FACTS", "reader")),
         (0.7, lambda: js.stream_info("KV_penstock_facts")),
     ):
-        await eventually_async(lambda s=share: len(reading.confirmed) >= s * COUNT, 100, "progress")
-        leader = (await ask()).leader
-        node = next(one for one in cluster.nodes if one.config.name == leader)
+        await eventually_async(lambda s=share: len(reading.confirmed) >= s * COUNT, 240, "progress")
+        node = await eventually_async(lambda a=ask: leader(cluster, a), 60, "a leader")
         await asyncio.to_thread(node.kill)
         await asyncio.to_thread(node.start)
 
@@ -94,7 +109,7 @@ async def test_leaders_killed_while_facts_are_appended_and_read_lose_and_repeat_
         config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": 2_000_000_000}
         await js.create_consumer("FACTS", config)
         reading = Reading()
-        async with asyncio.timeout(200), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(500), asyncio.TaskGroup() as tasks:
             for facts in (one, other):
                 tasks.create_task(append(facts))
                 tasks.create_task(reading.read(facts))

@@ -9,7 +9,7 @@ from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
 from penstock.wire import blocking
 
-READER = {"ack_policy": "explicit", "ack_wait": 300_000_000, "metadata": {"penstock.reader": "dedicated"}}
+READER = {"ack_policy": "explicit", "ack_wait": 1_000_000_000, "metadata": {"penstock.reader": "dedicated"}}
 
 
 def test_the_examples_print_what_the_page_says(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:

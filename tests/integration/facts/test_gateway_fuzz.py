@@ -26,7 +26,7 @@ SERVICE = "/penstock.facts.v1.FactService"
 CALLS = ("FetchFacts", "ConfirmReceipt", "AppendFact")
 JSON, PROTO = "application/json", "application/proto"
 SECRET = b"for the eyes of edge only"
-MINE = {"Authorization": f"Bearer {TOKENS['other']}", "Connect-Timeout-Ms": "300"}
+MINE = {"Authorization": f"Bearer {TOKENS['other']}", "Connect-Timeout-Ms": "1000"}
 """The caller is granted `other_reader` and `facts.other.*`, and waits for nothing."""
 
 
@@ -144,9 +144,9 @@ def test_no_body_of_any_call_and_encoding_gets_what_is_not_granted_or_breaks_the
     rng, seen = random.Random(SEED), defaultdict(Counter[int])
     with zone.client("edge") as edge, zone.client(token="other") as mine:
         edge.append_fact("facts.edge.secret", "s", SECRET)
-        theirs = edge.fetch_facts("edge_reader", 10, wait=5).receipt or ""
+        theirs = edge.fetch_facts("edge_reader", 10, wait=15).receipt or ""
         mine.append_fact("facts.other.own", "o", b"own")
-        own = mine.fetch_facts("other_reader", 1, wait=5).receipt or ""
+        own = mine.fetch_facts("other_reader", 1, wait=15).receipt or ""
         before = asyncio.run(_of_others(zone))
         words = Words(
             consumers=("other_reader",) * 3 + ("edge_reader", "busy_reader", "nobody", "", "*", ">", "other_reader.x"),
@@ -188,8 +188,8 @@ def test_the_check_for_secrets_finds_them_in_both_encodings(zone: Zone) -> None:
         edge.append_fact("facts.edge.secret", "shown", SECRET)
     papers = {"Authorization": f"Bearer {TOKENS['edge']}"}
     bodies = {
-        JSON: b'{"consumerName": "edge_reader"}',
-        PROTO: FetchFactsRequest(consumer_name="edge_reader").to_binary(),
+        JSON: b'{"consumerName": "edge_reader", "wait": "15s"}',
+        PROTO: FetchFactsRequest(consumer_name="edge_reader", wait=Duration(seconds=15)).to_binary(),
     }
     connection = connected(zone)
     for kind, body in bodies.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from penstock.facts import BlockingFacts, Facts, ForeignReceipt, ForgedReceipt, 
 from penstock.testing import eventually_async
 
 MS = 1_000_000
-ACK_WAIT = 300 * MS
+ACK_WAIT = 60_000 * MS
+SOON = 4_000 * MS
+"""The ack wait where facts are to come again: long enough for all that has to happen before it is over."""
 
 
 @dataclass
@@ -48,6 +51,14 @@ async def zone(nats_server: EmbeddedServer) -> AsyncIterator[Zone]:
         made = Zone(nats_server, facts, other)
         await made.js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
         yield made
+
+
+async def soon_is_over(zone: Zone) -> None:
+    """Wait until the ack wait of everything delivered is over: while it ends, facts come again one by one."""
+    last = (await zone.js.consumer_info("FACTS", "reader")).last_delivered
+    assert last
+    over = last + timedelta(milliseconds=SOON // MS + 500)
+    await eventually_async(lambda: datetime.now(UTC) > over, what="the ack wait to be over")
 
 
 def sequences(page: Page) -> list[int]:
@@ -93,8 +104,9 @@ async def _waiting(zone: Zone) -> bool:
 
 async def test_a_page_that_is_not_confirmed_comes_again_in_order_and_its_receipt_is_stale(zone: Zone) -> None:
     await zone.append(20)
-    await zone.consumer()
+    await zone.consumer(ack_wait=SOON)
     first = await zone.facts.fetch_facts("reader", 20)
+    await soon_is_over(zone)
     again = await zone.other.fetch_facts("reader", 20, wait=20)
     assert sequences(first) == sequences(again) == list(range(1, 21))
     assert {fact.attempt for fact in again.facts} == {2}
@@ -133,7 +145,7 @@ async def test_instances_of_a_shared_identity_never_confirm_each_others_pages(zo
 
 async def test_a_dedicated_reader_has_one_page_at_a_time_and_so_never_sees_facts_out_of_order(zone: Zone) -> None:
     await zone.append(6)
-    await zone.consumer(metadata={"penstock.reader": "dedicated"})
+    await zone.consumer(ack_wait=SOON, metadata={"penstock.reader": "dedicated"})
     first = await zone.facts.fetch_facts("reader", 4)
     held = await zone.other.fetch_facts("reader", 4)
     assert not held
@@ -245,7 +257,7 @@ async def test_threads_can_do_the_same(zone: Zone) -> None:
     def work() -> tuple[int, bool, bool]:
         with BlockingFacts(zone.server.settings) as facts:
             stored = facts.append_fact("facts.n", "one", b"1")
-            page = facts.fetch_facts("reader", 5, wait=5)
+            page = facts.fetch_facts("reader", 5, wait=20)
             first = facts.confirm_receipt("reader", receipt(page))
             return stored.sequence, first.already, facts.confirm_receipt("reader", receipt(page)).already
 

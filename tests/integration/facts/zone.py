@@ -28,7 +28,7 @@ class Zone:
 
     def client(self, certificate: str | None = None, token: str | None = None) -> BlockingGatewayClient:
         secret = TOKENS.get(token, token) if token else None
-        return BlockingGatewayClient(self.gateway.url, self.papers.login(certificate, secret), timeout=10)
+        return BlockingGatewayClient(self.gateway.url, self.papers.login(certificate, secret), timeout=30)
 
     def state(self) -> tuple[int, list[tuple[str, int, int]]]:
         """Messages of the stream, and where every consumer is."""
@@ -53,7 +53,7 @@ async def prepare(broker: EmbeddedServer) -> None:
 def connected(zone: Zone) -> HTTPSConnection:
     parts = urlsplit(zone.gateway.url)
     context = ssl.create_default_context(cafile=zone.papers.ca)
-    return HTTPSConnection(parts.hostname or "", parts.port, context=context, timeout=20)
+    return HTTPSConnection(parts.hostname or "", parts.port, context=context, timeout=60)
 
 
 def send(
