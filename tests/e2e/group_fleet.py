@@ -258,7 +258,7 @@ async def fleet(
     control = await Control.connect(server.settings)
     config = {"name": STREAM, "subjects": ["s.>"], "retention": retention, "num_replicas": replicas}
     await control.jetstream.create_stream(config)
-    bucket = Bucket(control, bucket_name("g"), replicas)
+    bucket = Bucket(control, bucket_name("g"), like=STREAM)
     await bucket.ensure()
     await InBucket(bucket).write(Partition(name, (f"s.{name}",)) for name in names)
     async with Sink(directory / "sink") as sink:

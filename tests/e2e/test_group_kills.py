@@ -193,6 +193,8 @@ async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
     async with fleet(nats_cluster, tmp_path, retention, ttl=4.0) as group:
         group.start("a", "b")
         await group.settled(2)
+        bucket = await group.control.jetstream.stream_info(group.bucket.stream)
+        assert bucket.config["num_replicas"] == 3, "as the stream has"
         group.flood.start()
         await group.more_done(50)
 

@@ -108,7 +108,7 @@ async def migrate(
     """
     control = await Control.connect(context.settings())
     try:
-        migration = Migration(control, Bucket(control, bucket_name(name)), stream, legacy)
+        migration = Migration(control, Bucket(control, bucket_name(name), like=stream), stream, legacy)
         return await _migrate(migration, step, within, as_json)
     finally:
         await control.close()

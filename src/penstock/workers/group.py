@@ -148,7 +148,7 @@ class WorkerGroup:
         control = await Control.connect(self._settings)
         self._reached = True
         try:
-            bucket = Bucket(control, self.options.bucket, self.options.replicas)
+            bucket = Bucket(control, self.options.bucket, self.options.replicas, like=self.options.stream)
             await bucket.ensure()
             options = self.options
             if not self._joined.is_set():

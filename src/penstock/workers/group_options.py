@@ -36,8 +36,8 @@ class GroupOptions:
     """Seconds between two looks at the assignment while nothing moves."""
     look_soon: float = 0.1
     """The same while partitions change hands."""
-    replicas: int = 1
-    """Of the bucket."""
+    replicas: int = 0
+    """Of the bucket; 0: as many as the stream has."""
     pool: Pool = field(default_factory=Pool)
     instance: str = field(default_factory=new_instance)
     """A name that stays over restarts, such as that of a pod: with it a worker has its id back at once."""

@@ -103,25 +103,32 @@ class Control:
 class Bucket:
     """The keys of one group. Values are JSON objects."""
 
-    def __init__(self, control: Control, name: str, replicas: int = 1) -> None:
+    def __init__(self, control: Control, name: str, replicas: int = 0, like: str | None = None) -> None:
+        """`replicas` of the bucket, where it has to be made; 0: as many as stream `like` has, or one."""
         self.name = name
         self.stream = f"KV_{name}"
         self.writes = 0
         """Values written so far, for the figures on KV traffic."""
         self._control = control
         self._replicas = replicas
+        self._like = like
         self._prefix = f"$KV.{name}."
         self._into = f"$JS.{control.domain}.API.{self._prefix}" if control.domain else self._prefix
 
     async def ensure(self, max_age: float = 0.0) -> None:
         """Make the bucket if it is missing; one that is there stays as it is. `max_age`: seconds that a key is kept."""
         if not await self.exists():
-            config = bucket_config(self.stream, self._prefix, self._replicas)
+            config = bucket_config(self.stream, self._prefix, await self._wanted_replicas())
             config["max_age"] = int(max_age * NANOSECONDS)
             try:
                 await self._control.jetstream.create_stream(config)
             except AlreadyExists:
                 return  # another member made it meanwhile, with another first sequence
+
+    async def _wanted_replicas(self) -> int:
+        if self._replicas or not self._like:
+            return self._replicas or 1
+        return int((await self._control.jetstream.stream_info(self._like)).config.get("num_replicas", 1))
 
     async def exists(self) -> bool:
         try:
