@@ -202,7 +202,7 @@ async def test_listing_goes_beyond_one_page(js: JetStream) -> None:
     assert js.requests - before == 2
     consumers = [f"c{n:03}" for n in range(600)]
     for name in consumers:
-        await js.create_consumer("S000", {"name": name, "ack_policy": "explicit", "mem_storage": True})
+        await js.create_consumer("S000", {"durable_name": name, "ack_policy": "explicit", "mem_storage": True})
     assert [consumer.name for consumer in await js.consumers("S000")] == consumers
     assert (await js.consumer_names("S000")) == consumers
 

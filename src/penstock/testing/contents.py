@@ -13,6 +13,8 @@ from penstock.wire import blocking, frames
 PULL = 1000
 """Messages asked for at a time: whoever is sent a large stream at once, and reads slowly, is cut off."""
 ATTEMPTS = 3
+INACTIVE = {"inactive_threshold": 60_000_000_000}
+"""Nanoseconds without a pull after which the server removes the consumer; its own 5 s are little on a busy machine."""
 
 
 def stream_messages(settings: Settings, stream: str) -> list[frames.Message]:
@@ -32,7 +34,7 @@ def _read(settings: Settings, stream: str) -> list[frames.Message]:
         left = blocking.run(jetstream.stream_info(stream)).state.messages
         inbox, name = f"_INBOX.{secrets.token_hex(8)}", secrets.token_hex(8)
         connection.subscribe(inbox)
-        config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1}
+        config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1, **INACTIVE}
         blocking.run(jetstream.create_consumer(stream, config))
         prefix = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
         found: list[frames.Message] = []
