@@ -229,12 +229,12 @@ def test_a_work_queue_that_somebody_else_reads_is_refused_before_the_destination
         blocking.run(there.publisher.jetstream.delete_stream("D"))
         reader = {"durable_name": "reader", "ack_policy": "explicit", "filter_subject": "o.>"}
         blocking.run(here.publisher.jetstream.create_consumer("O", reader))
-        given = command(here.server, there.server, "--create")
-        done = subprocess.run(given, capture_output=True, text=True, timeout=60)
+        given = told(here.server, there.server, "--create")
+        done = in_this_process(*given)
         assert (done.returncode, "'reader' reads o.>" in done.stderr) == (1, True), done.stderr
         assert blocking.run(there.publisher.jetstream.stream_names()) == []
 
-        done = subprocess.run([*given, "--subject", "eu.>", "--until-caught-up"], capture_output=True, timeout=60)
+        done = in_this_process(*given, "--subject", "eu.>", "--until-caught-up")
         assert done.returncode == 0, done.stderr
 
 
@@ -245,7 +245,10 @@ def test_a_missing_destination_says_how_to_make_it(tmp_path: Path) -> None:
             bridge(here, there).run(until_caught_up=True)
 
 
-def test_each_side_has_its_own_tls_and_login_and_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+def test_each_side_has_its_own_tls_and_login_and_a_dry_run_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sourcing.bridge.FIRST_WITHIN", 1.0)  # for the one that is refused
     certificates = issue_certificates(tmp_path / "tls")
     tls = certificates.server_tls(verify=True)
     with EmbeddedServer(tmp_path / "a", tls=tls) as a, EmbeddedServer(tmp_path / "b") as b:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 from tests.e2e import processes
+from tests.e2e.commands import here
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -220,7 +221,7 @@ def test_one_quickstart_at_a_time_and_ctrl_c_leaves_no_server_behind(tmp_path: P
 
 def test_a_folder_that_cannot_be_made_is_a_line_not_a_traceback(tmp_path: Path) -> None:
     (tmp_path / ".penstock").write_text("a file")
-    done = quickstart(tmp_path, "--events", "500")
+    done = here("quickstart", "--no-spark", "--events", "500", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "error: .penstock: File exists\n")
 
 
@@ -237,6 +238,6 @@ def test_fresh_forgets_earlier_runs_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", ["0", "many"])
 def test_a_wrong_number_of_events_is_wrong_usage(tmp_path: Path, count: str) -> None:
-    done = quickstart(tmp_path, "--events", count)
+    done = here("quickstart", "--no-spark", "--events", count, cwd=tmp_path)
     assert done.returncode == 64
     assert "Traceback" not in done.stderr
