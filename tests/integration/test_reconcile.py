@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -394,7 +395,8 @@ async def test_verify_finds_what_is_missing_drifted_or_not_sourcing(empty: Broke
     found = verify.verify(want, await actual.read(js, want))
     assert [(f.name, f.before, f.after) for f in found[0].fields] == [("ack_wait", 60 * SECOND, 30 * SECOND)]
     assert found[1].check is verify.Check.SOURCES
-    assert "NOWHERE was never heard" in found[1].problem
+    # The latter once the server has tried, which it does in its own time.
+    assert re.search("NOWHERE (was never heard|fails: stream not found)", found[1].problem)
 
 
 async def test_verify_is_content_with_what_somebody_else_marked_or_nobody(empty: Broker) -> None:
