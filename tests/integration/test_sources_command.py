@@ -90,7 +90,8 @@ async def arrived(pair: LeafPair, hub: Broker, count: int) -> None:
     async def state() -> Json:
         return (await hub.jetstream.stream_info("COPY")).raw
 
-    await eventually_async(there, 60, f"{count} messages", state)
+    # A server whose source or mirror failed once waits half a minute before it tries again.
+    await eventually_async(there, 120, f"{count} messages", state)
     data = await asyncio.to_thread(stream_data, pair.hub.settings, "COPY")
     assert data == [b"%d" % number for number in range(count)]
 
@@ -110,7 +111,7 @@ async def test_a_living_stream_migrates_through_all_modes_and_back_without_loss_
     async with both(pair) as (hub, leaf):
         await origin(leaf, retention)
         await apply(hub, platform_file(tmp_path, EPHEMERAL, kind))
-        await eventually_async(lambda: active(hub), 60)  # only then does an interest stream keep anything
+        await eventually_async(lambda: active(hub), 120)  # only then does an interest stream keep anything
         count = 0
         for source, left in ((MANAGED, "reader"), (OWN, "mine"), (MANAGED, "reader"), (EPHEMERAL, "JS_")):
             publishing = asyncio.create_task(publish(leaf, count, 150))
@@ -175,7 +176,7 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
         async with both(pair) as (hub, leaf):
             await origin(leaf, retention)
             await apply(hub, platform_file(tmp_path, before, kind))
-            await eventually_async(lambda hub=hub: active(hub), 60)
+            await eventually_async(lambda hub=hub: active(hub), 120)
             await publish(leaf, 0, 30)
             await eventually_async(lambda hub=hub: reached(hub, 10), 60)
             path = platform_file(tmp_path, after, kind)
@@ -203,7 +204,7 @@ async def test_a_migration_leaves_the_messages_of_others_in_a_workqueue_wherever
             for _ in range(5):
                 await leaf.request("o.others", b"theirs", 20)
             await apply(hub, platform_file(tmp_path, before))
-            await eventually_async(lambda hub=hub: active(hub), 60)
+            await eventually_async(lambda hub=hub: active(hub), 120)
             await publish(leaf, 0, 20)
             await eventually_async(lambda hub=hub: reached(hub, 20), 60)
             path = platform_file(tmp_path, after)
@@ -339,7 +340,7 @@ async def test_the_command_killed_in_the_middle_is_finished_by_the_next(
     async with both(pair) as (hub, leaf):
         await origin(leaf, "interest")
         await apply(hub, platform_file(tmp_path, EPHEMERAL, kind))
-        await eventually_async(lambda: active(hub), 60)
+        await eventually_async(lambda: active(hub), 120)
         await publish(leaf, 0, 50)
         path = platform_file(tmp_path, MANAGED, kind)
         command = ("sources", "migrate", str(path), "--yes")
