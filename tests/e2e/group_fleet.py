@@ -268,6 +268,7 @@ async def fleet(
             "sink": str(sink.path),
             "ttl": TTL,
             "ack_wait": ACK_WAIT,
+            "timeout": 3.0,
             **more,
         }
         made = Fleet(server, sink, Flood(server.settings, names, pause), control, bucket, told, directory, {})

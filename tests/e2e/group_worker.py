@@ -73,7 +73,7 @@ async def main(told: dict[str, Any]) -> None:
     consumer = {"ack_wait": told["ack_wait"], "max_ack_pending": 50, "window": 0.02, "min_interval": 0.05}
     groups = [
         WorkerGroup(
-            Settings(servers=tuple(told["servers"]), timeout=3.0),
+            Settings(servers=tuple(told["servers"]), timeout=told["timeout"]),
             group_options(told, f"{told['name']}-{number}"),
             handle,
             consumer=consumer,

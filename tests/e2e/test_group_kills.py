@@ -190,7 +190,7 @@ async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
 ) -> None:
     """Three replicas of stream, consumers and bucket; the node that leads the stream is killed, then another one, and a
     worker too, each in the middle of a rebalance."""
-    async with fleet(nats_cluster, tmp_path, retention, ttl=4.0) as group:
+    async with fleet(nats_cluster, tmp_path, retention, ttl=4.0, timeout=10.0) as group:
         group.start("a", "b")
         await group.settled(2)
         bucket = await group.control.jetstream.stream_info(group.bucket.stream)
@@ -204,6 +204,7 @@ async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
         await group.settled(3)
         await group.more_done(50)
         first.start()
+        await group.eventually(lambda: whole(group), "the first node to have caught up: only then may another one go")
 
         other = next(node for node in nats_cluster.nodes if node is not first)
         group.kill("a")
@@ -211,12 +212,21 @@ async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
         await group.settled(2)
         await group.more_done(50)
         other.start()
+        await group.eventually(lambda: whole(group), "all nodes to be up to date")
 
         await group.stop("b")
         await group.settled(1)
         verdict = await group.finish()
         assert verdict.clean, await group.explain(verdict)
         print(f"{retention}: {group.flood.total} messages, {verdict.duplicates} duplicates")
+
+
+async def whole(group: Fleet) -> bool:
+    """Whether every replica of the stream, its consumers and the bucket is up to date."""
+    jetstream = group.control.jetstream
+    streams = [await jetstream.stream_info(name) for name in (STREAM, group.bucket.stream)]
+    found = [*streams, *await jetstream.consumers(STREAM)]
+    return all(one.leader and all(r.current and not r.offline for r in one.replicas) for one in found)
 
 
 async def stream_leader(group: Fleet, cluster: EmbeddedCluster) -> EmbeddedServer:
