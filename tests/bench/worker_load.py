@@ -98,7 +98,7 @@ async def _pulling(
 
     async def loop(subscription: Any) -> None:
         while True:
-            with suppress(nats.errors.Error):  # nothing there in time, or a server too busy for it: ask again
+            with suppress(Exception):  # nothing there in time, or a server too busy for it: ask again
                 for message in await subscription.fetch(batch, timeout=5):
                     tally.add(message.metadata.num_delivered, lambda: message.metadata.timestamp.timestamp())  # noqa: B023
                     await message.ack()
