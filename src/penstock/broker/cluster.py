@@ -14,6 +14,8 @@ from penstock.broker.server_config import LOOPBACK, ClusterMember
 from penstock.errors import ConfigError, ServerFailed
 from penstock.settings import Settings
 
+LOOK_EVERY = 0.02  # seconds
+
 
 class EmbeddedCluster:
     """nats-servers of one cluster, each with a directory of its own below `data`.
@@ -90,8 +92,6 @@ class EmbeddedCluster:
         self._join()
         for node in self.nodes:
             node.spawn()
-        for node in self.nodes:
-            node.wait_until_ready()
         self._wait_until_complete()
         return self
 
@@ -105,15 +105,23 @@ class EmbeddedCluster:
             node.config = replace(node.config, cluster=member)
 
     def _wait_until_complete(self, within: float = READY_WITHIN) -> None:
-        """A leader is not enough: until it counts all peers as current, a stream with three replicas is refused."""
+        """A leader is not enough: until it counts all peers as current, a stream with three replicas is refused.
+
+        All nodes are watched at once: without every one of them a new cluster chooses no leader, so when one has ended,
+        the others would only be waited for.
+        """
         deadline = time.monotonic() + within
-        while not self._complete():
+        while not (self._all_ready() and self._complete()):
             if time.monotonic() >= deadline:
                 raise ServerFailed(
                     f"the cluster of {len(self.nodes)} nodes was not complete within {within:g} s; "
                     f"last words of its first node: {self.nodes[0].last_words()}"
                 )
-            time.sleep(0.02)
+            time.sleep(LOOK_EVERY)
+
+    def _all_ready(self) -> bool:
+        ready = [node.is_ready() for node in self.nodes]
+        return all(ready)
 
     def _complete(self) -> bool:
         leader = self.leader

@@ -162,15 +162,19 @@ class EmbeddedServer:
 
     def wait_until_ready(self, within: float = READY_WITHIN) -> Self:
         """Return when JetStream answers; in a cluster, when this node also knows the leader."""
-        process, deadline = self._running(), time.monotonic() + within
+        deadline = time.monotonic() + within
         while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise self.failure()
-            if self._find_monitoring_port() and self._healthy():
+            if self.is_ready():
                 return self
             time.sleep(LOOK_EVERY)
         self.kill()
         raise ServerFailed(f"nats-server was not ready within {within:g} s; its last words: {self.last_words()}")
+
+    def is_ready(self) -> bool:
+        """Whether JetStream answers now. Raises `ServerFailed` with the server's own words when it has ended."""
+        if self._running().poll() is not None:
+            raise self.failure()
+        return self._find_monitoring_port() and self._healthy()
 
     def _choose_ports(self) -> None:
         config, (port, leaf_port) = self.config, free_ports(2, self.config.host)
@@ -274,13 +278,16 @@ class EmbeddedServer:
 
     def log_tail(self, lines: int = 10) -> list[str]:
         """The last lines that this run of the server wrote."""
+        return self._logged()[-lines:]
+
+    def _logged(self) -> list[str]:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            return log.read().decode(errors="replace").splitlines()[-lines:]
+            return log.read().decode(errors="replace").splitlines()
 
     def last_words(self) -> str:
         """The line that most likely says why it ended: the last fatal or error line, else the last line."""
-        tail = self.log_tail(50)
+        tail = [line for line in self._logged() if "Healthcheck failed" not in line][-50:]  # that is only our asking
         telling = [line for line in tail if "[FTL]" in line or "[ERR]" in line or line.startswith("nats-server: ")]
         return (telling or tail or ["(nothing was logged)"])[-1]
 
