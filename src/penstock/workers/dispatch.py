@@ -11,13 +11,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 
 from penstock.workers import verdicts
 from penstock.workers.failures import FailureLog
 from penstock.workers.handlers import AsyncHandler, in_time
 from penstock.workers.handling import ACKS, Answers, HandlingOptions, NoWatch, Watch
-from penstock.workers.lanes import Arrival, Finished, Lane, relieve
+from penstock.workers.lanes import QUICK, Arrival, Finished, Lane, relieve
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.ownership import Ownership
 from penstock.workers.verdicts import DeadLetter, Redeliver
@@ -63,9 +62,11 @@ class Dispatcher:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._waiting_for_owner: set[Lane] = set()
-        self._latencies: deque[float] = deque()
+        self._latencies: list[float] = []
         self._called = False
         """Whether a runner was called that has not begun to look."""
+        self._help_asked = False
+        """Whether somebody looks for work as soon as a handler waits."""
         self._came_to_rest = asyncio.Event()
         """Set when somebody leaves a lane, while somebody else waits for that."""
         self._resting = 0
@@ -95,6 +96,16 @@ class Dispatcher:
         lane.busy = True
         self._ready.append(lane)
         if not self._called:
+            self._call_runner()
+
+    def _ask_for_help(self) -> None:
+        """Have one more runner called if the handler that runs next has to wait: nothing else lets the loop do this."""
+        self._help_asked = True
+        asyncio.get_running_loop().call_soon(self._help)
+
+    def _help(self) -> None:
+        self._help_asked = False
+        if self._ready:
             self._call_runner()
 
     def owners_changed(self) -> None:
@@ -128,19 +139,7 @@ class Dispatcher:
 
     async def _run(self) -> None:
         while True:
-            self._called = False
-            while self._ready:
-                lane = self._ready.popleft()
-                if self._ready and not self._called:
-                    self._call_runner()  # it finds nothing to do, unless the handler here has to wait
-                try:
-                    await self._work(lane)
-                finally:
-                    lane.busy = False
-                if self._resting:
-                    self._came_to_rest.set()
-                if lane.items and lane not in self._waiting_for_owner:
-                    self.wake(lane)
+            await self._work()
             self.finished.turn()
             if len(self._latencies) >= REPORTED:
                 self.report()
@@ -149,46 +148,63 @@ class Dispatcher:
             self._idle.append(idle)
             await idle
 
-    async def _work(self, lane: Lane) -> None:
-        """Handle what the lane has, until it is empty, blocked, or the next one's turn has come.
+    async def _work(self) -> None:
+        """Handle what the lanes have, until none is ready.
 
-        Every message comes through here: what is usual is done in place, what is not elsewhere.
+        Each has its turn until it is empty or blocked, or its turn is over. Every message comes through here: what is
+        usual is done in place, what is not elsewhere.
         """
-        token_of, clock, made = self._ownership.token, time.perf_counter, tuple.__new__
-        for _ in range(TURN):
-            if (message := lane.next()) is None:
-                return
-            if (token := token_of(lane.id)) is None:
-                self._waiting_for_owner.add(lane)
-                return
-            if lane.unsure and self._was_done(lane, message.sequence, token):
-                self._finish(lane, message.sequence)
-                continue
-            attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
-            about = (message.subject, lane.id, self._worker_id, message.received_at, attempt, token)
-            context = made(MessageContext, about)  # what `MessageContext(…)` comes to, in a third of the time
-            if attempt > 1 and await self._given_up(lane, message, context):
-                continue
-            lane.started = started = clock()
-            error: BaseException | None = None
+        token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
+        ready, worker_id = self._ready, self._worker_id
+        self._called = False
+        while ready:
+            lane = ready.popleft()
+            if ready and not self._help_asked:
+                self._ask_for_help()
+            lane_id, items, order = lane.id, lane.items, lane.order
             try:
-                await self._call(message, context)
-            except FAILURES as exc:  # counted, and answered to the server
-                error = _failure_of(exc)
-            seconds = clock() - started
-            lane.started = None
-            if token_of(lane.id) != token:
-                # Somebody else may have it now, and will handle the message: our answer could remove it. Or only our
-                # lease is in doubt, and the message keeps its place until we know.
-                lane.unsure = (message.sequence, token) if error is None else None
-                self._waiting_for_owner.add(lane)
-                return
-            if error is None:
-                lane.took(seconds)
-                self._finish(lane, message.sequence)
-                self._latencies.append(seconds)
-            else:
-                await self._failed(lane, message, context, error)
+                for _ in range(TURN):
+                    if lane.held or not order or (message := items[order[0]]) is None:
+                        break  # `lane.next()` in place
+                    if (token := token_of(lane_id)) is None:
+                        self._waiting_for_owner.add(lane)
+                        break
+                    sequence = message.sequence
+                    if lane.unsure and self._was_done(lane, sequence, token):
+                        self._finish(lane, sequence)
+                        continue
+                    attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
+                    about = (message.subject, lane_id, worker_id, message.received_at, attempt, token)
+                    context = made(MessageContext, about)  # what `MessageContext(…)` comes to, in a third of the time
+                    if attempt > 1 and await self._given_up(lane, message, context):
+                        continue
+                    lane.started = started = clock()
+                    error: BaseException | None = None
+                    try:
+                        await call(message, context)
+                    except FAILURES as exc:  # counted, and answered to the server
+                        error = _failure_of(exc)
+                    seconds = clock() - started
+                    lane.started = None
+                    if token_of(lane_id) != token:
+                        # Somebody else may have it now, and will handle the message: our answer could remove it. Or
+                        # only our lease is in doubt, and the message keeps its place until we know.
+                        lane.unsure = (sequence, token) if error is None else None
+                        self._waiting_for_owner.add(lane)
+                        break
+                    if error is None:
+                        if seconds > QUICK or lane.latency:
+                            lane.took(seconds)
+                        self._finish(lane, sequence)
+                        self._latencies.append(seconds)
+                    else:
+                        await self._failed(lane, message, context, error)
+            finally:
+                lane.busy = False
+            if self._resting:
+                self._came_to_rest.set()
+            if items and lane not in self._waiting_for_owner:
+                self.wake(lane)
 
     def _was_done(self, lane: Lane, sequence: int, token: int) -> bool:
         """Whether we handled the message under this very token: then nobody else had the partition meanwhile."""
@@ -197,10 +213,7 @@ class Dispatcher:
 
     def report(self) -> None:
         """Tell how long handlers took since the last time."""
-        latencies: list[float] = []
-        with suppress(IndexError):  # until there are no more; the thread that serves metrics may take some, too
-            while True:
-                latencies.append(self._latencies.popleft())
+        latencies, self._latencies = self._latencies, []
         self._watch.handled(latencies)
 
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:
@@ -253,7 +266,7 @@ class Dispatcher:
     def _finish(self, lane: Lane, sequence: int) -> None:
         self.handled += 1
         self.finished.new.add(sequence)
-        if sequence in lane.items and (reply := lane.finish(sequence)):
+        if reply := lane.finish(sequence):
             self.held -= 1
             acks = self._answers.acks
             acks.append(reply)

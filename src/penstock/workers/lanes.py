@@ -13,10 +13,15 @@ from enum import Enum
 
 from penstock.workers.messages import Message
 
-REMEMBERED = 20_000
-"""Sequences of finished messages that are remembered, at least: a lost acknowledgement brings them once more."""
+REMEMBERED = 16_000
+"""Sequences of finished messages that are remembered, at least: a lost acknowledgement brings them once more.
+
+Up to 19,600 a set of numbers takes half a MiB; beyond, four times as much.
+"""
 PATIENCE = 1.0
 """Seconds of work in a lane beyond which it may have to put messages aside."""
+QUICK = 50e-6
+"""Seconds for a message that are not worth counting: however many wait, they do not wait for long."""
 MEMORY = 0.8
 
 
@@ -57,7 +62,7 @@ class Lane:
     """The messages of one partition that came and are not done."""
 
     __slots__ = (
-        "_order", "busy", "delayed", "floor", "held", "id", "items", "last_done", "latency", "parked", "parks",
+        "busy", "delayed", "floor", "held", "id", "items", "last_done", "latency", "order", "parked", "parks",
         "started", "unsure",
     )  # fmt: skip
 
@@ -84,32 +89,32 @@ class Lane:
         """When the handler that is running was called."""
         self.unsure: tuple[int, int] | None = None
         """Handled under a token while it became uncertain whether that still counts: the sequence, and the token."""
-        self._order: list[int] = []
+        self.order: list[int] = []
+        """The sequences of `items`, as a heap: the lowest comes first."""
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
     def offer(self, message: Message, finished: Finished) -> Arrival:
         """Take a delivery to its place."""
-        sequence = message.sequence
-        items = self.items
+        sequence, items = message.sequence, self.items
         if sequence in items:
-            before, self.items[sequence] = self.items[sequence], message
+            before, items[sequence] = items[sequence], message
             self.delayed.discard(sequence)
             self.parked.pop(sequence, None)
             return Arrival.SAME if before else Arrival.BACK
         if sequence <= self.floor or sequence in finished.new or sequence in finished.old:
             return Arrival.DONE
         items[sequence] = message
-        heapq.heappush(self._order, sequence)
+        heapq.heappush(self.order, sequence)
         return Arrival.NEW
 
     # -- what is next ----------------------------------------------------------------------------------------------
 
     def next(self) -> Message | None:
         """The message to handle now, if there is one."""
-        if self.held or not self._order:
+        if self.held or not self.order:
             return None
-        return self.items[self._order[0]]
+        return self.items[self.order[0]]
 
     def attempt(self, message: Message) -> int:
         """Which try of the message this is, or would be."""
@@ -118,12 +123,14 @@ class Lane:
     # -- what became of it -----------------------------------------------------------------------------------------
 
     def finish(self, sequence: int) -> str:
-        """It is done; returns where to acknowledge it."""
-        if self._order[0] == sequence and not (self.delayed or self.parked or self.parks):
-            heapq.heappop(self._order)
+        """It is done; returns where to acknowledge it, if that is known here."""
+        if self.order and self.order[0] == sequence and not (self.delayed or self.parked or self.parks):
+            heapq.heappop(self.order)
             message = self.items.pop(sequence)
-        else:
+        elif sequence in self.items:
             message = self._drop(sequence)
+        else:
+            return ""
         if sequence > self.last_done:
             self.last_done = sequence
         return message.reply if message else ""
@@ -154,11 +161,11 @@ class Lane:
 
     def _drop(self, sequence: int) -> Message | None:
         message = self.items.pop(sequence)
-        if self._order[0] == sequence:
-            heapq.heappop(self._order)
+        if self.order[0] == sequence:
+            heapq.heappop(self.order)
         else:
-            self._order.remove(sequence)
-            heapq.heapify(self._order)
+            self.order.remove(sequence)
+            heapq.heapify(self.order)
         if self.delayed or self.parked or self.parks:
             self.delayed.discard(sequence)
             self.parked.pop(sequence, None)
@@ -167,14 +174,15 @@ class Lane:
 
     def took(self, seconds: float) -> None:
         """A message took so long."""
-        self.latency += (1 - MEMORY) * (seconds - self.latency) if self.latency else seconds
+        average = self.latency + (1 - MEMORY) * (seconds - self.latency) if self.latency else seconds
+        self.latency = average if average > QUICK else 0.0
 
     # -- how far it is ---------------------------------------------------------------------------------------------
 
     @property
     def done_through(self) -> int:
         """Of all that came, everything up to this sequence is done."""
-        return self._order[0] - 1 if self._order else self.last_done
+        return self.order[0] - 1 if self.order else self.last_done
 
     @property
     def holding(self) -> int:
@@ -199,7 +207,7 @@ class Lane:
 
     def slow(self, now: float) -> bool:
         """Whether what waits here waits for long: for a redelivery, for its owner, or for a slow handler."""
-        blocked = bool(self._order) and self.items[self._order[0]] is None
+        blocked = bool(self.order) and self.items[self.order[0]] is None
         stuck = self.started is not None and now - self.started > PATIENCE
         return self.held or blocked or stuck or self.holding * self.latency > PATIENCE
 

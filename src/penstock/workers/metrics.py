@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -76,6 +77,11 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        for bucket, count in Counter(map(partial(bisect_left, self.bounds), values)).items():
+            self.counts[bucket] += count
+        self.total += sum(values)
 
     @property
     def count(self) -> int:
@@ -154,8 +160,7 @@ class WorkerMetrics:
         self.pending = batch[-1].pending
 
     def handled(self, latencies: list[float]) -> None:
-        for seconds in latencies:
-            self.latency.observe(seconds)
+        self.latency.observe_all(latencies)
 
     def failed(self, error: BaseException) -> None:
         self.failures += 1

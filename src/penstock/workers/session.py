@@ -30,7 +30,7 @@ GONE_WITHIN = 2.5
 """Seconds until a server has noticed that the sender of a request is gone."""
 ACK_LINGER = 0.005
 """Seconds that acknowledgements wait for company, and that lie between two writes that have little of it."""
-COMPANY = 16
+COMPANY = 64
 """So many acknowledgements are worth a write of their own, once nothing more can be handled."""
 RECALLED = 20_000
 """Pending messages are asked for one by one up to this range of sequences; beyond it the consumer is reset."""
@@ -76,7 +76,7 @@ class Session:
         self._size = size
         self._inboxes = inboxes
         self._pulls: dict[str, Pull] = {}
-        self._by_sid: dict[bytes, Pull] = {}
+        self._by_sid: dict[int, Pull] = {}
         connection.skim_with(self._skim)
         self._acks = acks
         self._flush_at: asyncio.TimerHandle | None = None
@@ -125,13 +125,13 @@ class Session:
         inbox = self._inboxes[name]
         pull = self._pulls[name] = Pull(name, inbox, heard=self._now())
         pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
-        self._by_sid[b"%d" % pull.sid] = pull
+        self._by_sid[pull.sid] = pull
         return pull
 
     def close_consumer(self, name: str) -> None:
         """Pull no more from it; what was asked for is dropped by the server once the inbox is gone."""
         if pull := self._pulls.pop(name, None):
-            self._by_sid.pop(b"%d" % pull.sid)
+            self._by_sid.pop(pull.sid)
             self._write(frames.unsubscribe(pull.sid))
 
     @property

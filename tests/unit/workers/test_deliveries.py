@@ -46,7 +46,7 @@ def test_skimming_and_parsing_find_what_parsing_alone_finds(wire: list[bytes], s
     parser, found = frames.Parser(), []
 
     def look(buffer: bytearray, at: int) -> int:
-        taken, end = take(buffer, at, b"7", Message, NOW)
+        taken, end = take(buffer, at, 7, Message, NOW)
         found.extend((one.subject, 7, one.reply, one.raw_headers, one.data) for one in taken)
         return end
 
@@ -63,7 +63,7 @@ def test_skimming_and_parsing_find_what_parsing_alone_finds(wire: list[bytes], s
 def test_numbers_are_those_of_the_reply_subject() -> None:
     reply = "$JS.ACK.S.c-1.2.345.678.1767225600000000000.9"
     buffer = bytearray(frame("w.a", 7, reply, b"data"))
-    (found,), end = take(buffer, 0, b"7", Message, NOW)
+    (found,), end = take(buffer, 0, 7, Message, NOW)
     assert found == Message("w.a", b"data", 345, 2, reply, NOW, b"", 678)
     assert found.pending == 9
     assert end == len(buffer)
@@ -80,7 +80,7 @@ def test_a_reply_with_domain_and_account_is_read_too() -> None:
 def test_an_unfinished_or_broken_frame_is_left_to_the_parser() -> None:
     whole = frame("w.a", 7, "$JS.ACK.S.c-1.1.1.1.1.0", b"data")
     for cut in (whole[:-1], whole[:10], whole.replace(b"data\r\n", b"datax\n"), b"", b"PING\r\n"):
-        assert take(bytearray(cut), 0, b"7", Message, NOW) == ([], 0)
+        assert take(bytearray(cut), 0, 7, Message, NOW) == ([], 0)
 
 
 def test_naks_name_every_sequence_once() -> None:
