@@ -16,6 +16,7 @@ from pathlib import Path
 import nkeys
 import pytest
 import trustme
+import uvloop
 
 from penstock import errors
 from penstock.broker import JetStream
@@ -28,7 +29,7 @@ Serve = Callable[[str], int]
 
 
 def works(settings: Settings) -> None:
-    """Both transports log in, and a round trip through the server works."""
+    """Both transports log in, and a round trip through the server works; in asyncio's own event loop, and in uvloop."""
     with blocking.connect(settings) as connection:
         connection.flush()
         with pytest.raises(errors.Unavailable, match="nobody answers"):
@@ -41,6 +42,7 @@ def works(settings: Settings) -> None:
                 await connection.request("nobody.there", b"")
 
     asyncio.run(asynchronous())
+    uvloop.run(asynchronous())
 
 
 def refused(settings: Settings, error: type[errors.PenstockError] = errors.AccessDenied, match: str = ".") -> None:

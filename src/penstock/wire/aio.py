@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Self, cast
 
 from penstock.errors import AccessDenied, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
 from penstock.settings import Settings
@@ -300,9 +300,8 @@ class _Link(asyncio.BufferedProtocol):
     # -- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=1024 * 1024)
+        self._transport = cast(asyncio.Transport, transport)  # other event loops have transports of their own
+        self._transport.set_write_buffer_limits(high=1024 * 1024)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._received

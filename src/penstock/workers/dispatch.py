@@ -64,9 +64,7 @@ class Dispatcher:
         self._waiting_for_owner: set[Lane] = set()
         self._latencies: list[float] = []
         self._called = False
-        """Whether a runner was called that has not begun to look."""
-        self._help_asked = False
-        """Whether somebody looks for work as soon as a handler waits."""
+        """Whether a runner was called, and it is not known yet whether one is enough."""
         self._came_to_rest = asyncio.Event()
         """Set when somebody leaves a lane, while somebody else waits for that."""
         self._resting = 0
@@ -98,16 +96,6 @@ class Dispatcher:
         if not self._called:
             self._call_runner()
 
-    def _ask_for_help(self) -> None:
-        """Have one more runner called if the handler that runs next has to wait: nothing else lets the loop do this."""
-        self._help_asked = True
-        asyncio.get_running_loop().call_soon(self._help)
-
-    def _help(self) -> None:
-        self._help_asked = False
-        if self._ready:
-            self._call_runner()
-
     def owners_changed(self) -> None:
         """Look again at the lanes that were not ours."""
         waiting, self._waiting_for_owner = self._waiting_for_owner, set()
@@ -115,20 +103,25 @@ class Dispatcher:
             self.wake(lane)
 
     def _call_runner(self) -> None:
-        """Have one more runner look for work, unless one is on its way."""
-        if self._called:
-            return
-        while self._idle:
-            idle = self._idle.popleft()
-            if not idle.done():
-                idle.set_result(None)
-                self._called = True
-                return
-        if len(self._runners) < self.options.concurrency:
+        """Have one more runner look for work, and another if a handler of that one has to wait."""
+        while self._idle and self._idle[0].done():
+            self._idle.popleft()
+        if self._idle:
+            self._idle.popleft().set_result(None)
+        elif len(self._runners) < self.options.concurrency:
             runner = asyncio.create_task(self._run(), name="handlers")
             self._runners.add(runner)
             runner.add_done_callback(self._ended)
-            self._called = True
+        else:
+            return  # whoever is ready first goes on with what there is
+        self._called = True
+        asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        """Comes right behind the runner that was called: what is still there then waits for a handler that waits."""
+        self._called = False
+        if self._ready:
+            self._call_runner()
 
     def _ended(self, runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
@@ -156,11 +149,8 @@ class Dispatcher:
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
         ready, worker_id = self._ready, self._worker_id
-        self._called = False
         while ready:
             lane = ready.popleft()
-            if ready and not self._help_asked:
-                self._ask_for_help()
             lane_id, items, order = lane.id, lane.items, lane.order
             try:
                 for _ in range(TURN):

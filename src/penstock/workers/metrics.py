@@ -79,8 +79,11 @@ class Histogram:
         self.total += value
 
     def observe_all(self, values: Sequence[float]) -> None:
-        for bucket, count in Counter(map(partial(bisect_left, self.bounds), values)).items():
-            self.counts[bucket] += count
+        if max(values, default=0.0) <= self.bounds[0]:  # as usual with many
+            self.counts[0] += len(values)
+        else:
+            for bucket, count in Counter(map(partial(bisect_left, self.bounds), values)).items():
+                self.counts[bucket] += count
         self.total += sum(values)
 
     @property

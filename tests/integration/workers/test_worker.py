@@ -6,10 +6,13 @@ import asyncio
 import os
 
 import pytest
+import uvloop
 from tests.integration.workers import work_module
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import Unavailable
+from penstock.publish import Publisher
 from penstock.testing import eventually_async
 from penstock.wire import aio
 from penstock.workers.dispatch import REPORTED
@@ -42,6 +45,22 @@ async def test_messages_of_many_partitions_are_handled_once_in_order_through_one
     await world.all_acknowledged()
     assert await world.js.consumer_names(STREAM) == ["test-1"]
     assert worker.metrics.redeliveries == 0
+
+
+def test_a_worker_runs_in_uvloop_too(nats_server: EmbeddedServer) -> None:
+    async def scene() -> None:
+        async with await Publisher.connect(nats_server.settings) as publisher:
+            world = World(nats_server, publisher)
+            async with world.open:
+                await world.create()
+                worker = await world.worker()
+                await worker.update(partitions("a", "b"))
+                for id_ in "ab":
+                    await world.publish(id_, 300)
+                await world.all_handled()
+                await world.all_acknowledged()
+
+    uvloop.run(scene())
 
 
 async def test_the_context_says_where_a_message_comes_from(world: World) -> None:
