@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from penstock.broker import features
 from penstock.broker.jetstream import JetStream
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 WORK_QUEUE = "workqueue"
 BEHIND = "penstock.behind"
 """Metadata: the subjects whose backlog was passed over and is not caught up with."""
+WRITTEN_AGAIN = "penstock.written-again"
+"""Metadata: when the consumer was last written without a change."""
 
 
 class WorkerConsumer:
@@ -301,6 +304,13 @@ class WorkerConsumer:
                 change = {"max_ack_pending": self._max_ack_pending}
                 await self._jetstream.update_consumer(self.options.stream, name, change)
 
+    async def write_again(self) -> None:
+        """Have every server look at the configuration again: a note changes, and nothing else."""
+        async with self._writing:
+            self._ask_permission()
+            for name in self.names:
+                await self._jetstream.update_consumer(self.options.stream, name, _written_again)
+
     async def rewind(self) -> None:
         """Have all that a work queue still has of our subjects delivered again."""
         for name in self.names:
@@ -327,6 +337,10 @@ def _noted(config: Json) -> list[str]:
 
 def _without_note(config: Json) -> Json:
     return {**config, "metadata": _with_note(config, frozenset())}
+
+
+def _written_again(config: Json) -> Json:
+    return {**config, "metadata": {**(config.get("metadata") or {}), WRITTEN_AGAIN: datetime.now(UTC).isoformat()}}
 
 
 def _with_note(config: Json, behind: frozenset[str]) -> Json:

@@ -29,6 +29,7 @@ from penstock.workers.handling import HandlingOptions
 from penstock.workers.lag import Lag
 from penstock.workers.lanes import Lane
 from penstock.workers.metrics import Look, WorkerMetrics
+from penstock.workers.nodes import NodeWatch
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import Partition
@@ -118,6 +119,7 @@ class Worker:
         await self._connection.reconnect()
         self._spawn(self._puller.serve(), "serve")
         self._spawn(self._look_for_ever(), "upkeep")
+        self._spawn(NodeWatch(self.consumer).run(), "nodes")
         if self.options.measure_every:
             self._spawn(self._measure_for_ever(), "measure")
 
