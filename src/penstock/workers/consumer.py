@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from penstock.broker import features
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, Json
+from penstock.broker.model import ConsumerInfo, Json, ReplicaInfo
 from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
 from penstock.workers import filters
 from penstock.workers.filters import Shards
@@ -303,6 +303,11 @@ class WorkerConsumer:
             for name in self.names:
                 change = {"max_ack_pending": self._max_ack_pending}
                 await self._jetstream.update_consumer(self.options.stream, name, change)
+
+    async def replicas(self) -> list[ReplicaInfo]:
+        """The replicas of the consumers, as those who lead them see them."""
+        infos = [await self._jetstream.consumer_info(self.options.stream, name) for name in self.names]
+        return [replica for info in infos for replica in info.replicas]
 
     async def write_again(self) -> None:
         """Have every server look at the configuration again: a note changes, and nothing else."""

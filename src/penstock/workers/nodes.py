@@ -53,12 +53,13 @@ class NodeWatch:
             try:
                 await self._look()
             except PenstockError as exc:
+                self._absence.over(away=True)  # somebody does not answer
                 log.info("%s: its replicas cannot be looked at now: %s", self._consumer.options.consumer, exc)
 
     async def _look(self) -> None:
         if self._consumer.retention != WORK_QUEUE:
             return
-        replicas = [replica for info in (await self._consumer.present()).values() for replica in info.replicas]
+        replicas = await self._consumer.replicas()
         away = any(replica.offline or replica.silent_for > SILENT for replica in replicas)
         if replicas and self._absence.over(away):
             await self._consumer.write_again()
