@@ -98,7 +98,7 @@ def soak(crew: Crew, seconds: float) -> list[Figure]:
     """Memory and open files stay as they are."""
     samples: list[Sample] = []
     outcome = crew.work("ours", int(SOAK_RATE * seconds), SOAK_RATE, samples)
-    name, compared = f"soak of {seconds / 60:.2g} minutes", "last quarter less second"
+    name, compared = f"soak of {seconds / 60:.2g} minutes", "last quarter less first"
     memory, files = grown([one.memory for one in samples]), grown([one.files for one in samples])
     each, most = memory / crew.workers / MIB, MORE_MEMORY / MIB
     return [
@@ -121,12 +121,9 @@ def soak(crew: Crew, seconds: float) -> list[Figure]:
 
 
 def grown(samples: Sequence[int]) -> float:
-    """How much higher the median of the last quarter is than that of the second.
-
-    In the first one a worker fills what it remembers: the last 40,000 sequences that it has done.
-    """
+    """How much higher the median of the last quarter is than that of the first."""
     quarter = max(1, len(samples) // 4)
-    return statistics.median(samples[-quarter:]) - statistics.median(samples[quarter : 2 * quarter] or samples[:1])
+    return statistics.median(samples[-quarter:]) - statistics.median(samples[:quarter])
 
 
 def _flat(value: float, most: float) -> str:

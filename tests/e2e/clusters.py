@@ -40,7 +40,7 @@ def python_without_package(folder: Path) -> Path:
 def python_with_package_on_the_driver(folder: Path) -> Path:
     """An interpreter with everything that is installed here; this package only on the driver's side, not in executors.
 
-    Executors are told by their working directory, which is below the worker's folder.
+    Executors are told by their working directory: Spark makes one called `app-…` for every application.
     """
     installed = folder / "installed"
     installed.mkdir()
@@ -51,7 +51,7 @@ def python_with_package_on_the_driver(folder: Path) -> Path:
     program = folder / "python"
     program.write_text(
         f"""#!/bin/sh
-case "$PWD" in */work/app-*) extra="{installed}" ;; *) extra="{installed}:{own}" ;; esac
+case "$PWD" in */app-[0-9]*) extra="{installed}" ;; *) extra="{installed}:{own}" ;; esac
 PYTHONPATH="$PYTHONPATH:$extra" exec {sys.executable} -S "$@"
 """
     )

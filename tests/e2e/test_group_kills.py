@@ -203,8 +203,7 @@ async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
         first.kill()
         await group.settled(3)
         await group.more_done(50)
-        first.spawn()  # that it is well takes a while: on a work queue consumers are written again for it
-        await group.eventually(first.is_ready, "the first node to be well")
+        first.start()
         await group.eventually(lambda: whole(group), "the first node to have caught up: only then may another one go")
 
         other = next(node for node in nats_cluster.nodes if node is not first)
@@ -212,8 +211,7 @@ async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
         other.kill()
         await group.settled(2)
         await group.more_done(50)
-        other.spawn()
-        await group.eventually(other.is_ready, "the other node to be well")
+        other.start()
         await group.eventually(lambda: whole(group), "all nodes to be up to date")
 
         await group.stop("b")

@@ -120,6 +120,7 @@ class EmbeddedCluster:
             time.sleep(LOOK_EVERY)
 
     def _all_ready(self) -> bool:
+        """Every node is asked, also behind one that is not ready: it raises when one has ended."""
         ready = [node.is_ready() for node in self.nodes]
         return all(ready)
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 Json = dict[str, Any]
 NANOSECONDS = 1_000_000_000
+SILENT_AFTER = timedelta(seconds=5)
 
 
 def parse_time(text: str) -> datetime | None:
@@ -36,6 +37,11 @@ class ReplicaInfo:
     lag: int
     silent_for: timedelta = timedelta()
     """Time since the leader last heard of it; a healthy one is heard every second."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is not heard any more; the server itself calls it current for some seconds more."""
+        return self.silent_for > SILENT_AFTER
 
     @classmethod
     def parse(cls, raw: Json) -> Self:

@@ -16,7 +16,6 @@ from penstock.topology.plan import Change, Kind, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
 
-REPLICA_SILENT_AFTER = timedelta(seconds=5)
 SOURCE_SILENT_AFTER = timedelta(seconds=30)
 """A source is heard every few seconds, also when its origin is idle: this long without a sign means trouble."""
 
@@ -107,7 +106,7 @@ def _group(resource: Resource, wanted: int, leader: str | None, followers: Seque
 def _ill(replica: ReplicaInfo) -> str | None:
     if replica.offline:
         return "is offline"
-    if replica.silent_for > REPLICA_SILENT_AFTER:  # the server itself calls it current for some seconds more
+    if replica.silent:
         return f"was last heard {replica.silent_for.total_seconds():.0f} s ago"
     return None if replica.current else f"is not current: {replica.lag} operations behind"
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 from penstock.workers import verdicts
 from penstock.workers.failures import FailureLog
@@ -62,7 +63,7 @@ class Dispatcher:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._waiting_for_owner: set[Lane] = set()
-        self._latencies: list[float] = []
+        self._latencies: deque[float] = deque()
         self._called = False
         """Whether a runner was called, and it is not known yet whether one is enough."""
         self._came_to_rest = asyncio.Event()
@@ -203,7 +204,10 @@ class Dispatcher:
 
     def report(self) -> None:
         """Tell how long handlers took since the last time."""
-        latencies, self._latencies = self._latencies, []
+        latencies: list[float] = []
+        with suppress(IndexError):  # until there are no more; the thread that serves metrics may take some, too
+            while True:
+                latencies.append(self._latencies.popleft())
         self._watch.handled(latencies)
 
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:

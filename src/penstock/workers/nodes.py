@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import timedelta
 
 from penstock.errors import PenstockError
 from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
@@ -18,8 +17,6 @@ from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
 log = logging.getLogger(__name__)
 
 LOOK_EVERY = 10.0  # seconds
-SILENT = timedelta(seconds=5)
-"""A replica that nobody has heard for longer is away."""
 TIMES = 3
 """So often a consumer is written again, one look after the other: what is in its way may be written later."""
 
@@ -60,7 +57,7 @@ class NodeWatch:
         if self._consumer.retention != WORK_QUEUE:
             return
         replicas = await self._consumer.replicas()
-        away = any(replica.offline or replica.silent_for > SILENT for replica in replicas)
+        away = any(replica.offline or replica.silent for replica in replicas)
         if replicas and self._absence.over(away):
             await self._consumer.write_again()
             log.info("%s is written again, for a node that may have been away", self._consumer.options.consumer)
