@@ -21,7 +21,7 @@ from penstock.testing import LossyProxy, eventually, stream_messages
 
 SEED = 20_261_116
 WINDOW = 2_000_000_000  # nanoseconds: the stream's duplicate window
-WRITER = Path(__file__).parents[1] / "facts_writer.py"
+WRITER = Path(__file__).with_name("facts_writer.py")
 
 
 STREAM = {"name": "FACTS", "subjects": ["facts.>"], "duplicate_window": WINDOW}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.pages import check_examples
+from tests.support.pages import check_examples
 
 from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.pages import DOCS, check_examples
+from tests.support.pages import DOCS, check_examples
 
 from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer

@@ -1,0 +1,243 @@
+"""`penstock quickstart` as a person runs it: a subprocess in an empty directory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+from tests.support import processes
+from tests.support.commands import here
+
+from penstock.broker import connect
+from penstock.broker.embedded import EmbeddedServer
+from penstock.cli.home import Home
+from penstock.settings import Settings
+from penstock.testing import eventually
+
+PENSTOCK = [sys.executable, "-m", "penstock"]
+
+
+def quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Without Spark: that takes most of the time, and has a test of its own."""
+    return full_quickstart(where, "--no-spark", *arguments)
+
+
+def full_quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*PENSTOCK, "quickstart", *arguments]
+    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=500, check=False)
+
+
+def running_servers(where: Path) -> list[str]:
+    """nats-servers that use a configuration below `where`."""
+    shown = subprocess.run(["ps", "-eww", "-o", "pid,command"], capture_output=True, text=True, check=True).stdout
+    return [line for line in shown.splitlines() if "nats-server" in line and str(where) in line]
+
+
+@dataclass(frozen=True)
+class TwoRuns:
+    """One quickstart and another one in the same directory, to look at and not to change."""
+
+    where: Path
+    said: tuple[str, str]
+    left: list[str]
+    """Servers that ran afterwards."""
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> TwoRuns:
+    where, said, left = tmp_path_factory.mktemp("quickstart"), [], []
+    for _ in range(2):
+        done = quickstart(where, "--events", "1000")
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+        left += running_servers(where)
+    return TwoRuns(where, (said[0], said[1]), left)
+
+
+def test_quickstart_shows_the_whole_platform_and_stops_what_it_started(two_runs: TwoRuns) -> None:
+    for said in two_runs.said:
+        assert "6 streams and 23 durable consumers" in said
+        assert "billing_worker_usage_metered" in said
+    assert two_runs.left == []
+
+
+def test_what_a_handler_failed_on_comes_back_and_the_totals_add_up(two_runs: TwoRuns) -> None:
+    for number, said in enumerate(two_runs.said, 1):
+        dead, total = map(int, re.search(r"failures +(\d+) of (\d+) top-ups failed", said).groups())  # type: ignore[union-attr]  # None fails too
+        assert 0 < dead < total, f"run {number}"
+        assert f"limit corrected, {dead} letters replayed and booked; {total} top-ups" in said
+        assert "in the books, as much as was paid" in said
+        assert "0 dead letters" in said
+
+
+def test_the_services_handle_every_event_of_theirs_once_over_two_runs(two_runs: TwoRuns, tmp_path: Path) -> None:
+    handled = re.compile(r"provisioning (\d+), billing (\d+), notification (\d+) events")
+    first, second = (tuple(map(int, found.groups())) for found in map(handled.search, two_runs.said) if found)
+    with EmbeddedServer(data=shutil.copytree(two_runs.where / ".penstock" / "nats", tmp_path / "nats")) as server:
+        stored = asyncio.run(subject_counts(server.settings))
+    expected = [sum(stored[subject] for subject in service) for service in SERVICE_SUBJECTS]
+    assert [a + b for a, b in zip(first, second, strict=True)] == expected
+
+
+SERVICE_SUBJECTS = [
+    [f"gpuaas.provisioning.{name}" for name in ("requested", "releasing.requested", "force_release_requested")],
+    ["platform.billing.usage.metered"],
+    [f"gpuaas.provisioning.{name}" for name in ("active", "failed", "releasing.completed", "release_failed")],
+]
+
+
+async def subject_counts(settings: Settings) -> dict[str, int]:
+    async with connect(settings) as broker:
+        found = [await broker.jetstream.stream_info(name, subjects_filter=">") for name in ("PROVISIONING", "BILLING")]
+    return {subject: count for stream in found for subject, count in stream.state.subjects.items()}
+
+
+def rows_read(output: str) -> dict[str, int]:
+    """What the table of pipelines says each of them has read."""
+    lines = output.split("Pipelines (4)", 1)[1].splitlines()[2:6]
+    return {name: int(read.replace(",", "")) for name, read, *_ in map(str.split, lines)}
+
+
+def usage_lake(where: Path) -> int:
+    """GPU seconds in the table that `usage_hourly` keeps."""
+    table = pyarrow.dataset.dataset(where / ".penstock/lake/usage_hourly", format="parquet").to_table()
+    return sum(table["gpu_seconds"].to_pylist())
+
+
+def dead_letters(where: Path) -> dict[str, int]:
+    """Letters in the table that `dlq_report` keeps, by who gave up."""
+    table = pyarrow.dataset.dataset(where / ".penstock/lake/dlq_report", format="parquet").to_table()
+    return {row["gave_up"]: row["letters"] for row in table.to_pylist()}
+
+
+@pytest.mark.timeout(1200)
+def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path) -> None:
+    first = full_quickstart(tmp_path, "--events", "1000")
+    assert first.returncode == 0, first.stderr
+    assert f"failures  {dead_letters(tmp_path)['billing_worker_balance_credited']} of" in first.stdout
+    once, seconds = rows_read(first.stdout), usage_lake(tmp_path)
+    assert once["event_lake"] >= 1000
+    assert once["usage_hourly"] > 0
+    second = full_quickstart(tmp_path, "--events", "1000")
+    assert second.returncode == 0, second.stderr
+    assert usage_lake(tmp_path) > seconds
+    assert "incubator" not in first.stderr + second.stderr, "a line of the JVM that nobody can act on"
+    check_lake(tmp_path, at_least=2000)
+
+
+@pytest.mark.timeout(1200)
+def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(tmp_path: Path) -> None:
+    command = [*PENSTOCK, "quickstart", "--events", "1000"]
+    first = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        started = ".penstock/.penstock/checkpoints/*/offsets/0"
+        eventually(lambda: list(tmp_path.glob(started)), within=500, what="a micro-batch", state=first.poll)
+        os.killpg(first.pid, signal.SIGINT)  # to the whole group, as a terminal does
+        _, complaints = first.communicate(timeout=120)
+        assert (first.returncode, complaints.splitlines()[-1]) == (1, "error: interrupted")
+        assert "Traceback" not in complaints
+        eventually(lambda: not processes.in_session(first.pid), 120, what="the end of Spark's JVM and its workers")
+    finally:
+        first.kill()
+        first.communicate()
+    assert running_servers(tmp_path) == []
+    second = full_quickstart(tmp_path, "--events", "1000")
+    assert second.returncode == 0, second.stderr
+    check_lake(tmp_path, at_least=2000)
+
+
+def check_lake(where: Path, at_least: int) -> None:
+    """Every event is in the lake, and none twice."""
+    events = pyarrow.dataset.dataset(where / ".penstock/lake/events", format="parquet", partitioning="hive")
+    keys = [(key["stream"], key["sequence"]) for key in events.to_table(columns=["stream", "sequence"]).to_pylist()]
+    assert len(set(keys)) == len(keys), "no event twice in the lake"
+    assert len(keys) >= at_least
+
+
+def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(two_runs: TwoRuns, tmp_path: Path) -> None:
+    first, second = two_runs.said
+    assert "from 2026-01-01 00:00" in first
+    assert "from 2026-01-01 06:00" in second
+    assert "(0 changes)" in second
+    fresh = quickstart(Path(shutil.copytree(two_runs.where, tmp_path / "copy")), "--events", "500", "--fresh")
+    assert "from 2026-01-01 00:00" in fresh.stdout, fresh.stderr
+
+
+def consumers(url: str) -> list[str]:
+    status = [*PENSTOCK, "--servers", url, "status", "--json"]
+    shown = subprocess.run(status, capture_output=True, text=True, check=True)
+    return [one["name"] for one in json.loads(shown.stdout)["consumers"]]
+
+
+def test_keep_leaves_the_broker_running_and_says_how_to_reach_and_stop_it(tmp_path: Path) -> None:
+    kept = quickstart(tmp_path, "--events", "500", "--keep")
+    assert kept.returncode == 0, kept.stderr
+    pid = int(kept.stdout.rsplit("kill ", 1)[1].split()[0])
+    url = kept.stdout.rsplit("--servers ", 1)[1].split()[0]
+    try:
+        # A listing that a worker broke off when it left is removed by the server, within seconds.
+        declared = "the declared consumers, and none of workers that have left"
+        eventually(lambda: len(consumers(url)) == 23, 60, declared, state=lambda: consumers(url))
+        again = quickstart(tmp_path, "--events", "500")
+        assert again.returncode == 0, again.stderr
+        assert url in again.stdout, "the kept broker is used again"
+        assert running_servers(tmp_path), "a run without --keep leaves the kept broker alone"
+    finally:
+        os.kill(pid, signal.SIGTERM)
+    eventually(lambda: not running_servers(tmp_path), what="the end of the kept broker")
+
+
+def test_one_quickstart_at_a_time_and_ctrl_c_leaves_no_server_behind(tmp_path: Path) -> None:
+    command = [*PENSTOCK, "quickstart", "--no-spark", "--events", "1000000"]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout
+        assert "broker" in first.stdout.readline()
+        for arguments in (["--events", "500"], ["--events", "500", "--fresh"]):
+            second = quickstart(tmp_path, *arguments)
+            assert second.returncode == 1
+            assert second.stderr.startswith("error: another quickstart is running in")
+        assert running_servers(tmp_path), "the first one's broker is left alone"
+        first.send_signal(signal.SIGINT)
+        _, complaints = first.communicate(timeout=60)
+        assert (first.returncode, complaints.strip()) == (1, "error: interrupted")
+    finally:
+        first.kill()
+        first.communicate()
+    assert running_servers(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_line_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / ".penstock").write_text("a file")
+    done = here("quickstart", "--no-spark", "--events", "500", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "error: .penstock: File exists\n")
+
+
+def test_fresh_forgets_earlier_runs_and_nothing_else(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    (home.data / "jetstream").mkdir(parents=True)
+    (tmp_path / "broker.json").write_text("{}")
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "messages").write_text("of `penstock server`")
+    with home.claimed():
+        home.clear()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "messages", "server"]
+
+
+@pytest.mark.parametrize("count", ["0", "many"])
+def test_a_wrong_number_of_events_is_wrong_usage(tmp_path: Path, count: str) -> None:
+    done = here("quickstart", "--no-spark", "--events", count, cwd=tmp_path)
+    assert done.returncode == 64
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,75 @@
+"""`penstock fetch` and `penstock confirm` as a person or a script runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from tests.support.commands import here
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.facts import Facts
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+ACK_WAIT = 600_000_000_000
+"""Nanoseconds: longer than any number of processes takes, one after the other."""
+
+
+@pytest.fixture
+def run(nats_server: EmbeddedServer) -> Run:
+    async def prepare() -> None:
+        async with Facts(nats_server.settings) as facts:
+            js = facts.link.jetstream
+            await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+            config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": ACK_WAIT}
+            await js.create_consumer("FACTS", config)
+            await facts.append_fact("facts.orders", "o-1", b'{"total": 3}')
+            await facts.append_fact("facts.orders", "o-2", b"\xff\x00")
+
+    asyncio.run(prepare())
+    return partial(here, "--servers", nats_server.url)
+
+
+def test_a_page_is_fetched_and_confirmed_by_hand(run: Run) -> None:
+    page = json.loads(run("fetch", "reader", "--limit", "1", "--json").stdout)
+    assert [(fact["sequence"], fact["id"], fact["data"]) for fact in page["facts"]] == [(1, "o-1", '{"total": 3}')]
+    assert page["pending"] == 1
+    shown = run("fetch", "reader")
+    assert shown.returncode == 0
+    assert "facts.orders" in shown.stdout
+    assert "penstock confirm reader pr1." in shown.stdout
+    done = json.loads(run("confirm", "reader", page["receipt"], "--json").stdout)
+    assert (done["first"], done["last"], done["already"]) == (1, 1, False)
+    assert "as before" in run("confirm", "reader", page["receipt"]).stdout
+    assert "no facts" in run("fetch", "reader").stdout
+
+
+def test_bytes_that_are_no_text_come_in_base64(run: Run) -> None:
+    page = json.loads(run("fetch", "reader", "--json").stdout)
+    assert page["facts"][1]["data_base64"] == "/wA="
+
+
+def test_a_forged_receipt_ends_with_one_line_that_says_why(run: Run) -> None:
+    done = run("confirm", "reader", "pr1.AAAA.AAAA")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the receipt is refused for consumer 'reader': its signature is wrong")
+    assert len(done.stderr.splitlines()) == 1
+    machine = run("confirm", "reader", "pr1.AAAA.AAAA", "--json")
+    assert machine.returncode == 1
+    assert "its signature is wrong" in json.loads(machine.stdout)["error"]
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--limit", "0"], 64), (["--wait", "soon"], 64), (["x"], 64)])
+def test_wrong_usage_is_told(run: Run, arguments: list[str], code: int) -> None:
+    assert run("fetch", "reader", *arguments).returncode == code
+
+
+def test_a_consumer_that_is_not_there_is_told(run: Run) -> None:
+    done = run("fetch", "nobody")
+    assert done.returncode == 1
+    assert "nobody" in done.stderr
+    assert "nobody" in json.loads(run("fetch", "nobody", "--json").stdout)["error"]

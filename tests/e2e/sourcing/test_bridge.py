@@ -1,0 +1,407 @@
+"""The bridge between two clusters: everything once and in order, through kills of the bridge and of both servers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.support.commands import here as in_this_process
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.model import Json
+from penstock.broker.ports import free_ports
+from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
+from penstock.publish import BlockingPublisher
+from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced
+from penstock.sourcing.copies import mark_of
+from penstock.sourcing.mapping import Mapping
+from penstock.testing import eventually, issue_certificates, stream_messages
+from penstock.wire import blocking
+from penstock.wire.frames import Message
+from penstock.wire.reader import Range, read_range
+
+SEED = 20261115
+
+
+class Site:
+    """A server with one stream, and a publisher to it."""
+
+    def __init__(self, server: EmbeddedServer, stream: str, **config: object) -> None:
+        self.server = server
+        self.stream = stream
+        self.publisher = BlockingPublisher.connect(server.settings)
+        wanted: Json = {"name": stream, "subjects": ["o.>", "eu.>"], "allow_atomic": True, **config}
+        blocking.run(self.publisher.jetstream.create_stream(wanted))
+
+    def publish(self, first: int, count: int, subject: str = "o.x") -> None:
+        data = [b"%d" % n for n in range(first, first + count)]
+        for start in range(0, count, 1000):
+            self.publisher.publish_batch(self.stream, subject, data[start : start + 1000])
+
+    def held(self) -> int:
+        return blocking.run(self.publisher.jetstream.stream_info(self.stream)).state.messages
+
+    def messages(self) -> list[Message]:
+        return stream_messages(self.server.settings, self.stream)
+
+
+@contextmanager
+def sites(tmp_path: Path, origin_retention: str = "limits", **destination: object) -> Iterator[tuple[Site, Site]]:
+    with EmbeddedServer(tmp_path / "a") as a, EmbeddedServer(tmp_path / "b") as b:
+        here, there = Site(a, "O", retention=origin_retention), Site(b, "D", **destination)
+        try:
+            yield here, there
+        finally:
+            here.publisher.close()
+            there.publisher.close()
+
+
+def bridge(here: Site, there: Site, name: str = "b", **config: object) -> Bridge:
+    made = BridgeConfig(name=name, origin="O", destination="D", **config)  # type: ignore[arg-type]
+    return Bridge(made, here.server.settings, there.server.settings)
+
+
+def told(here: EmbeddedServer, there: EmbeddedServer, *more: str) -> list[str]:
+    base = ["bridge", "b", "O", "D", "--report-every", "0"]
+    return [*base, "--from-servers", here.url, "--to-servers", there.url, *more]
+
+
+def command(here: EmbeddedServer, there: EmbeddedServer, *more: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", *told(here, there, *more)]
+
+
+def test_content_order_headers_and_origin_arrive_and_a_second_run_adds_nothing(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 1500)
+        here.publisher.connection.publish("o.y", b"with", {"A": ["1", "2"], "Nats-Expected-Stream": "O"})
+        eventually(lambda: here.held() == 1501)
+        assert bridge(here, there).run(until_caught_up=True).stored == 1501
+        assert bridge(here, there).run(until_caught_up=True).stored == 0
+        copies = there.messages()
+        assert [m.data for m in copies] == [m.data for m in here.messages()]
+        assert [m.subject for m in copies] == ["o.x"] * 1500 + ["o.y"]
+        marks = [mark_of(m.header_values()) for m in copies]
+        assert [(mark.bridge, mark.stream, mark.sequence) for mark in marks if mark] == [
+            ("b", "O", n) for n in range(1, 1502)
+        ]
+        last = copies[-1].header_values()
+        assert last["A"] == ["1", "2"]
+        assert "Nats-Expected-Stream" not in last or last["Nats-Expected-Stream"] == ["D"]
+
+
+@pytest.mark.parametrize("retention", ["workqueue", "interest"])
+def test_an_origin_that_deletes_what_was_taken_is_emptied_only_into_the_destination(
+    tmp_path: Path, retention: str
+) -> None:
+    with sites(tmp_path, retention) as (here, there):
+        bridge(here, there).run(until_caught_up=True)  # makes the consumer, so that an interest stream keeps anything
+        here.publish(0, 2000)
+        bridge(here, there).run(until_caught_up=True)
+        assert [m.data for m in there.messages()] == [b"%d" % n for n in range(2000)]
+        eventually(lambda: here.held() == 0, what="the origin to have taken the last answer", state=here.held)
+
+
+def test_filter_mapping_and_rate_are_kept(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 5, "o.x.one")
+        here.publish(5, 5, "o.y.two")
+        here.publish(10, 5, "o.x.three")
+        mappings = (Mapping.parse("o.*.>=eu.{{wildcard(1)}}.of.>"),)
+        bridge(here, there, subjects=("o.x.>",), mappings=mappings, rate=1000).run(until_caught_up=True)
+        assert [(m.subject, m.data) for m in there.messages()] == [
+            *(("eu.x.of.one", b"%d" % n) for n in range(5)),
+            *(("eu.x.of.three", b"%d" % n) for n in range(10, 15)),
+        ]
+        with pytest.raises(ConfigError, match="give the bridge another name, or the same filter"):
+            bridge(here, there).run(until_caught_up=True)
+
+
+def test_a_message_id_that_the_origin_had_twice_does_not_stop_the_bridge(tmp_path: Path) -> None:
+    with sites(tmp_path, duplicate_window=120_000_000_000) as (here, there):
+        window = {"duplicate_window": 100_000_000}
+        blocking.run(here.publisher.jetstream.update_stream("O", window))
+        for number in range(2):
+            before = here.held()
+            # the origin forgets an id after its window: then it takes it again
+
+            def published(number: int = number, before: int = before) -> bool:
+                here.publisher.connection.publish("o.x", b"%d" % number, {"Nats-Msg-Id": "same"})
+                here.publisher.connection.flush()
+                return here.held() > before
+
+            eventually(published)
+        bridge(here, there).run(until_caught_up=True)
+        assert [m.data for m in there.messages()] == [m.data for m in here.messages()]
+
+
+def test_a_second_instance_takes_over_and_the_first_one_stops_without_writing(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        ends: dict[str, str] = {}
+        stop = threading.Event()
+
+        def run(name: str) -> None:
+            try:
+                bridge(here, there).run(stop.is_set)
+                ends[name] = "stopped"
+            except Fenced as exc:
+                ends[name] = str(exc)
+
+        threads = [threading.Thread(target=run, args=(name,)) for name in ("first", "second")]
+        here.publish(0, 3000)
+        threads[0].start()
+        eventually(lambda: there.held() > 0, 60)
+        threads[1].start()
+
+        def fenced() -> bool:
+            here.publish(100_000, 10)
+            return bool(ends)
+
+        eventually(fenced, 120, "one instance to be fenced off", lambda: (ends, there.held()))
+        assert "another instance of bridge 'b'" in next(iter(ends.values()))
+        eventually(lambda: there.held() == here.held(), 60)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(end == "stopped" for end in ends.values()) == [False, True]
+        assert [m.data for m in there.messages()] == [m.data for m in here.messages()]
+
+
+def test_a_destination_with_another_writer_is_refused(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        there.publish(0, 1)
+        here.publish(0, 1)
+        with pytest.raises(Fenced, match="must be the only writer"):
+            bridge(here, there).run(until_caught_up=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"), [({"allow_atomic": False}, "allow_atomic"), ({"retention": "workqueue"}, "limits stream")]
+)
+def test_a_destination_that_cannot_be_written_safely_is_refused(tmp_path: Path, config: Json, words: str) -> None:
+    with sites(tmp_path, **config) as (here, there), pytest.raises(ConfigError, match=words):
+        bridge(here, there).run(until_caught_up=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--map", "o.>=elsewhere.>"], "captures d.>, and nothing of 'elsewhere.>'"),
+        ([], "captures d.>, and nothing of 'o.>'"),
+        (["--map", "o.>=d.>", "--subject", "other.>"], "no subject of stream 'O' (o.>, eu.>) passes 'other.>'"),
+        (["--subject", "o. x"], "'o. x' cannot be a filter"),
+    ],
+)
+def test_a_dry_run_says_what_would_never_arrive(tmp_path: Path, flags: list[str], words: str) -> None:
+    with sites(tmp_path, subjects=["d.>"]) as (here, there):
+        done = in_this_process(*told(here.server, there.server, "--dry-run", *flags))
+        assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+
+
+def test_a_dry_run_says_that_the_consumer_reads_something_else(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 1)
+        bridge(here, there).run(until_caught_up=True)
+        flags = ["--dry-run", "--subject", "o.a"]
+        done = in_this_process(*told(here.server, there.server, *flags))
+        assert (done.returncode, "reads everything" in done.stderr) == (1, True), done.stderr
+
+
+def test_a_filter_that_nothing_can_pass_is_refused_and_leaves_no_consumer(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        with pytest.raises(ConfigError, match=r"passes 'other\.>'"):
+            bridge(here, there, subjects=("other.>",)).run(until_caught_up=True)
+        assert blocking.run(here.publisher.jetstream.consumers("O")) == []
+
+
+def test_a_work_queue_that_somebody_else_reads_is_refused_before_the_destination_is_made(tmp_path: Path) -> None:
+    with sites(tmp_path, "workqueue") as (here, there):
+        blocking.run(there.publisher.jetstream.delete_stream("D"))
+        reader = {"durable_name": "reader", "ack_policy": "explicit", "filter_subject": "o.>"}
+        blocking.run(here.publisher.jetstream.create_consumer("O", reader))
+        given = told(here.server, there.server, "--create")
+        done = in_this_process(*given)
+        assert (done.returncode, "'reader' reads o.>" in done.stderr) == (1, True), done.stderr
+        assert blocking.run(there.publisher.jetstream.stream_names()) == []
+
+        done = in_this_process(*given, "--subject", "eu.>", "--until-caught-up")
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_destination_says_how_to_make_it(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        blocking.run(there.publisher.jetstream.delete_stream("D"))
+        with pytest.raises(ConfigError, match=r"the destination has no stream 'D'.*--create"):
+            bridge(here, there).run(until_caught_up=True)
+
+
+def test_each_side_has_its_own_tls_and_login_and_a_dry_run_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sourcing.bridge.FIRST_WITHIN", 1.0)  # for the one that is refused
+    certificates = issue_certificates(tmp_path / "tls")
+    tls = certificates.server_tls(verify=True)
+    with EmbeddedServer(tmp_path / "a", tls=tls) as a, EmbeddedServer(tmp_path / "b") as b:
+        here = Site(a, "O")
+        here.publish(0, 100)
+        here.publisher.close()
+        flags = ["--from-tls-ca", certificates.ca, "--from-tls-cert", certificates.client_cert]
+        flags += ["--from-tls-key", certificates.client_key, "--create", "--map", "o.>=far.o.>", "--json"]
+        dry = in_this_process(*told(a, b, *flags, "--dry-run"))
+        assert dry.returncode == 0, dry.stderr
+        assert json.loads(dry.stdout)["origin_last_sequence"] == 100
+        with BlockingPublisher.connect(b.settings) as publisher:
+            assert blocking.run(publisher.jetstream.stream_names()) == []
+        done = subprocess.run(command(a, b, *flags, "--until-caught-up"), capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout)["stored"] == 100, done.stderr
+        assert {m.subject for m in stream_messages(b.settings, "D")} == {"far.o.x"}
+        refused = in_this_process(*told(a, b, "--until-caught-up"))
+        assert refused.returncode == 1
+        assert "Traceback" not in refused.stderr
+
+
+def test_metrics_are_served_while_it_runs(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 10)
+        port = free_ports(1, "127.0.0.1")[0]
+        process = subprocess.Popen(command(here.server, there.server, "--metrics-port", str(port)))
+        try:
+
+            def scraped() -> bool:
+                with suppress(OSError):
+                    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+                    return 'penstock_bridge_stored_total{bridge="b"} 10\n' in text
+                return False
+
+            eventually(scraped, 60)
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+class Digest:
+    """Subjects and data of a stream, in order, as one number; how many there are, and the first that is out of line."""
+
+    def __init__(self, server: EmbeddedServer, stream: str) -> None:
+        digest, self.count = hashlib.sha256(), 0
+        self.wrong: list[tuple[int, bytes]] = []
+        with BlockingPublisher.connect(server.settings) as publisher:
+            state = blocking.run(publisher.jetstream.stream_info(stream)).state
+        for batch in read_range(server.settings, Range(stream=stream, first=1, last=state.last_seq)):
+            for subject, data in zip(batch["subject"].to_pylist(), batch["data"].to_pylist(), strict=True):
+                if data != b"%d" % self.count and len(self.wrong) < 5:
+                    self.wrong.append((self.count, data))
+                digest.update(b"%s %d %s" % (subject.encode(), len(data), data))
+                self.count += 1
+        self.value = digest.hexdigest()
+
+
+def test_the_digest_tells_a_lost_a_repeated_and_a_swapped_message(nats_server: EmbeddedServer) -> None:
+    digests = set()
+    for name, data in {"A": [0, 1, 2], "B": [0, 2], "C": [0, 1, 1, 2], "D": [0, 2, 1]}.items():
+        site = Site(nats_server, name, subjects=[f"{name}.>"])
+        site.publisher.publish_batch(name, f"{name}.x", [b"%d" % n for n in data])
+        digest = Digest(nats_server, name)
+        digests.add(tuple(digest.wrong))
+        assert bool(digest.wrong) == (name != "A")
+        site.publisher.close()
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_nothing_is_lost_or_repeated_through_kills_of_the_bridge_and_of_both_servers(
+    tmp_path: Path, retention: str
+) -> None:
+    through_kills(tmp_path, retention, count=12_000, kills=4)
+
+
+@pytest.mark.soak
+def test_a_million_messages_arrive_once_through_twenty_kills(tmp_path: Path) -> None:
+    through_kills(tmp_path, "limits", count=1_000_000, kills=20)
+
+
+def through_kills(tmp_path: Path, retention: str, count: int, kills: int) -> None:
+    chance = random.Random(SEED)
+    with EmbeddedServer(tmp_path / "a") as a, EmbeddedServer(tmp_path / "b") as b:
+        Site(a, "O", retention=retention).publisher.close()
+        Site(b, "D").publisher.close()
+        subprocess.run(command(a, b, "--until-caught-up"), check=True, timeout=60)  # makes the consumer
+        publishing = threading.Thread(target=publish_all, args=(a, count))
+        publishing.start()
+        process = subprocess.Popen(command(a, b))
+        try:
+            for step in range(kills):
+                reached = (step + 1) * count // (kills + 2)
+                eventually(lambda reached=reached: stored(b) >= reached, 300, f"{reached} copies")
+                victim = ("bridge", "origin", "destination")[step % 3] if step < 3 else chance.choice(VICTIMS)
+                process = struck(victim, a, b, process)
+            publishing.join(300)
+            eventually(lambda: stored(b) >= count, 300, "all copies", lambda: (stored(b), process.poll()))
+        finally:
+            process.kill()
+            process.wait()
+        got = Digest(b, "D")
+        assert (got.count, got.wrong) == (count, []), f"seed {SEED}"
+        if retention == "limits":
+            assert got.value == Digest(a, "O").value
+
+
+VICTIMS = ("bridge", "origin", "destination")
+
+
+def struck(
+    victim: str, a: EmbeddedServer, b: EmbeddedServer, process: subprocess.Popen[bytes]
+) -> subprocess.Popen[bytes]:
+    """SIGKILL one of the three, and start it again."""
+    if victim == "bridge":
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        return subprocess.Popen(command(a, b))
+    server = a if victim == "origin" else b
+    server.kill()
+    server.start()
+    return process
+
+
+def stored(server: EmbeddedServer) -> int:
+    """How far the destination is; 0 while nobody answers."""
+    with suppress(Unavailable), BlockingPublisher.connect(server.settings) as publisher:
+        return blocking.run(publisher.jetstream.stream_info("D")).state.last_seq
+    return 0
+
+
+def publish_all(server: EmbeddedServer, count: int) -> None:
+    """Numbers in batches, each exactly once although the server is killed in between."""
+    publisher: BlockingPublisher | None = None
+    batches = [range(start, min(start + 500, count)) for start in range(0, count, 500)]
+    while batches:
+        data = [b"%d" % n for n in batches[0]]
+        with suppress(Unavailable, OutcomeUnknown):
+            publisher = publisher or BlockingPublisher.connect(server.settings)
+            last = blocking.run(publisher.jetstream.stream_info("O")).state.last_seq
+            if last >= batches[0].stop:
+                batches.pop(0)
+                continue
+            with publisher.atomic("O") as batch:
+                for index, one in enumerate(data):
+                    batch.add("o.x", one, expected_last_sequence=last if index == 0 else None)
+            batches.pop(0)
+            continue
+        if publisher:
+            publisher.close()
+            publisher = None
+    if publisher:
+        publisher.close()

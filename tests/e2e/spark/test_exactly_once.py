@@ -1,0 +1,175 @@
+"""Exactly once, by killing it: a streaming query from one stream to another, while its processes and the broker die.
+
+The output's duplicate window is the shortest that the server takes: what is seen here is the ledger's work.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.e2e.spark.clusters import QUICK, python_without_package, spark_home
+from tests.e2e.spark.copying import STARTED_WITHIN, Copy
+from tests.support import processes
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.spark import steps
+from penstock.spark.ledger import STREAM as LEDGER
+from penstock.testing import eventually
+
+SEED = 20_240_615
+RETENTIONS = pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+TWO_EXECUTORS = "local-cluster[2,1,1024]"
+pytestmark = pytest.mark.timeout(1200)
+
+Begin = Callable[..., Copy]
+
+
+@pytest.fixture
+def begin(nats_server: EmbeddedServer, tmp_path: Path) -> Iterator[Begin]:
+    made: list[Copy] = []
+
+    def copy(**settings) -> Copy:
+        made.append(Copy(nats_server, tmp_path / "copy", **settings))
+        made[-1].prepare()
+        return made[-1]
+
+    yield copy
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """The environment in which Spark runs executors as processes of their own."""
+    return {"SPARK_HOME": str(spark_home(tmp_path / "spark")), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def complaints(copy: Copy) -> list[str]:
+    """What is wrong at the end; nothing, when every event is in the output once and the input is done with."""
+    found = copy.wrong()
+    if copy.committed_by_source() != copy.count:
+        found.append(f"the durable is at {copy.committed_by_source()} of {copy.count}")
+    if copy.retention != "limits" and copy.left_in_input():
+        found.append(f"{copy.left_in_input()} left in the input")
+    return found
+
+
+# -- at one step -------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_after_each_step_of_a_task_neither_loses_nor_repeats(begin: Begin) -> None:
+    copy = begin(count=12_000, retention="workqueue", rows_per_trigger=2000)
+    copy.start()
+    for step in (steps.OPENED, steps.STORED, steps.ENDED):  # a worker dies: Spark runs the task again
+        processes.kill(copy.hold(step))
+    late = copy.hold(steps.INTENDED)
+    copy.kill_driver()  # its worker stands still, and will go on when everything is over
+    copy.finish()
+    assert complaints(copy) == []
+    processes.kill(late, signal.SIGCONT)
+    eventually(lambda: not processes.is_running(late), within=120, what="the worker that woke up late has stopped")
+    assert complaints(copy) == []
+
+
+@RETENTIONS
+def test_a_crash_between_the_commits_of_sink_spark_and_source_neither_loses_nor_repeats(
+    begin: Begin, retention: str
+) -> None:
+    copy = begin(count=6000, retention=retention, rows_per_trigger=2000)
+    copy.start()
+    copy.hold(steps.CLOSED)
+    assert copy.closed_by_sink() == copy.committed_by_spark() + 1, "the sink is done, and Spark does not know"
+    copy.kill_driver()
+    copy.hold(steps.COMMITTING)
+    done = copy.end_of(copy.committed_by_spark())
+    assert copy.committed_by_source() < done, "Spark is done, and the source does not know"
+    if retention != "limits":
+        assert copy.left_in_input() == copy.count - copy.committed_by_source(), "what is not committed stays"
+    copy.kill_driver()
+    copy.finish()
+    assert copy.starts == 3
+    assert complaints(copy) == []
+
+
+def test_without_the_ledger_a_crash_repeats_events(begin: Begin) -> None:
+    """Shows that the checks here can fail: the logs are gone when the query comes back."""
+    copy = begin(count=4000, rows_per_trigger=2000)
+    copy.start()
+    copy.hold(steps.STORED)
+    copy.kill_driver()
+    copy.link.call(lambda api: api.purge_stream(LEDGER))
+    copy.finish()
+    assert [complaint.split()[1] for complaint in complaints(copy)] == ["twice:"]
+
+
+# -- anywhere ----------------------------------------------------------------------------------------------------------
+
+
+def test_executors_need_only_the_dependencies_and_one_may_die(
+    begin: Begin, cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """Two executors in processes of their own, on a Python that has everything but this package: it is sent to them."""
+    environment = {**cluster, **QUICK, "PYSPARK_PYTHON": str(python_without_package(tmp_path / "python"))}
+    copy = begin(count=20_000, master=TWO_EXECUTORS, environment=environment)
+    copy.start()
+    _until_written(copy, copy.count // 4)
+    assert copy.kill_executor()
+    copy.finish()
+    assert copy.starts == 1
+    assert complaints(copy) == []
+
+
+def killed_at_random(copy: Copy, kinds: list[Callable[[], object]], kills: int, seed: int) -> None:
+    """Kill something, again and again, each time a random part of the events later."""
+    rng = random.Random(seed)
+    print(f"seed {seed}, {copy.count} events of a {copy.retention} stream, {kills} kills")
+    points = sorted(rng.randrange(copy.count * 9 // 10) for _ in range(kills))
+    order = (kinds * kills)[:kills]
+    rng.shuffle(order)
+    for point, kill in zip(points, order, strict=True):
+        _until_written(copy, max(point, copy.written() + 1))  # it was at work since the last one
+        print(f"{time.strftime('%X')} {kill.__name__} at {copy.written()} (planned {point}), start {copy.starts}")
+        eventually(partial(_struck, copy, kill), 300, f"a process for {kill.__name__}", state=copy.processes)
+    copy.finish()
+
+
+def _struck(copy: Copy, kill: Callable[[], object]) -> object:
+    """Kill; a query that was done before the blow came is started again, and hit then."""
+    if copy.driver.poll() is not None:
+        copy.start()
+    return kill()
+
+
+def _until_written(copy: Copy, count: int) -> None:
+    def reached() -> bool:
+        copy.stay_ahead()
+        if copy.process is not None and copy.driver.poll() == 0 and copy.written() >= copy.published:
+            raise RuntimeError(f"it has ended with {copy.written()} events in the output")
+        if copy.process is None or copy.driver.poll() is not None:
+            copy.start()
+        return copy.written() >= count
+
+    eventually(reached, within=STARTED_WITHIN, what=f"{count} events in the output", state=copy.last_words)
+
+
+def test_random_kills_neither_lose_nor_repeat(begin: Begin) -> None:
+    copy = begin(count=20_000, retention="interest")
+    killed_at_random(copy, [copy.kill_driver, copy.kill_worker, copy.kill_broker], kills=4, seed=SEED)
+    assert complaints(copy) == [], f"seed {SEED}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@RETENTIONS
+def test_many_random_kills_neither_lose_nor_repeat(begin: Begin, cluster: dict[str, str], retention: str) -> None:
+    spark = {"rows_per_trigger": 20_000, "master": TWO_EXECUTORS, "environment": cluster}
+    copy = begin(count=500_000, retention=retention, ahead=100_000, **spark)
+    kinds = [copy.kill_driver, copy.kill_executor, copy.kill_broker, copy.kill_worker]
+    killed_at_random(copy, kinds, kills=20, seed=SEED + 1)
+    assert complaints(copy) == [], f"seed {SEED + 1}"

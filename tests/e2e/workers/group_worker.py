@@ -1,0 +1,95 @@
+"""Workers of a group in a process of their own: `python -m tests.e2e.workers.group_worker '{…}'`; tests kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from typing import Any
+
+from tests.e2e.workers.group_tracker import SinkClient
+
+from penstock.settings import Settings
+from penstock.workers.assignment import RoundRobin
+from penstock.workers.group import WorkerGroup
+from penstock.workers.group_options import GroupOptions
+from penstock.workers.messages import Message, MessageContext
+from penstock.workers.sources import InBucket
+from penstock.workers.stabilization import Windows
+
+
+class Fenced(Exception):
+    """The sink has seen a higher token."""
+
+
+def group_options(told: dict[str, Any], instance: str) -> GroupOptions:
+    return GroupOptions(
+        group="g",
+        stream=told["stream"],
+        source=lambda _, bucket: InBucket(bucket),
+        instance=instance,
+        ttl=told["ttl"],
+        look_every=0.25,
+        look_soon=0.05,
+        strategy=RoundRobin(),
+        windows=Windows(cold_start=0.6, planned=0.3, emergency=0.0, min_interval=0.2),
+        hand_over=told.get("hand_over", True),
+        leave_within=15.0,
+    )
+
+
+def describe(groups: list[WorkerGroup]) -> None:
+    """What everybody waits for, for a test that has waited too long."""
+    for group in groups:
+        print(group.statistics() if group.member else "not joined", flush=True)
+    for task in asyncio.all_tasks():
+        frames = task.get_stack(limit=1)
+        where = f"{frames[-1].f_code.co_qualname}:{frames[-1].f_lineno}" if frames else "?"
+        print(f"{task.get_name()} at {where}", flush=True)
+
+
+async def main(told: dict[str, Any]) -> None:
+    sink, gated = SinkClient(), told.get("gated", False)
+    await sink.connect(told["sink"])
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        said = {
+            "partition": context.partition_id,
+            "number": message.json()["n"],
+            "token": context.fencing_token,
+            "worker": told["name"],
+            "id": context.worker_id,
+            "sequence": message.sequence,
+        }
+        if gated:
+            await sink.tell(what="begin", **said)
+        if not await sink.tell(what="effect", **said):
+            raise Fenced(f"{said}")
+
+    consumer = {"ack_wait": told["ack_wait"], "max_ack_pending": 50, "window": 0.02, "min_interval": 0.05}
+    groups = [
+        WorkerGroup(
+            Settings(servers=tuple(told["servers"]), timeout=told["timeout"]),
+            group_options(told, f"{told['name']}-{number}"),
+            handle,
+            consumer=consumer,
+        )
+        for number in range(told.get("workers", 1))
+    ]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, describe, groups)
+    await asyncio.gather(*(group.start() for group in groups))
+    print("joined", *(group.worker_id for group in groups), flush=True)
+    await stopping.wait()
+    await asyncio.gather(*(group.stop() for group in groups))
+    print("left", flush=True)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S")
+    for name in ("claims", "consumer", "member"):  # what `Fleet.explain` looks for
+        logging.getLogger(f"penstock.workers.{name}").setLevel(logging.DEBUG)
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,105 @@
+"""Atomic batches on a replicated stream: leaders that change, and a cluster that cannot decide."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+from tests.support.freezing import freeze
+
+from penstock import errors
+from penstock.broker.cluster import EmbeddedCluster
+from penstock.broker.embedded import EmbeddedServer
+from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BlockingPublisher
+from penstock.testing.contents import stream_data
+from penstock.testing.polling import eventually
+from penstock.wire import blocking
+
+STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True, "num_replicas": 3}
+MEMBERS = [b"%d" % number for number in range(5)]
+
+
+def leader_of(cluster: EmbeddedCluster, publisher: BlockingPublisher) -> EmbeddedServer:
+    name = blocking.run(publisher.jetstream.stream_info("S")).leader
+    return next(node for node in cluster.nodes if node.config.name == name)
+
+
+@contextmanager
+def frozen(nodes: list[EmbeddedServer]) -> Iterator[None]:
+    """Servers that are there and do nothing."""
+    freeze(*(node.pid for node in nodes))
+    try:
+        yield
+    finally:
+        for node in nodes:
+            os.kill(node.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def stream(nats_cluster: EmbeddedCluster) -> Iterator[EmbeddedServer]:
+    """The leader of a new stream with three replicas."""
+    with BlockingPublisher.connect(nats_cluster.settings) as publisher:
+        blocking.run(publisher.jetstream.create_stream(STREAM))
+        yield leader_of(nats_cluster, publisher)
+
+
+def test_a_commit_that_the_cluster_cannot_decide_yet_is_not_called_lost(
+    nats_cluster: EmbeddedCluster, stream: EmbeddedServer
+) -> None:
+    followers = [node for node in nats_cluster.nodes if node is not stream]
+    settings = replace(stream.settings, timeout=2.0)
+    with BlockingPublisher.connect(settings) as publisher:
+        batch = Batch("S")
+        batch.extend("s.a", MEMBERS)
+        flight = publisher.launch(batch)
+        with frozen(followers):
+            with pytest.raises(BatchOutcomeUnknown, match="no answer"):
+                publisher.finish(publisher.send_commit(flight))
+            with pytest.raises(BatchOutcomeUnknown, match="given out sequence 5 and stored 0"):
+                publisher.resolve(flight.ref, settle=0)
+        assert resolved(publisher, flight.ref) is not None
+    assert stream_data(nats_cluster.settings, "S") == MEMBERS
+
+
+def resolved(publisher: BlockingPublisher, ref: BatchRef) -> BatchAck | None:
+    """What resolve says as soon as the cluster can decide again."""
+    said: list[BatchAck | None] = []
+
+    def decided() -> bool:
+        try:
+            said.append(publisher.resolve(ref, settle=0.1))
+        except (BatchOutcomeUnknown, errors.Unavailable, errors.ServerBusy):
+            return False
+        return True
+
+    eventually(decided, within=60)
+    return said[0]
+
+
+@pytest.mark.parametrize("frames_sent", [5, pytest.param(3, marks=pytest.mark.soak)], ids=["commit", "no commit"])
+def test_a_leader_killed_before_or_after_the_commit_leaves_all_or_nothing(
+    nats_cluster: EmbeddedCluster, stream: EmbeddedServer, frames_sent: int
+) -> None:
+    others = [node.url for node in nats_cluster.nodes if node is not stream]
+    settings = replace(nats_cluster.settings.with_servers(*others), timeout=3.0)
+    with BlockingPublisher.connect(settings) as publisher:
+        batch = Batch("S")
+        batch.extend("s.a", MEMBERS)
+        flight = publisher.launch(batch)
+        first, last = publisher.connection.inbox(), publisher.connection.inbox()
+        publisher.connection.send(b"".join(frames_of(b"".join(batch.commit(first, last)))[:frames_sent]))
+        publisher.connection.flush()
+        stream.kill()
+        said = resolved(publisher, flight.ref)
+    assert said is None or frames_sent == len(MEMBERS)
+    # The survivors may still be choosing leaders: reading waits longer than the publisher did.
+    assert stream_data(replace(settings, timeout=20.0), "S") == (MEMBERS if said else [])
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    return re.split(rb"(?=HPUB )", data)[1:]
