@@ -4,16 +4,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test soak check format docs bench bench-peers lock java clean
+.PHONY: run test kills soak check format docs bench bench-peers lock java clean
 
 run: $(READY) java
 	$(BIN)/penstock quickstart
 
+# Three rings. What runs in which is said by markers, see docs/testing.md.
+PYTEST := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
+
 test: $(READY) java
-	$(BIN)/pytest -m "not soak" -n 2 --dist loadfile
+	$(PYTEST) -n 2 -m "not soak and (short or not kills)"
+
+kills: $(READY) java
+	$(PYTEST) -n 2 -m "kills and not soak"
 
 soak: $(READY) java
-	$(BIN)/pytest -m soak
+	$(PYTEST) -m soak
 
 check: $(READY)
 	$(BIN)/ruff format --check .

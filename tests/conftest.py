@@ -3,18 +3,77 @@
 from __future__ import annotations
 
 import fcntl
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:  # importing it takes a second, which tests without Spark need not wait for
+    from pyspark.sql import SparkSession
 
 # A busy machine is no reason to fail, and the same examples are tried every time.
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
 OLD_VERSION = "2.10.25"
+SPARK = "spark"
+"""The group of tests that share one Spark session, and so run in one process; kill tests start JVMs of their own
+there, one after the other."""
+
+
+def pytest_configure() -> None:
+    """Give child processes a SIGINT that interrupts them.
+
+    In the background of a script (`make test &`) SIGINT is ignored, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups after this
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Decide what runs together in one process, and begin with what takes longest: all tests with Spark.
+
+    Tests that share a fixture of their module stay together; all others go wherever there is room.
+    """
+    for item in items:
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: _group(item) != SPARK)
+
+
+def _group(item: pytest.Item) -> str:
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    if SPARK in fixtures or item.get_closest_marker("jvm"):
+        return SPARK
+    shared = any(definition.scope == "module" for definitions in fixtures.values() for definition in definitions)
+    return item.nodeid.partition("::")[0] if shared else ""
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Spark on two threads of this machine: one for the whole run, since its start costs more than most tests."""
+    from penstock.spark.session import running
+
+    settings = {"spark.sql.shuffle.partitions": "2"}
+    with running("penstock-tests", master="local[2]", settings=settings, short_lived=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def jetstream(spark: SparkSession) -> SparkSession:
+    """Spark that knows format `jetstream`, with the reader's machine code at hand."""
+    from penstock.spark import register
+    from penstock.wire import compiled
+
+    compiled.warm()
+    register(spark)
+    return spark
 
 
 @pytest.fixture(scope="session")

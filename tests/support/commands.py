@@ -14,11 +14,16 @@ import pytest
 from penstock.cli.main import run
 
 
-def here(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """What a process of its own would have done; variables of Penstock that are set here do not count."""
+def here(
+    *arguments: str | Path, cwd: Path | None = None, variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a process of its own would have done; of Penstock's variables it sees those that are given, and no others.
+
+    Spark is the session of this process, where there is one.
+    """
     stdout, stderr, command = io.StringIO(), io.StringIO(), [str(argument) for argument in arguments]
     with (
-        patch.dict(os.environ, without_ours(), clear=True),
+        patch.dict(os.environ, {**without_ours(), **(variables or {})}, clear=True),
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),

@@ -64,7 +64,8 @@ class Pipeline:
     def modules(self) -> list[Path]:
         """The Python files and folders beside the platform file that its functions live in."""
         references = [reference for reference in (self.spec.function, self.spec.each_batch) if reference]
-        return [path for reference in references if (path := module_files(reference, self.folder))]
+        # absolute, since Spark's JVM may have another working directory
+        return [path.resolve() for reference in references if (path := module_files(reference, self.folder))]
 
     def connection(self) -> dict[str, str]:
         """The options of format `jetstream` that reach the cluster."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
-from pyspark import SparkFiles
+from pyspark import SparkContext, SparkFiles
 from pyspark.errors import PySparkRuntimeError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -109,15 +109,20 @@ def running(
     verbose: bool = False,
     short_lived: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session for the length of the block. Raises `SparkDied` when its JVM ends under it."""
+    """A session for the length of the block. Raises `SparkDied` when its JVM ends under it.
+
+    A session that this process had before, as in a notebook, is used, and left running.
+    """
+    had_one = SparkContext._active_spark_context is not None
     spark = session(name, master, settings, verbose, short_lived)
     try:
         yield spark
     except (Py4JNetworkError, ConnectionError) as exc:
         raise SparkDied from exc
     finally:
-        with suppress(Py4JError, ConnectionError):  # then there is nothing left to stop
-            spark.stop()
+        if not had_one:
+            with suppress(Py4JError, ConnectionError):  # then there is nothing left to stop
+                spark.stop()
 
 
 def defaults(master: str | None, verbose: bool = False, short_lived: bool = False) -> dict[str, str]:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from penstock.settings import Settings
 from penstock.testing import eventually
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
+Quickstart = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -120,22 +122,37 @@ def dead_letters(where: Path) -> dict[str, int]:
     return {row["gave_up"]: row["letters"] for row in table.to_pylist()}
 
 
-@pytest.mark.timeout(1200)
-def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path) -> None:
-    first = full_quickstart(tmp_path, "--events", "1000")
+def quickstart_here(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """In this process, with its Spark session."""
+    return here("quickstart", *arguments, cwd=where)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(quickstart_here, id="here"),
+        pytest.param(full_quickstart, marks=[pytest.mark.kills, pytest.mark.timeout(1200)], id="as processes"),
+    ],
+)
+@pytest.mark.usefixtures("spark")
+def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path, run: Quickstart) -> None:
+    first = run(tmp_path, "--events", "1000")
     assert first.returncode == 0, first.stderr
     assert f"failures  {dead_letters(tmp_path)['billing_worker_balance_credited']} of" in first.stdout
     once, seconds = rows_read(first.stdout), usage_lake(tmp_path)
     assert once["event_lake"] >= 1000
     assert once["usage_hourly"] > 0
-    second = full_quickstart(tmp_path, "--events", "1000")
+    second = run(tmp_path, "--events", "1000")
     assert second.returncode == 0, second.stderr
     assert usage_lake(tmp_path) > seconds
     assert "incubator" not in first.stderr + second.stderr, "a line of the JVM that nobody can act on"
     check_lake(tmp_path, at_least=2000)
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("spark")
 def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(tmp_path: Path) -> None:
     command = [*PENSTOCK, "quickstart", "--events", "1000"]
     first = subprocess.Popen(
@@ -153,7 +170,7 @@ def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(t
         first.kill()
         first.communicate()
     assert running_servers(tmp_path) == []
-    second = full_quickstart(tmp_path, "--events", "1000")
+    second = quickstart_here(tmp_path, "--events", "1000")
     assert second.returncode == 0, second.stderr
     check_lake(tmp_path, at_least=2000)
 

@@ -107,7 +107,8 @@ async def test_ten_thousand_replayed_with_kills_in_the_middle_are_each_processed
     await killed_over_and_over(nats_server, stage, 10_000, 5)
 
 
-@pytest.mark.soak
+@pytest.mark.kills
+@pytest.mark.jvm
 async def test_a_replay_by_spark_killed_in_the_middle_is_finished_by_the_next_run(
     nats_server: EmbeddedServer, stage: Stage, tmp_path: Path
 ) -> None:

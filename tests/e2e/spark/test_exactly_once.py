@@ -25,7 +25,7 @@ from penstock.testing import eventually
 SEED = 20_240_615
 RETENTIONS = pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.kills, pytest.mark.jvm]
 
 Begin = Callable[..., Copy]
 
@@ -58,6 +58,30 @@ def complaints(copy: Copy) -> list[str]:
     if copy.retention != "limits" and copy.left_in_input():
         found.append(f"{copy.left_in_input()} left in the input")
     return found
+
+
+# -- in short ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.short
+def test_a_few_crashes_of_workers_and_drivers_neither_lose_nor_repeat(begin: Begin) -> None:
+    """Three starts of Spark: a worker dies in each step of a task, and the driver before and after Spark's commit."""
+    copy = begin(count=8000, retention="workqueue", rows_per_trigger=2000)
+    copy.start()
+    for step in (steps.OPENED, steps.STORED, steps.ENDED):
+        processes.kill(copy.hold(step))
+    copy.hold(steps.CLOSED)
+    assert copy.closed_by_sink() == copy.committed_by_spark() + 1, "the sink is done, and Spark does not know"
+    copy.kill_driver()
+    copy.hold(steps.COMMITTING)
+    assert copy.committed_by_source() < copy.end_of(copy.committed_by_spark()), "the source does not know"
+    copy.kill_driver()
+    copy.finish()
+    assert copy.starts == 3
+    assert complaints(copy) == []
+
+    copy.link.ask("out.event", b"7")  # and the check can fail
+    assert complaints(copy) == ["1 twice: [7]"]
 
 
 # -- at one step -------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from typing import Any
 
 import pyarrow.dataset
 import pytest
+from pyspark.sql import SparkSession
+from tests.support.commands import here
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
@@ -90,8 +92,7 @@ class Pipelines:
 
     def ask(self, *arguments: str) -> tuple[int, Any]:
         """A command that answers in JSON: its exit code and its answer."""
-        command = [*PENSTOCK, "pipeline", *arguments, "--json"]
-        done = subprocess.run(command, capture_output=True, timeout=180, check=False, cwd=self.folder)
+        done = here("pipeline", *arguments, "--json", cwd=self.folder)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
@@ -117,7 +118,9 @@ class Pipelines:
             raise RuntimeError(f"it ended {when} with code {process.returncode}: {self.log()}")
 
     def finish(self, *arguments: str) -> None:
-        assert self.start(*arguments).wait(WITHIN) == 0, self.log()
+        """Run to the end, with the Spark session of this process."""
+        done = here("pipeline", "run", "--all", "--file", self.file, *arguments)
+        assert done.returncode == 0, done.stderr
 
     def problems(self, count: int, bad: int) -> list[str]:
         """What is not as it should be after events 1 to `count`; empty when all is well."""
@@ -142,7 +145,7 @@ class Pipelines:
 
 
 @pytest.fixture
-def pipelines(nats_server: EmbeddedServer, tmp_path: Path) -> Any:
+def pipelines(nats_server: EmbeddedServer, tmp_path: Path, spark: SparkSession) -> Any:
     made = Pipelines(nats_server, tmp_path)
     yield made
     if made.process and made.process.poll() is None:
@@ -153,13 +156,16 @@ def pipelines(nats_server: EmbeddedServer, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     "kills",
     [
-        [steps.FILES_WRITTEN, steps.BATCH_WRITTEN],
+        pytest.param([steps.FILES_WRITTEN], marks=pytest.mark.short),
+        [steps.LETTERS_WRITTEN, steps.FILES_WRITTEN, steps.STORED, steps.CLOSED, steps.BATCH_WRITTEN],
         pytest.param(
             [steps.LETTERS_WRITTEN, steps.FILES_WRITTEN, steps.STORED, steps.CLOSED, steps.BATCH_WRITTEN] * 2,
             marks=[pytest.mark.soak, pytest.mark.timeout(3000)],
         ),
     ],
+    ids=["in short", "at each step", "at each step twice"],
 )
+@pytest.mark.kills
 @pytest.mark.timeout(1500)
 def test_a_run_after_a_crash_gives_the_same_result(pipelines: Pipelines, kills: list[str]) -> None:
     pipelines.prepare("available_now: true")
@@ -174,6 +180,8 @@ def test_a_run_after_a_crash_gives_the_same_result(pipelines: Pipelines, kills: 
     assert pipelines.problems(COUNT, BAD) == ["stream"]
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.timeout(1500)
 def test_a_signal_lets_the_micro_batch_finish_and_the_next_run_continues(pipelines: Pipelines) -> None:
     pipelines.prepare("every: 1s")

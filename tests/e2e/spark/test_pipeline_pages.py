@@ -5,18 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.dataset
 import pytest
+from tests.support.commands import here
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.examples import example_dir
-from penstock.spark.session import SHORT_LIVED
 
 ROOT = Path(__file__).parents[3]
-PENSTOCK = [sys.executable, "-m", "penstock"]
 
 
 def shown(page: str) -> list[str]:
@@ -27,28 +25,25 @@ def shown(page: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, nats_server: EmbeddedServer) -> Path:
     """The example, applied to a server of its own, with a few events."""
-    monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", SHORT_LIVED)
     copied = Path(shutil.copytree(example_dir(), tmp_path / "gpuaas", ignore=shutil.ignore_patterns("__pycache__")))
-    run("penstock apply penstock.yaml --env dev", copied)
+    run("penstock apply penstock.yaml --env dev", copied, nats_server)
     event = '{"event_id":"e1","occurred_at":"2026-01-01T10:00:00Z","payload":'
     event += '{"project_id":"p","gpu_seconds":60,"price":0.5}}\n'
     (copied / "events.jsonl").write_text(event)
-    run("penstock publish platform.billing.usage.metered --file events.jsonl", copied)
+    run("penstock publish platform.billing.usage.metered --file events.jsonl", copied, nats_server)
     return copied
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    given = [*PENSTOCK, *command.split()[1:]]
-    done = subprocess.run(given, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+def run(command: str, folder: Path, server: EmbeddedServer) -> subprocess.CompletedProcess[str]:
+    done = here(*command.split()[1:], cwd=folder, variables={"PENSTOCK_SERVERS": server.url})
     assert done.returncode == 0, f"{command}: {done.stdout[-1500:]} {done.stderr[-1500:]}"
     return done
 
 
-@pytest.mark.timeout(1500)
-def test_the_commands_of_the_pages_work_as_they_are_shown(folder: Path) -> None:
+@pytest.mark.usefixtures("spark")
+def test_the_commands_of_the_pages_work_as_they_are_shown(folder: Path, nats_server: EmbeddedServer) -> None:
     commands = list(dict.fromkeys([*shown("README.md"), *shown("docs/pipelines.md")]))
     assert {" ".join(command.split()[:3]) for command in commands} == {
         "penstock pipeline run",
@@ -57,7 +52,7 @@ def test_the_commands_of_the_pages_work_as_they_are_shown(folder: Path) -> None:
     }
     runs = [command for command in commands if " run " in command]
     others = [command for command in commands if " run " not in command]
-    said = {command: run(command, folder) for command in (*runs, *others)}
+    said = {command: run(command, folder, nats_server) for command in (*runs, *others)}
     assert "finished" in said["penstock pipeline status"].stdout
     batch = r"batch 0, rows 1, rows/s \d+, took [\d.]+ s, rows behind 0, behind 0s, rows kept [\d,]+, bytes kept \S+"
     assert re.search(rf"^usage_hourly: {batch}", said["penstock pipeline run usage_hourly"].stderr, re.MULTILINE), said

@@ -1,4 +1,4 @@
-"""One Spark for all tests of this folder: its start costs more than most of them."""
+"""Streams for the tests of the Spark source and sink."""
 
 from __future__ import annotations
 
@@ -12,27 +12,8 @@ from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.settings import Settings
-from penstock.spark import register
-from penstock.spark.session import session
-from penstock.wire import compiled, frames, headers
+from penstock.wire import frames, headers
 from penstock.wire.blocking import Connection, connect, run
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """Spark on two threads of this machine."""
-    settings = {"spark.sql.shuffle.partitions": "2"}
-    made = session("penstock-tests", master="local[2]", settings=settings, short_lived=True)
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="session")
-def jetstream(spark: SparkSession) -> SparkSession:
-    """Spark that knows format `jetstream`, with the reader's machine code at hand."""
-    compiled.warm()
-    register(spark)
-    return spark
 
 
 @pytest.fixture
