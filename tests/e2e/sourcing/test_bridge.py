@@ -177,6 +177,50 @@ def test_a_second_instance_takes_over_and_the_first_one_stops_without_writing(tm
         assert [m.data for m in there.messages()] == [m.data for m in here.messages()]
 
 
+def test_an_instance_that_was_taken_over_does_not_take_over_again(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        first, second = bridge(here, there), bridge(here, there)
+        here.publish(0, 10)
+        assert first.run(until_caught_up=True).stored == 10
+        here.publish(10, 10)
+        assert second.run(until_caught_up=True).stored == 10
+        here.publish(20, 10)
+        with pytest.raises(Fenced, match="another instance of bridge 'b'"):
+            first.run(until_caught_up=True)
+        assert there.held() == 20
+        assert second.run(until_caught_up=True).stored == 20
+        assert [m.data for m in there.messages()] == [b"%d" % n for n in range(30)]
+
+
+def test_a_bridge_stores_nothing_behind_what_somebody_else_has_written_meanwhile(tmp_path: Path) -> None:
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 10)
+
+        def interfere() -> bool:
+            """Called between chunks: write to the destination once, and end a bridge that goes on all the same."""
+            if there.held() == 10:
+                there.publish(100, 1)
+                here.publish(10, 10)
+            return there.held() > 11
+
+        with pytest.raises(Fenced, match="another publisher"):
+            bridge(here, there).run(interfere)
+        assert [m.data for m in there.messages()] == [*(b"%d" % n for n in range(10)), b"100"]
+
+
+@pytest.mark.parametrize("instances", ["the same", "another"])
+def test_what_the_origin_delivers_again_is_not_stored_again(tmp_path: Path, instances: str) -> None:
+    """As after a crash between storing a batch and telling the origin: the destination says where to go on."""
+    with sites(tmp_path) as (here, there):
+        here.publish(0, 10)
+        first = bridge(here, there)
+        first.run(until_caught_up=True)
+        blocking.run(here.publisher.jetstream.reset_consumer("O", "b", 1))
+        here.publish(10, 10)
+        (first if instances == "the same" else bridge(here, there)).run(until_caught_up=True)
+        assert [m.data for m in there.messages()] == [b"%d" % n for n in range(20)]
+
+
 def test_a_destination_with_another_writer_is_refused(tmp_path: Path) -> None:
     with sites(tmp_path) as (here, there):
         there.publish(0, 1)

@@ -159,6 +159,26 @@ async def test_without_a_stream_for_letters_advisories_wait_until_there_is_one(s
     assert await stage.dead_events() == {"e0": 1}
 
 
+@pytest.mark.parametrize("retention", ["interest", "workqueue"])
+async def test_a_message_whose_letter_cannot_be_stored_stays_in_its_stream(stage: Stage, retention: str) -> None:
+    await stage.build(retention, max_deliver=1, ack_wait_ms=100)
+    await stage.js.delete_stream("DLQ")
+    await stage.publish(events(1))
+    await stage.fetch("billing")  # and never answered
+    await eventually_async(lambda: _kept(stage), what="the advisory that its deliveries ran out", within=60)
+    async with capturing(stage) as capturer:
+        await eventually_async(lambda: capturer.statistics().failed, within=60, what="the advisory to be put back")
+        assert await stage.messages("ORDERS") == 1, "it is nowhere else"
+        await stage.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+        await dead(stage, 1)
+    (filed,) = await asyncio.to_thread(stage.letters)
+    assert (filed.letter.event_id, filed.letter.body_gone) == ("e0", False)
+
+
+async def _kept(stage: Stage) -> bool:
+    return await stage.messages("DLQ_ADVISORIES") > 0
+
+
 async def test_a_capturer_waits_out_a_restart_of_the_server(nats_server: EmbeddedServer, stage: Stage) -> None:
     await stage.build()
     await stage.publish(events(2))

@@ -299,6 +299,30 @@ async def test_an_apply_that_would_lose_something_does_nothing_at_all(empty: Bro
     assert await js.stream_names() == ["S"]
 
 
+@pytest.mark.parametrize(
+    ("stream", "consumer", "words"),
+    [
+        ({"max_msgs": 3}, {"filter_subject": "s.0"}, r"stream S \(loses data"),
+        ({}, {}, r"consumer c of S \(loses position"),
+    ],
+    ids=["data", "position"],
+)
+async def test_a_change_that_the_server_would_make_is_refused_when_it_loses_something(
+    empty: Broker, stream: Json, consumer: Json, words: str
+) -> None:
+    js = empty.jetstream
+    await applied(js, desired(BASE, c={"filter_subject": "s.0"}))
+    for n in range(MESSAGES):
+        await empty.request(f"s.{n % 2}", b"x", 20)
+    before = await js.consumer_info("S", "c")
+    want = desired({**BASE, **stream}, {"name": "OTHER", "subjects": ["o"]}, c=consumer)
+    with pytest.raises(apply.Refused, match=f"{words}.*--allow-destroy"):
+        await apply.apply(js, await planned(js, want))
+    assert await js.stream_names() == ["S"], "nothing is done, not even what would lose nothing"
+    assert (await js.stream_info("S")).state.messages == MESSAGES
+    assert (await js.consumer_info("S", "c")).config == before.config
+
+
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
 CRASH_PLATFORM = desired(

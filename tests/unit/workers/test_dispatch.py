@@ -7,12 +7,13 @@ from datetime import UTC, datetime
 
 import pytest
 
+from penstock.errors import Unavailable
 from penstock.testing import eventually_async
 from penstock.workers.dispatch import Dispatcher
 from penstock.workers.handling import HandlingOptions
 from penstock.workers.lanes import Lane
 from penstock.workers.messages import Message, MessageContext
-from penstock.workers.verdicts import DeadLetter
+from penstock.workers.verdicts import MAX_DELIVER, DeadLetter
 
 
 class Answers:
@@ -20,13 +21,14 @@ class Answers:
 
     def __init__(self) -> None:
         self.acks: list[str] = []
+        self.keeps_letters = True
 
     def acked(self) -> None: ...
     def settled(self) -> None: ...
     def nak(self, reply: str, delay: float) -> None: ...
-    async def bury(
-        self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
-    ) -> None: ...
+    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+        if not self.keeps_letters:
+            raise Unavailable("no stream takes dead letters")
 
 
 class World:
@@ -112,3 +114,15 @@ async def test_a_message_that_was_read_from_the_stream_is_not_handled_twice_for_
     assert await world.dispatcher.handle_stored(world.lane, message)
     assert world.handled == [(5, 7)]
     assert 5 in world.dispatcher.finished
+
+
+@pytest.mark.parametrize("keeps_letters", [True, False])
+async def test_a_message_that_is_given_up_is_acknowledged_only_once_its_letter_is_stored(
+    world: World, keeps_letters: bool
+) -> None:
+    world.answers.keeps_letters, world.fails = keeps_letters, 1
+    last_try = Message("s.p", b"", 1, MAX_DELIVER, "reply.1", datetime.now(UTC))
+    world.dispatcher.deliver(world.lane, last_try)
+    await world.rest(1)
+    assert world.answers.acks == (["reply.1"] if keeps_letters else [])
+    assert world.lane.done_through == (1 if keeps_letters else 0)

@@ -1,0 +1,502 @@
+"""Decisions that are broken on purpose, and the tests that must notice: read by `scripts/mutations`.
+
+Each mutation replaces a text that occurs exactly once in its file. Choose decisions whose failure costs a user
+messages, order, exactly-once delivery or security; the changed code must still import.
+`tests/unit/test_mutations.py` keeps the list in step with the source, the tests and `docs/testing.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One decision, broken."""
+
+    name: str
+    file: str
+    """Relative to the repository."""
+    old: str
+    """Occurs exactly once in the file."""
+    new: str
+    breaks: str
+    """One sentence: which decision is broken, and what it would cost a user."""
+    tests: tuple[str, ...]
+    """Paths or node ids of tests of the first ring: at least one must fail."""
+
+    @property
+    def package(self) -> str:
+        """The package of `src/penstock` that it is in."""
+        return self.file.split("/")[2]
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # -- broker ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="repeat-a-lost-delete",
+        file="src/penstock/broker/jetstream.py",
+        old="return await self._repeat(what, verb, body, _nothing_was_done)",
+        new="return await self._repeat(what, verb, body, retry.is_retryable)",
+        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
+        tests=("tests/unit/broker/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
+    ),
+    Mutation(
+        name="absent-when-nobody-answers",
+        file="src/penstock/broker/jetstream.py",
+        old='if missing := answer.get("missing"):',
+        new='if (missing := answer.get("missing")) and not answer:',
+        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
+        tests=(
+            "tests/unit/broker/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
+        ),
+    ),
+    Mutation(
+        name="reset-beyond-the-end",
+        file="src/penstock/broker/jetstream.py",
+        old="refuse_beyond_end(await self.stream_info(stream), seq)",
+        new="await self.stream_info(stream)",
+        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
+        tests=(
+            "tests/integration/broker/test_jetstream_api.py"
+            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
+        ),
+    ),
+    # -- cli -------------------------------------------------------------------------------------------------------
+    Mutation(
+        name="plan-always-exits-0",
+        file="src/penstock/cli/platform.py",
+        old="return EXIT_ATTENTION if made else EXIT_OK",
+        new="return EXIT_OK",
+        breaks="`penstock plan` exits with 0 although something would change, so CI lets drift pass.",
+        tests=("tests/e2e/topology/test_platform_cli.py::test_prune_removes_what_is_no_longer_declared",),
+    ),
+    Mutation(
+        name="wrong-usage-exits-1",
+        file="src/penstock/cli/main.py",
+        old="sys.exit(EXIT_USAGE)",
+        new="sys.exit(EXIT_ERROR)",
+        breaks="Wrong usage exits with 1 instead of 64, so a script cannot tell a mistyped command from a failed one.",
+        tests=("tests/e2e/topology/test_lint_cli.py::test_wrong_usage_exits_64",),
+    ),
+    # -- deadletter ------------------------------------------------------------------------------------------------
+    Mutation(
+        name="store-a-letter-twice",
+        file="src/penstock/deadletter/capture.py",
+        old='headers = {**_fitting(letter, connection), EXPECT_LAST: "0"}',
+        new="headers = {**_fitting(letter, connection)}",
+        breaks="A letter is stored although its subject has one, so worker and advisory make two letters of a message.",
+        tests=(
+            "tests/integration/deadletter/test_capture.py::test_worker_and_advisory_at_the_same_time_store_one_letter",
+        ),
+    ),
+    Mutation(
+        name="forget-the-audit",
+        file="src/penstock/deadletter/capture.py",
+        old="return began is None or record.time is None or record.time >= began",
+        new="return False",
+        breaks="A late advisory brings back a letter that was replayed already, and the event is processed twice.",
+        tests=(
+            "tests/integration/deadletter/test_capture.py"
+            "::test_a_late_capture_of_a_letter_that_was_settled_meanwhile_stores_nothing",
+        ),
+    ),
+    Mutation(
+        name="swallow-a-new-failure",
+        file="src/penstock/deadletter/capture.py",
+        old="record.time is None or record.time >= began",
+        new="record.time is None or record.time >= began or True",
+        breaks="A failure after its letter was settled is taken for the old one: the message is in no dead letter.",
+        tests=(
+            "tests/integration/deadletter/test_capture.py::test_a_failure_after_the_letter_was_settled_is_a_new_letter",
+        ),
+    ),
+    Mutation(
+        name="remove-what-was-not-stored",
+        file="src/penstock/deadletter/replay.py",
+        old="await self._remove([filed for filed, _ in stored])",
+        new="await self._remove([filed for filed, _ in ready])",
+        breaks="A replay deletes letters whose messages the stream refused: these events are lost.",
+        tests=("tests/integration/deadletter/test_replay.py::test_a_letter_stays_when_its_message_cannot_be_stored",),
+    ),
+    Mutation(
+        name="let-go-before-the-letter",
+        file="src/penstock/deadletter/capturer.py",
+        old="done = await self._stored(advisory, message, consumer, dlq, captured_by)\n",
+        new=(
+            "await let_go(self._connection, advisory.stream, advisory.consumer, advisory.sequence)\n"
+            "        done = await self._stored(advisory, message, consumer, dlq, captured_by)\n"
+        ),
+        breaks="A dead message is acknowledged before its letter is stored: when that fails, the message is gone.",
+        tests=(
+            "tests/integration/deadletter/test_poison.py"
+            "::test_a_message_whose_letter_cannot_be_stored_stays_in_its_stream",
+        ),
+    ),
+    # -- facts -----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="forged-receipt",
+        file="src/penstock/facts/receipt.py",
+        old="if not hmac.compare_digest(_signature(key, body), signature):",
+        new="if len(signature) != SIGNATURE_BYTES:",
+        breaks="A receipt with a wrong signature is accepted: anybody confirms facts that a reader has not processed.",
+        tests=("tests/unit/facts/test_receipts.py::test_a_receipt_that_was_changed_anywhere_is_refused",),
+    ),
+    Mutation(
+        name="foreign-receipt",
+        file="src/penstock/facts/receipt.py",
+        old="if (receipt.stream, receipt.consumer) != (stream, consumer):",
+        new="if receipt.stream != stream:",
+        breaks="A receipt of another consumer is accepted, which confirms facts that this one has never fetched.",
+        tests=(
+            "tests/unit/facts/test_receipts.py::test_a_receipt_of_another_consumer_is_refused_and_says_whose_it_is",
+        ),
+    ),
+    Mutation(
+        name="same-id-other-content",
+        file="src/penstock/facts/append.py",
+        old="or _header(found.headers, DIGEST_HEADER) != mark:",
+        new="or not mark:",
+        breaks="Another fact under a known id is reported as stored, although only the first one is: it is lost.",
+        tests=("tests/integration/facts/test_appending.py::test_the_same_id_with_other_content_is_a_conflict",),
+    ),
+    Mutation(
+        name="hand-out-confirmed-facts",
+        file="src/penstock/facts/pages.py",
+        old="if within(done, one.sequence):",
+        new="if within(done, one.sequence) and one.attempt > 1:",
+        breaks="Confirmed facts that a killed server delivers again are handed out again: the reader sees them twice.",
+        tests=(
+            "tests/unit/facts/test_pages.py::test_a_confirmed_fact_that_the_server_delivers_again_is_not_handed_out",
+        ),
+    ),
+    Mutation(
+        name="confirm-before-the-book",
+        file="src/penstock/facts/reader.py",
+        old="if await self._write(look, look.book.confirmed(receipt.page, time.time())):",
+        new="if True:",
+        breaks="A page is acknowledged without the book saying so: what the server forgets in a crash comes again.",
+        tests=(
+            "tests/integration/facts/test_named_readers.py::test_confirming_twice_is_harmless_also_from_another_instance",
+        ),
+    ),
+    # -- gateway ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="expired-token",
+        file="src/penstock/gateway/grants.py",
+        old="and (token.expires is None or now < token.expires):",
+        new="and bool(now):",
+        breaks="A bearer token is accepted after it has expired.",
+        tests=("tests/integration/gateway/test_gateway.py::test_nobody_gets_in_without_valid_papers",),
+    ),
+    Mutation(
+        name="append-anywhere",
+        file="src/penstock/gateway/grants.py",
+        old="if not fine or not subjects.covered(subject, identity.subjects):",
+        new="if not fine:",
+        breaks="A caller may append facts to subjects that are not granted to it.",
+        tests=("tests/integration/gateway/test_gateway.py::test_whatever_is_not_granted_is_refused",),
+    ),
+    # -- observe ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="age-of-an-acknowledged-message",
+        file="src/penstock/observe/status.py",
+        old="consumer.ack_floor_stream_seq + 1, f)",
+        new="consumer.ack_floor_stream_seq, f)",
+        breaks="The lag of a consumer is the age of a message it has acknowledged: alerts fire without a reason.",
+        tests=(
+            "tests/integration/observe/test_status.py"
+            "::test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one",
+        ),
+    ),
+    Mutation(
+        name="lag-without-what-is-in-flight",
+        file="src/penstock/observe/status.py",
+        old="lag_messages=info.unprocessed,",
+        new="lag_messages=info.pending,",
+        breaks="Messages that were delivered and not acknowledged are not counted as lag: a stuck handler shows none.",
+        tests=(
+            "tests/integration/observe/test_status.py"
+            "::test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one",
+        ),
+    ),
+    Mutation(
+        name="silent-pipeline-is-running",
+        file="src/penstock/observe/pipelines.py",
+        old="now - self.heard > SILENT_AFTER",
+        new="self.heard > now + SILENT_AFTER",
+        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
+        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
+    ),
+    # -- publish ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="commit-without-the-last-message",
+        file="src/penstock/publish/batch.py",
+        old="yield self._encoded(len(self), first_reply, last_reply)",
+        new="yield self._encoded(len(self) - 1, first_reply, last_reply)",
+        breaks="A batch is committed without its last message, which is lost although the rest is stored.",
+        tests=("tests/unit/publish/test_batch.py::test_the_server_reads_the_members_in_order_however_they_are_sent",),
+    ),
+    Mutation(
+        name="commit-after-an-exception",
+        file="src/penstock/publish/atomic.py",
+        old="        if kind is None:\n            await self.commit()",
+        new="        if kind is None or len(self.content):\n            await self.commit()",
+        breaks="An exception inside the block commits half of a batch instead of dropping it: not all or nothing.",
+        tests=("tests/integration/publish/test_atomic_batches.py::test_an_exception_inside_stores_nothing",),
+    ),
+    Mutation(
+        name="batch-of-another-stream",
+        file="src/penstock/publish/batch.py",
+        old='stream = headers.line(EXPECTED_STREAM, self.stream) if index == 0 else b""',
+        new='stream = b""',
+        breaks="A batch does not say which stream it is for, and is stored in another one that has its subjects.",
+        tests=("tests/unit/publish/test_batch.py::test_the_server_reads_the_members_in_order_however_they_are_sent",),
+    ),
+    Mutation(
+        name="flow-ack-settles-what-was-sent",
+        file="src/penstock/publish/ingest.py",
+        old="count = min(seq, segment.sent) - segment.acked",
+        new="count = segment.sent - segment.acked",
+        breaks="A flow ack settles all rows that were sent, not those it names: rows that get lost are not sent again.",
+        tests=("tests/unit/publish/test_ingest.py::test_the_first_message_goes_alone_and_its_answer_opens_the_window",),
+    ),
+    Mutation(
+        name="doubtful-rows-sent-again",
+        file="src/penstock/publish/ingest.py",
+        old='or (self.options.on_doubt == "fail" and without_id):',
+        new='or (self.options.on_doubt == "fail" and without_id and not doubtful):',
+        breaks="Rows without a message id that a restarted server may have stored are sent again: duplicates.",
+        tests=("tests/unit/publish/test_ingest.py::test_a_forgotten_batch_leaves_rows_without_an_id_in_doubt",),
+    ),
+    # -- sourcing --------------------------------------------------------------------------------------------------
+    Mutation(
+        name="answer-before-it-is-stored",
+        file="src/penstock/sourcing/flow.py",
+        old="self._questions[0].sequence <= self.stored:",
+        new="self._questions[0].sequence <= self.sequence:",
+        breaks="The origin is told too early that messages are stored, and a WorkQueue origin deletes them: loss.",
+        tests=(
+            "tests/integration/sourcing/test_receiver.py"
+            "::test_what_the_sink_has_not_stored_is_not_acknowledged_and_comes_again",
+        ),
+    ),
+    Mutation(
+        name="skip-the-bridge-fence",
+        file="src/penstock/sourcing/bridge.py",
+        old="if last != self._predecessor or self._statistics.stored:",
+        new="if last is None and self._statistics.stored:",
+        breaks="Two instances of a bridge write to one destination in turns, and neither stops.",
+        tests=("tests/e2e/sourcing/test_bridge.py::test_an_instance_that_was_taken_over_does_not_take_over_again",),
+    ),
+    Mutation(
+        name="copy-orders-to-the-server",
+        file="src/penstock/sourcing/copies.py",
+        old="|Nats-Rollup|",
+        new="|",
+        breaks="A rollup header is copied, and the destination acts on it again: it deletes messages.",
+        tests=("tests/unit/sourcing/test_copies.py::test_instructions_to_the_server_go_and_everything_else_stays",),
+    ),
+    Mutation(
+        name="resume-one-message-early",
+        file="src/penstock/sourcing/bridge.py",
+        old="return self.mark.sequence if self.mark else 0",
+        new="return self.mark.sequence - 1 if self.mark else 0",
+        breaks="After a crash a bridge copies the last message that is stored once more: a duplicate.",
+        tests=("tests/e2e/sourcing/test_bridge.py::test_what_the_origin_delivers_again_is_not_stored_again",),
+    ),
+    Mutation(
+        name="bridge-without-expected-sequence",
+        file="src/penstock/sourcing/bridge.py",
+        old="part.lines[0] += headers.line(EXPECTED_LAST, str(self._last))",
+        new='part.lines[0] += b""',
+        breaks="A batch of a bridge expects no last sequence, so two writers store in turns: duplicates, wrong order.",
+        tests=(
+            "tests/e2e/sourcing/test_bridge.py"
+            "::test_a_bridge_stores_nothing_behind_what_somebody_else_has_written_meanwhile",
+        ),
+    ),
+    # -- spark -----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="acknowledge-before-commit",
+        file="src/penstock/spark/source.py",
+        old="        self._first_end = end if logged.open_start else None\n",
+        new=(
+            "        self._first_end = end if logged.open_start else None\n"
+            "        self._commit(replace(begin, sequence=max(end, begin.sequence)), info)\n"
+        ),
+        breaks="A micro-batch is acknowledged when it is planned, before Spark has committed it: a crash loses it.",
+        tests=(
+            "tests/integration/spark/test_source_decisions.py::test_a_commit_on_a_limits_stream_moves_the_durable",
+            "tests/integration/spark/test_source_decisions.py::test_a_commit_deletes_exactly_the_range",
+        ),
+    ),
+    Mutation(
+        name="commit-one-message-too-far",
+        file="src/penstock/spark/commit.py",
+        old="if sequence > self._sequence:",
+        new="if sequence > self._sequence + 1:",
+        breaks="A commit acknowledges the first message of the next micro-batch: a WorkQueue deletes it unread.",
+        tests=("tests/integration/spark/test_source_decisions.py::test_a_commit_deletes_exactly_the_range",),
+    ),
+    Mutation(
+        name="chunks-by-place-alone",
+        file="src/penstock/spark/task.py",
+        old="if chunk.digest() != known.intent.digest:",
+        new="if len(chunk) != known.intent.rows:",
+        breaks="A retried task skips chunks whose rows are others than those written: rows are lost and repeated.",
+        tests=("tests/integration/spark/test_task.py::test_rows_that_come_again_in_another_order_are_written_once",),
+    ),
+    Mutation(
+        name="skip-the-ledger-fence",
+        file="src/penstock/spark/ledger.py",
+        old='headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}',
+        new="headers: dict[str, str] = {}",
+        breaks="An attempt that was overtaken goes on writing beside the newer one: rows are stored twice.",
+        tests=("tests/integration/spark/test_ledger.py::test_a_second_attempt_sees_what_the_first_wrote_and_stops_it",),
+    ),
+    Mutation(
+        name="expired-is-no-loss",
+        file="src/penstock/spark/loss.py",
+        old="return max(0, min(self.first - 1, last) - first + 1) + self.inside(first, last)",
+        new="return self.inside(first, last)",
+        breaks="Messages that expired before they were read are not reported as lost: the query goes on without them.",
+        tests=("tests/unit/spark/test_offsets.py::test_losses_are_counted",),
+    ),
+    # -- testing ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="eventually-gives-up-quietly",
+        file="src/penstock/testing/polling.py",
+        old=(
+            "raise AssertionError(_report(condition, within, what, value, complaint, shown)) from complaint\n"
+            "        time.sleep(PAUSE)"
+        ),
+        new="return cast(T, shown)\n        time.sleep(PAUSE)",
+        breaks="A wait that ends in vain passes: tests of users, and ours, stay green while nothing happens.",
+        tests=("tests/unit/testing/test_polling.py::test_the_timeout_says_what_was_waited_for_and_the_state",),
+    ),
+    Mutation(
+        name="dead-counts-as-done",
+        file="src/penstock/testing/handlers.py",
+        old="if not any(dead.message.sequence == message.sequence for dead in self._run.dead):",
+        new="if message:",
+        breaks="The handler kit reports messages that were given up as done, so a user's test hides a dead letter.",
+        tests=("tests/unit/workers/test_handler_kit.py::test_what_is_given_up_comes_with_its_reason",),
+    ),
+    # -- topology --------------------------------------------------------------------------------------------------
+    Mutation(
+        name="destroy-without-a-flag",
+        file="src/penstock/topology/apply.py",
+        old="if change.destroys or change.risk is Risk.IMPOSSIBLE]",
+        new="if change.risk is Risk.IMPOSSIBLE]",
+        breaks="`penstock apply` deletes messages and positions without --allow-destroy.",
+        tests=(
+            "tests/integration/topology/test_reconcile.py"
+            "::test_a_change_that_the_server_would_make_is_refused_when_it_loses_something",
+        ),
+    ),
+    Mutation(
+        name="a-lower-limit-is-safe",
+        file="src/penstock/topology/risk.py",
+        old='return Verdict(Risk.LOSES_DATA, f"the oldest message is',
+        new='return Verdict(Risk.SAFE, f"the oldest message is',
+        breaks="A plan calls a shorter max_age safe although the server deletes older messages at once.",
+        tests=("tests/unit/topology/test_plan.py::test_what_a_change_of_a_stream_costs",),
+    ),
+    Mutation(
+        name="change-what-others-own",
+        file="src/penstock/topology/ownership.py",
+        old="return None if owner(config) in (None, DEFAULT_NAME, platform) else owner(config)",
+        new="return None",
+        breaks="A platform changes streams that another platform owns.",
+        tests=("tests/unit/topology/test_plan.py::test_what_another_platform_owns_is_not_changed",),
+    ),
+    # -- wire ------------------------------------------------------------------------------------------------------
+    Mutation(
+        name="smuggled-header",
+        file="src/penstock/wire/headers.py",
+        old='_BAD_VALUE = re.compile(r"[\\r\\n\\0]")',
+        new='_BAD_VALUE = re.compile(r"[\\0]")',
+        breaks="A header value with a line break forges other headers, such as a message id or an expected sequence.",
+        tests=("tests/unit/wire/test_frames.py::test_a_header_cannot_smuggle_another",),
+    ),
+    Mutation(
+        name="half-a-delivery",
+        file="src/penstock/wire/deliveries.py",
+        old='if not ended(b"\\r\\n", end):',
+        new="if end > len(raw):",
+        breaks="A delivery without its end is taken for complete, so a handler gets the bytes of a broken frame.",
+        tests=("tests/unit/workers/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
+    ),
+    Mutation(
+        name="trust-a-lagging-replica",
+        file="src/penstock/wire/reader.py",
+        old="if info.state.last_seq < wanted.last:\n            return True",
+        new="if info.state.last_seq < wanted.last:\n            return False",
+        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
+        tests=("tests/integration/wire/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
+    ),
+    # -- workers ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="skip-the-worker-fence",
+        file="src/penstock/workers/dispatch.py",
+        old="if token_of(lane_id) != token:",
+        new="if token is None:",
+        breaks="A worker acknowledges a message whose partition went to another worker, where it may still fail: loss.",
+        tests=(
+            "tests/unit/workers/test_dispatch.py"
+            "::test_a_message_that_was_handled_while_the_lease_was_in_doubt_is_done_once_it_is_not",
+        ),
+    ),
+    Mutation(
+        name="handoff-sequence-plus-one",
+        file="src/penstock/workers/lanes.py",
+        old="return self.order[0] - 1 if self.order else self.last_done",
+        new="return self.order[0] if self.order else self.last_done",
+        breaks="The handoff sequence is one too high: the next owner never handles the first message that was left.",
+        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_redelivery",),
+    ),
+    Mutation(
+        name="handoff-goes-back",
+        file="src/penstock/workers/claims.py",
+        old="done = max(self.handoff, handoff or 0)",
+        new="done = handoff or 0",
+        breaks="The claim of a worker that died without a known ack floor starts over at 0: everything comes twice.",
+        tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
+    ),
+    Mutation(
+        name="ack-floor-while-catching-up",
+        file="src/penstock/workers/handoff.py",
+        old="return claim.freed(floor if claim.settled else None)",
+        new="return claim.freed(floor)",
+        breaks="The ack floor of a worker that died while catching up counts as its handoff: the backlog is skipped.",
+        tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
+    ),
+    Mutation(
+        name="token-outlives-the-lease",
+        file="src/penstock/workers/claims.py",
+        old="return claim.token if claim and self._lease.valid else None",
+        new="return claim.token if claim else None",
+        breaks="A worker handles messages after its lease has ended, at the same time as the next owner.",
+        tests=("tests/integration/workers/test_coordination_kv.py::test_a_token_ends_with_the_lease",),
+    ),
+    Mutation(
+        name="pass-a-message-that-waits",
+        file="src/penstock/workers/lanes.py",
+        old="            self.items[sequence] = None\n            self.delayed.add(sequence)",
+        new="            self._drop(sequence)",
+        breaks="Later messages of a partition pass one that waits for its redelivery: wrong order.",
+        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_redelivery",),
+    ),
+    Mutation(
+        name="acknowledge-without-a-letter",
+        file="src/penstock/workers/dispatch.py",
+        old="            self._watch.failed(exc)\n            return False",
+        new="            self._watch.failed(exc)\n            return True",
+        breaks="A message whose dead letter could not be stored is acknowledged all the same: it is lost.",
+        tests=(
+            "tests/unit/workers/test_dispatch.py"
+            "::test_a_message_that_is_given_up_is_acknowledged_only_once_its_letter_is_stored",
+        ),
+    ),
+)
