@@ -164,7 +164,7 @@ def test_output_that_cannot_be_written_is_an_error_of_one_line(nats_server: Embe
 
 
 def test_a_bug_still_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main.penstock, "main", lambda *_, **__: {}["missing"])
+    monkeypatch.setattr(main.penstock, "main", lambda *_, **__: dict[str, str]()["missing"])
     with pytest.raises(KeyError):
         main.run([])
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int,
     await bury(stage, count)
     for left in sorted(points, reverse=True):
         process = start(server, "--all", *words)
-        await eventually_async(lambda left=left: fewer_letters(stage, left), 120, f"fewer than {left} letters")
+        await eventually_async(partial(fewer_letters, stage, left), 120, f"fewer than {left} letters")
         process.kill()
         assert await asyncio.to_thread(finish, process) == -signal.SIGKILL, "it was killed before its end"
     assert await asyncio.to_thread(finish, start(server, "--all")) == 0

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,9 @@ class Progress:
             self._at += len(whole) + 1 if whole else 0
         return self._fetched
 
+    def reaches(self, count: int) -> bool:
+        return self() >= count
+
 
 @dataclass(frozen=True)
 class Ordeal:
@@ -175,7 +179,7 @@ class Ordeal:
         progress = Progress(log)
         with reading([*target, CONSUMER, str(log), str(self.limit)], self.readers) as running:
             for point in points:
-                eventually(lambda p=point: progress() >= p, 120, f"{point} facts fetched", progress)
+                eventually(partial(progress.reaches, point), 120, f"{point} facts fetched", progress)
                 time.sleep(rng.uniform(0, 0.05))  # anywhere within a page
                 self._kill(rng, server, running, others)
             eventually(lambda: asyncio.run(all_confirmed(server, self.facts)), 300, "all confirmed", progress)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,11 @@ from penstock.cli.main import run
 from penstock.testing import eventually, stream_data, stream_messages
 
 PENSTOCK = [sys.executable, "-c", "from penstock.cli.main import run; run()"]
-MODES = ([], ["--fast"], ["--atomic"])
+MODES: tuple[list[str], ...] = ([], ["--fast"], ["--atomic"])
+
+
+def stores_more_than(server: EmbeddedServer, count: int) -> bool:
+    return len(stream_data(server.settings, "ORDERS")) > count
 
 
 @dataclass
@@ -307,7 +312,7 @@ def test_a_killed_server_during_an_atomic_load_leaves_whole_batches_and_loses_no
     for start in range(1, 20_000, 5_000):
         child.stdin.write(b"\n".join(events(5_000, start=start)) + b"\n")
         child.stdin.flush()
-        eventually(lambda at=start: len(stream_data(server.settings, "ORDERS")) > at, 60, "lines to be stored")
+        eventually(partial(stores_more_than, server, start), 60, "lines to be stored")
         server.kill()
         server.start()
     output, errors = child.communicate(timeout=120)

@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -345,7 +346,7 @@ def through_kills(tmp_path: Path, retention: str, count: int, kills: int) -> Non
         try:
             for step in range(kills):
                 reached = (step + 1) * count // (kills + 2)
-                eventually(lambda reached=reached: stored(b) >= reached, 300, f"{reached} copies")
+                eventually(partial(stores, b, reached), 300, f"{reached} copies")
                 victim = ("bridge", "origin", "destination")[step % 3] if step < 3 else chance.choice(VICTIMS)
                 process = struck(victim, a, b, process)
             publishing.join(300)
@@ -374,6 +375,10 @@ def struck(
     server.kill()
     server.start()
     return process
+
+
+def stores(server: EmbeddedServer, count: int) -> bool:
+    return stored(server) >= count
 
 
 def stored(server: EmbeddedServer) -> int:

@@ -179,6 +179,9 @@ class Publishing(threading.Thread):
         if publisher:
             publisher.close()
 
+    def wait_for(self, count: int, within: float) -> None:
+        eventually(lambda: self.reached >= count, within, f"{count} of each to be published")
+
     def _publish(self, publisher: BlockingPublisher, case: Case, start: int) -> None:
         last = blocking.run(publisher.jetstream.stream_info(case.origin)).state.last_seq
         data = [b"%d" % number for number in range(last, min(start + BATCH, self.count))]
@@ -224,7 +227,7 @@ def through_blows(
         publishing.start()
         for step, blow in enumerate(blows):
             target = (step + 1) * count // (len(blows) + 2)
-            eventually(lambda target=target: publishing.reached >= target, within, f"{target} of each to be published")
+            publishing.wait_for(target, within)
             made.strike(blow, chance.uniform(0.1, 1.0))
         publishing.join(within)
         eventually(

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.freezing import freeze
@@ -113,7 +114,7 @@ async def test_a_server_that_comes_up_a_moment_later_is_waited_for(
 
 
 @pytest.mark.parametrize("wrong", [{"password": "x"}, {"user": "x"}, {"user": None, "password": None}], ids=str)
-async def test_wrong_user_or_password(tmp_path: Path, wrong: dict[str, str | None]) -> None:
+async def test_wrong_user_or_password(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with EmbeddedServer(data=tmp_path, user="u", password="p") as server:
         settings = replace(server.settings, **wrong)
         with fails(errors.AccessDenied, server.url, "authorization violation", "PENSTOCK_PASSWORD"):

@@ -13,7 +13,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,9 +90,12 @@ def test_only_loopback_is_listened_on(nats_server: EmbeddedServer) -> None:
         listening = Path("/proc/net/tcp").read_text()
         return re.findall(rf": (\w{{8}}):{port:04X} 00000000:0000 0A", listening)
 
+    def only_loopback(port: int) -> bool:
+        return addresses(port) == ["0100007F"]
+
     for port in (nats_server.port, nats_server.config.leaf_port, nats_server.monitoring_port):
         # The table is no snapshot: while connections come and go, a line may be in it twice or not at all.
-        eventually(lambda p=port: addresses(p) == ["0100007F"], 10, f"port {port}", lambda p=port: addresses(p))
+        eventually(partial(only_loopback, port), 10, f"port {port}", partial(addresses, port))
 
 
 def test_a_taken_port_fails_with_the_servers_own_words(tmp_path: Path) -> None:
@@ -215,7 +220,7 @@ def test_a_detached_server_outlives_its_parent(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("login", [{"user": 'ü"\\$x', "password": "p# {}//"}, {"token": "s3cret'\""}, {}], ids=str)
 @pytest.mark.parametrize("tls", ["plain", "tls", "client certificates"])
 async def test_settings_of_a_server_connect_to_it(
-    tmp_path: Path, tls_certificates: Certificates, login: dict[str, str], tls: str
+    tmp_path: Path, tls_certificates: Certificates, login: dict[str, Any], tls: str
 ) -> None:
     chosen = None if tls == "plain" else tls_certificates.server_tls(verify=tls != "tls")
     with EmbeddedServer(data=tmp_path, tls=chosen, **login) as server:
@@ -307,6 +312,6 @@ def test_a_leaf_joins_a_hub_with_login_and_tls(tmp_path: Path, tls_certificates:
         ({"user": "a\nb", "password": "p"}, "control characters"),
     ],
 )
-def test_contradicting_options_are_refused(tmp_path: Path, options: dict[str, str], words: str) -> None:
+def test_contradicting_options_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EmbeddedServer(data=tmp_path, **options).start()

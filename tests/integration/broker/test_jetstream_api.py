@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -105,20 +105,28 @@ async def test_an_update_keeps_what_another_client_set_and_we_never_name(
 async def test_what_is_not_there_is_named_by_kind(js: JetStream) -> None:
     with pytest.raises(errors.StreamNotFound, match="'NONE'"):
         await js.stream_info("NONE")
-    for call in (js.delete_stream("NONE"), js.purge_stream("NONE"), js.update_stream("NONE", {}), js.consumers("NONE")):
+    calls: Iterable[Awaitable[object]] = (
+        js.delete_stream("NONE"),
+        js.purge_stream("NONE"),
+        js.update_stream("NONE", {}),
+        js.consumers("NONE"),
+    )
+    for call in calls:
         with pytest.raises(errors.StreamNotFound):
             await call
     await js.create_stream({"name": "S", "subjects": ["s"]})
-    for call in (
+    calls = (
         js.consumer_info("S", "none"),
         js.delete_consumer("S", "none"),
         js.update_consumer("S", "none", {}),
         js.reset_consumer("S", "none"),
         js.pause_consumer("S", "none", timedelta(1)),
-    ):
+    )
+    for call in calls:
         with pytest.raises(errors.ConsumerNotFound):
             await call
-    for call in (js.get_message("S", 5), js.get_message("S", last_of="s"), js.delete_message("S", 5)):
+    calls = (js.get_message("S", 5), js.get_message("S", last_of="s"), js.delete_message("S", 5))
+    for call in calls:
         with pytest.raises(errors.MessageNotFound):
             await call
 

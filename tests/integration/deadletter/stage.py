@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
+from penstock.broker.model import Json, StreamInfo
 from penstock.deadletter import inventory, streams
 from penstock.deadletter.capture import capture
 from penstock.deadletter.capturer import CONSUMER, ensure_consumer
@@ -114,7 +114,7 @@ class Stage:
         """Every dead letter; blocking."""
         return list(inventory.letters(self.settings, asyncio.run(self._letter_streams())))
 
-    async def _letter_streams(self) -> list[inventory.StreamInfo]:
+    async def _letter_streams(self) -> list[StreamInfo]:
         async with await aio.connect(self.settings) as connection:
             return await inventory.letter_streams(JetStream(connection.requester()))
 

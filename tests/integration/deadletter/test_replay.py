@@ -172,7 +172,7 @@ async def test_of_the_audit_only_what_may_still_be_there_is_remembered(stage: St
     await bury(stage, 1)
     (late,) = await asyncio.to_thread(stage.letters)
     async with opened(stage.settings) as room:  # interrupted between the audit and the removal of the letter
-        room._remove = _interrupted  # type: ignore[method-assign]  # the one place where it can be
+        room._remove = _interrupted  # type: ignore[method-assign,assignment]  # the one place where it can be
         with pytest.raises(Interrupted):
             await room.replay([late], Deed(run="cut", actor="tester"), 0, ReplayOptions())
     async with opened(stage.settings) as room:

@@ -18,6 +18,7 @@ import pytest
 
 from penstock import errors
 from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.model import StreamState
 from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BatchRejected, BlockingPublisher
 from penstock.testing import eventually
 from penstock.wire import blocking
@@ -72,7 +73,10 @@ def payloads(judge: BlockingPublisher, stream: str) -> list[bytes]:
 
 def wait_until_read(judge: BlockingPublisher, stream: str, messages: int) -> None:
     """The server may read the last bytes of a dead publisher after it has heard from the judge, who would drop them."""
-    state = lambda: blocking.run(judge.jetstream.stream_info(stream)).state  # noqa: E731
+
+    def state() -> StreamState:
+        return blocking.run(judge.jetstream.stream_info(stream)).state
+
     eventually(lambda: state().messages >= messages, what=f"{messages} messages in {stream!r}", state=state)
 
 
@@ -194,7 +198,7 @@ def killed_at(
             server.start()
 
     assert isinstance(publisher.connection, Stepwise)
-    publisher.connection.step = step  # type: ignore[method-assign] # the hook is made for this
+    publisher.connection.step = step
     with suppress(BatchOutcomeUnknown, errors.Unavailable):
         publisher.finish(publisher.send_commit(flight))
         step("acknowledged")

@@ -96,12 +96,16 @@ class Writer:
         self.tracker.sizes[name] = self.rng.choice([1, 2, 3, 10, 50, self.rng.randint(2, 300)])
         return batch
 
-    async def fill(self, batch: AtomicBatch, message_id: str | None = None, **expected: int) -> None:
+    async def fill(
+        self, batch: AtomicBatch, message_id: str | None = None, expected_last_sequence: int | None = None
+    ) -> None:
         size = self.tracker.sizes[batch.batch_id]
         for number in range(size):
             data = json.dumps({"batch": batch.batch_id, "member": number}).encode()
             own = message_id if number == size - 1 else None
-            await batch.add(self.rng.choice(SUBJECTS), data, message_id=own, **(expected if number == 0 else {}))
+            expected = expected_last_sequence if number == 0 else None
+            subject = self.rng.choice(SUBJECTS)
+            await batch.add(subject, data, message_id=own, expected_last_sequence=expected)
 
     async def outcome(self, batch: AtomicBatch, action: Callable[[AtomicBatch], object]) -> None:
         """Do it, and write down what we were told. A server that is down is met with another try."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,7 @@ async def test_a_living_stream_migrates_through_all_modes_and_back_without_loss_
         count = 0
         for source, left in ((MANAGED, "reader"), (OWN, "mine"), (MANAGED, "reader"), (EPHEMERAL, "JS_")):
             publishing = asyncio.create_task(publish(leaf, count, 150))
-            await eventually_async(lambda count=count: reached(hub, count + 20), 60, "messages to flow")
+            await eventually_async(partial(reached, hub, count + 20), 60, "messages to flow")
             await migrated(hub.jetstream, pair, path := platform_file(tmp_path, source, kind))
             await publishing
             count += 150
@@ -176,9 +177,9 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
         async with both(pair) as (hub, leaf):
             await origin(leaf, retention)
             await apply(hub, platform_file(tmp_path, before, kind))
-            await eventually_async(lambda hub=hub: active(hub), 120)
+            await eventually_async(partial(active, hub), 120)
             await publish(leaf, 0, 30)
-            await eventually_async(lambda hub=hub: reached(hub, 10), 60)
+            await eventually_async(partial(reached, hub, 10), 60)
             path = platform_file(tmp_path, after, kind)
             survived = await lived(JetStream(dying(hub, requests)), pair, path)
             await publish(leaf, 30, 10)
@@ -204,9 +205,9 @@ async def test_a_migration_leaves_the_messages_of_others_in_a_workqueue_wherever
             for _ in range(5):
                 await leaf.request("o.others", b"theirs", 20)
             await apply(hub, platform_file(tmp_path, before))
-            await eventually_async(lambda hub=hub: active(hub), 120)
+            await eventually_async(partial(active, hub), 120)
             await publish(leaf, 0, 20)
-            await eventually_async(lambda hub=hub: reached(hub, 20), 60)
+            await eventually_async(partial(reached, hub, 20), 60)
             path = platform_file(tmp_path, after)
             survived = await lived(JetStream(dying(hub, requests)), pair, path)
             await migrated(hub.jetstream, pair, path)
@@ -277,9 +278,9 @@ async def test_ls_shows_mode_lag_pause_and_what_is_wrong(pair: LeafPair, tmp_pat
         assert (facts["mode"], facts["consumer"], facts["lag_messages"]) == ("server-managed", "reader", 0)
         code, text = await asyncio.to_thread(run, pair, "sources", "ls")
         assert "server-managed" in text
-        await leaf.jetstream.pause_consumer(
-            "ORIGIN", "reader", (await hub.jetstream.stream_info("COPY")).created.replace(year=2099)
-        )  # type: ignore[union-attr]
+        created = (await hub.jetstream.stream_info("COPY")).created
+        assert created
+        await leaf.jetstream.pause_consumer("ORIGIN", "reader", created.replace(year=2099))
         await publish(leaf, 5, 3)
 
         async def waiting() -> bool:  # the origin counts for its consumers a moment after it has stored

@@ -44,9 +44,8 @@ accounts {{
 
 
 def platform_file(folder: Path, kind: str, consumer: Json, deliver: str = "") -> str:
-    source = {"name": "ORIGIN", "external": {"api": "site.api", "deliver": deliver}, "consumer": consumer}
-    if not deliver:
-        del source["external"]["deliver"]
+    external = {"api": "site.api", "deliver": deliver} if deliver else {"api": "site.api"}
+    source = {"name": "ORIGIN", "external": external, "consumer": consumer}
     path = folder / "penstock.yaml"
     path.write_text(yaml.safe_dump({"streams": {"COPY": {kind: [source] if kind == "sources" else source}}}))
     return str(path)

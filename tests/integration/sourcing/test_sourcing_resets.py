@@ -65,6 +65,10 @@ class Pair:
     def copied(self) -> list[int]:
         return [int(one) for one in stream_data(self.server.settings, "COPY")]
 
+    def wait_for_last(self, number: int) -> None:
+        """Until the copy ends with `number`."""
+        eventually(lambda: self.copied()[-1:] == [number], 30, f"{number} to be copied", self.consumer)
+
     def settled(self) -> bool:
         """Everything is delivered, and the origin knows that it is stored."""
         return not self.consumer().unprocessed
@@ -118,6 +122,10 @@ class Load(threading.Thread):
                 publisher.publish_batch("ORIGIN", "o.x", data)
                 self.published += 50
 
+    def wait_for(self, count: int) -> None:
+        """Until more than `count` messages are published."""
+        eventually(lambda: self.published > count, 30, "messages to flow")
+
     def end(self) -> int:
         self._ended.set()
         self.join()
@@ -130,7 +138,7 @@ def under_load(made: Pair, ways: list[str], chance: random.Random, *, carefully:
     load.start()
     for way in ways:
         seen = load.published
-        eventually(lambda seen=seen: load.published > seen + 200, 30, "messages to flow")
+        load.wait_for(seen + 200)
         before, target = made.consumer(), made.target(way, chance)
         if carefully:
             done = made.reset_carefully(target)
@@ -187,13 +195,13 @@ def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one
             load = Load(made)
             load.start()
             try:
-                eventually(lambda load=load: load.published > 300, 30, "messages to flow")
+                load.wait_for(300)
                 survived = lived(made, requests)
                 blocking.run(made.js.resume_consumer("ORIGIN", "reader"))  # it would by itself, after a minute
                 made.reset_carefully(None)
             finally:
                 count = load.end()
-            eventually(lambda made=made, count=count: made.copied()[-1:] == [count - 1], 30, "the last", made.consumer)
+            made.wait_for_last(count - 1)
             assert made.copied() == list(range(count)), f"killed after {requests} requests"
             eventually(made.settled, 30, "the origin to know that all is stored", made.consumer)
             config = made.consumer().config

@@ -302,7 +302,7 @@ async def test_an_apply_that_would_lose_something_does_nothing_at_all(empty: Bro
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
 CRASH_PLATFORM = desired(
-    *({"name": f"S{n}", "subjects": [f"s{n}"]} for n in range(4)), **{f"c{n}": {} for n in range(4)}
+    *({"name": f"S{n}", "subjects": [f"s{n}"]} for n in range(4)), platform=ME, c0={}, c1={}, c2={}, c3={}
 )
 
 

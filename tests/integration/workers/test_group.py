@@ -149,9 +149,9 @@ async def test_on_a_work_queue_a_claim_does_not_say_done_of_what_is_only_on_its_
     await first.stop()
     await world.shared(6)
     claims = claims_in(await world.source.bucket.entries(FAMILY))
-    for partition in moving:
-        undone = await world.control.jetstream.get_message("S", 1, next_of=f"s.{partition}")
-        assert claims[partition].handoff < undone.sequence, f"it says that {claims[partition].handoff} is done"
+    for name in moving:
+        undone = await world.control.jetstream.get_message("S", 1, next_of=f"s.{name}")
+        assert claims[name].handoff < undone.sequence, f"it says that {claims[name].handoff} is done"
     world.pauses.clear()
     await world.all_done()
 

@@ -164,7 +164,7 @@ async def test_the_steps_as_commands(world: World) -> None:
 async def test_a_rollback_from_an_overlap_passes_over_what_the_group_has_done(world: World, retention: str) -> None:
     migration = await legacy_world(world, retention)
     async with Overlap.open(world.server.settings, "g") as overlap:
-        world.handle = overlap.around(world.handle)  # type: ignore[method-assign]  # for every worker that joins
+        world.handle = overlap.around(world.handle)  # type: ignore[method-assign,assignment]  # for every worker that joins
         await migration.shadow()
         group = await world.join()
         assert await migration.overlap() == 4
@@ -193,7 +193,7 @@ async def test_an_overlap_as_commands(world: World) -> None:
     await legacy_world(world, "limits")
     old = ("--stream", "S", "--legacy", "old-")
     async with Overlap.open(world.server.settings, "g") as overlap:
-        world.handle = overlap.around(world.handle)  # type: ignore[method-assign]  # for every worker that joins
+        world.handle = overlap.around(world.handle)  # type: ignore[method-assign,assignment]  # for every worker that joins
         await penstock(world, "group", "migrate", "g", "shadow", *old)
         group = await world.join()
         assert await penstock(world, "group", "migrate", "g", "overlap", *old) == (0, "overlap: 4 partitions\n")
