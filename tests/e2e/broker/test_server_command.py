@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import is_running
 
 from penstock.broker import connect
 from penstock.broker.embedded import PortTaken
@@ -24,14 +25,6 @@ from penstock.settings import Settings
 from penstock.testing import Certificates, EmbeddedServer, eventually
 
 PENSTOCK = str(Path(sysconfig.get_path("scripts")) / "penstock")
-
-
-def running(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager
@@ -50,7 +43,7 @@ def penstock_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], di
     finally:
         process.kill()
         process.communicate()
-        eventually(lambda: not any(map(running, said["pids"])), what="all servers to be gone", state=lambda: said)
+        eventually(lambda: not any(map(is_running, said["pids"])), what="all servers to be gone", state=lambda: said)
 
 
 @pytest.fixture
@@ -80,7 +73,7 @@ async def test_it_prints_its_url_and_stops_cleanly_on_a_signal(tmp_path: Path, n
         _, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
         assert "Traceback" not in complaints
-        assert not any(map(running, said["pids"]))
+        assert not any(map(is_running, said["pids"]))
 
 
 def test_without_json_the_first_line_is_the_url(tmp_path: Path) -> None:
@@ -96,9 +89,9 @@ def test_without_json_the_first_line_is_the_url(tmp_path: Path) -> None:
 def test_no_server_survives_when_it_is_killed(tmp_path: Path, nodes: str) -> None:
     with penstock_server("--nodes", nodes, "--port", "0", "--data", str(tmp_path)) as (process, said):
         assert len(said["pids"]) == int(nodes)
-        assert all(map(running, said["pids"]))
+        assert all(map(is_running, said["pids"]))
         process.kill()
-        eventually(lambda: not any(map(running, said["pids"])), what="all servers to end", state=lambda: said)
+        eventually(lambda: not any(map(is_running, said["pids"])), what="all servers to end", state=lambda: said)
 
 
 def test_a_killed_child_ends_it_with_the_reason_and_the_log(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import Broker, connect
 from penstock.cli import common, main
@@ -69,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 def fill(server: EmbeddedServer, consumers: int = 1) -> None:
     async def made(broker: Broker) -> None:
-        await broker.jetstream.create_stream({"name": "PROVISIONING", "subjects": ["s.>"]})
+        await make_stream(broker.jetstream, "PROVISIONING", subjects=["s.>"])
         for n in range(consumers):
             config = {"durable_name": f"{LONG}_{n}", "ack_policy": "explicit", "filter_subject": f"s.{LONG}"}
             await broker.jetstream.create_consumer("PROVISIONING", config)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import Broker, ConsumerInfo, connect
 from penstock.cli import main
@@ -69,7 +70,7 @@ def on(server: EmbeddedServer, ask: Callable[[Broker], Awaitable[T]]) -> T:
 
 async def fill(broker: Broker, retention: str = "limits") -> None:
     """Ten messages on s.a and five on s.b; consumer `c` of s.a has acknowledged 4, and holds 2 in flight."""
-    await broker.jetstream.create_stream({"name": "S", "subjects": ["s.*"], "retention": retention})
+    await make_stream(broker.jetstream, subjects=["s.*"], retention=retention)
     config = {"durable_name": "c", "ack_policy": "explicit", "filter_subject": "s.a"}
     await broker.jetstream.create_consumer("S", config)
     if retention == "interest":

@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from penstock import holds
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import steps
 from penstock.testing import eventually, eventually_async
-from penstock.wire import aio
 
 STEPS = [
     steps.REPLAY_BEGUN,
@@ -29,12 +27,6 @@ STEPS = [
     steps.LETTERS_REMOVED,
 ]
 SEED = 20261116
-
-
-@pytest.fixture
-async def stage(nats_server: EmbeddedServer) -> AsyncIterator[Stage]:
-    async with await aio.connect(nats_server.settings) as connection:
-        yield Stage(nats_server.settings, connection)
 
 
 def start(server: EmbeddedServer, *words: str, hold: Path | None = None) -> subprocess.Popen[bytes]:

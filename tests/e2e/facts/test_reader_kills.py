@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.gateways import TOKENS, RunningGateway, write_platform
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
@@ -124,7 +125,7 @@ def test_the_check_of_these_tests_accepts_repeats_of_what_was_not_confirmed() ->
 async def prepare(server: EmbeddedServer, count: int, reader: str) -> None:
     async with Facts(server.settings) as facts:
         js = facts.link.jetstream
-        await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+        await make_stream(js, "FACTS")
         for start in range(0, count, 1_000):
             numbers = range(start, min(start + 1_000, count))
             await asyncio.gather(*(facts.append_fact("facts.n", str(n), b"%d" % n) for n in numbers))

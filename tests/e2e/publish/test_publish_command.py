@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -45,9 +46,9 @@ def server(nats_server: EmbeddedServer) -> EmbeddedServer:
     async def streams() -> None:
         flags = {"allow_atomic": True, "allow_batched": True}
         async with connect(nats_server.settings) as broker:
-            await broker.jetstream.create_stream({"name": "ORDERS", "subjects": ["orders.>"], **flags})
-            await broker.jetstream.create_stream({"name": "OTHER", "subjects": ["other.>"], **flags})
-            await broker.jetstream.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+            await make_stream(broker.jetstream, "ORDERS", **flags)
+            await make_stream(broker.jetstream, "OTHER", **flags)
+            await make_stream(broker.jetstream, "DLQ")
 
     asyncio.run(streams())
     return nats_server

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.commands import here as in_this_process
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import Json
@@ -42,8 +43,8 @@ class Site:
         self.server = server
         self.stream = stream
         self.publisher = BlockingPublisher.connect(server.settings)
-        wanted: Json = {"name": stream, "subjects": ["o.>", "eu.>"], "allow_atomic": True, **config}
-        blocking.run(self.publisher.jetstream.create_stream(wanted))
+        wanted: Json = {"subjects": ["o.>", "eu.>"], "allow_atomic": True, **config}
+        blocking.run(make_stream(self.publisher.jetstream, stream, **wanted))
 
     def publish(self, first: int, count: int, subject: str = "o.x") -> None:
         data = [b"%d" % n for n in range(first, first + count)]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -130,8 +131,10 @@ async def set_up(made: Rig, cases: list[Case], path: Path) -> None:
     """Origins, their own consumers, the copies as declared; returns when every copy hears its origin."""
     async with connect(made.leaf.settings) as leaf, connect(made.hub.settings) as hub:
         for case in cases:
-            config = {"name": case.origin, "subjects": [f"o.{case.name}"], "allow_atomic": True}
-            await leaf.jetstream.create_stream({**config, "retention": case.retention})
+            subjects = [f"o.{case.name}"]
+            await make_stream(
+                leaf.jetstream, case.origin, subjects=subjects, allow_atomic=True, retention=case.retention
+            )
             if case.mode == "own":
                 await leaf.jetstream.create_consumer(case.origin, modes.required("mine", f"to.{case.name}"))
         desired = Desired.of(load(path))

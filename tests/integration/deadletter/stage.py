@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.support.streams import make_stream
+
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StreamInfo
@@ -49,17 +51,16 @@ class Stage:
         replicas: int = 1,
         ack_wait_ms: int = ACK_WAIT_MS,
     ) -> None:
-        orders: Json = {
-            "name": "ORDERS",
-            "subjects": ["orders.>"],
-            "retention": retention,
-            "duplicate_window": window_ms * MILLISECOND,
-            "allow_direct": True,
-            "num_replicas": replicas,
-        }
-        await self.js.create_stream(orders)
-        await self.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"], "num_replicas": replicas})
-        await self.js.create_stream({"name": "OUT", "subjects": ["out.>"]})
+        await make_stream(
+            self.js,
+            "ORDERS",
+            retention=retention,
+            duplicate_window=window_ms * MILLISECOND,
+            allow_direct=True,
+            num_replicas=replicas,
+        )
+        await make_stream(self.js, "DLQ", num_replicas=replicas)
+        await make_stream(self.js, "OUT")
         await self.js.create_stream(streams.advisories_config())
         await self.js.create_stream(streams.audit_config())
         await self.consumer("billing", max_deliver, ack_wait_ms)

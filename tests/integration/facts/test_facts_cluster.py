@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+from tests.support.streams import make_stream
+
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import ConsumerInfo, StreamInfo
@@ -111,7 +113,7 @@ async def test_leaders_killed_while_facts_are_appended_and_read_lose_and_repeat_
     settings = replace(nats_cluster.settings, timeout=10.0)
     async with Facts(settings) as one, Facts(settings) as other, Facts(settings) as third:
         js = one.link.jetstream
-        await js.create_stream({"name": "FACTS", "subjects": ["facts.>"], "num_replicas": 3})
+        await make_stream(js, "FACTS", num_replicas=3)
         config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": 2_000_000_000}
         await js.create_consumer("FACTS", config)
         reading = Reading()

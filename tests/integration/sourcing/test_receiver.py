@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
@@ -25,8 +26,7 @@ class Origin:
         self.publisher = BlockingPublisher.connect(server.settings)
         self.js: JetStream = self.publisher.jetstream
         self.published = 0
-        config = {"name": "O", "subjects": ["o.>"], "allow_atomic": True, "retention": retention}
-        blocking.run(self.js.create_stream(config))
+        blocking.run(make_stream(self.js, "O", allow_atomic=True, retention=retention))
         blocking.run(self.js.create_consumer("O", consumer_config("r", "to.r", **choices)))
 
     def publish(self, count: int) -> None:

@@ -6,14 +6,15 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from tests.support.servers import both
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.connection import Broker
@@ -25,7 +26,7 @@ from penstock.errors import StreamNotFound
 from penstock.sourcing import migrate, mirrors
 from penstock.sourcing.links import links
 from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
-from penstock.testing import LeafPair, eventually_async, leaf_pair, stream_data
+from penstock.testing import LeafPair, eventually_async, stream_data
 from penstock.topology import actual, plan
 from penstock.topology.apply import apply as carry_out
 from penstock.topology.load import load
@@ -35,23 +36,6 @@ EPHEMERAL: Json = {"name": "ORIGIN", "domain": "leaf"}
 MANAGED: Json = {**EPHEMERAL, "consumer": {"name": "reader", "server_managed": True}}
 EMPTY: Json = {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0, "consumer_count": 0}
 OWN: Json = {**EPHEMERAL, "consumer": {"name": "mine", "deliver_subject": "to.the.hub"}}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeafPair]:
-    with leaf_pair(tmp_path_factory.mktemp("pair")) as made:
-        yield made
-
-
-@asynccontextmanager
-async def both(pair: LeafPair) -> AsyncIterator[tuple[Broker, Broker]]:
-    async with connect(pair.hub.settings) as hub, connect(pair.leaf.settings) as leaf:
-        try:
-            yield hub, leaf
-        finally:
-            for broker in (hub, leaf):
-                for name in await broker.jetstream.stream_names():
-                    await broker.jetstream.delete_stream(name)
 
 
 def platform_file(tmp_path: Path, source: Json, kind: str = "sources") -> Path:
@@ -98,7 +82,7 @@ async def arrived(pair: LeafPair, hub: Broker, count: int) -> None:
 
 
 async def origin(leaf: Broker, retention: str) -> None:
-    await leaf.jetstream.create_stream({"name": "ORIGIN", "subjects": ["o.>"], "retention": retention})
+    await make_stream(leaf.jetstream, "ORIGIN", subjects=["o.>"], retention=retention)
 
 
 SOME = [("sources", "limits"), ("sources", "workqueue"), ("sources", "interest"), ("mirror", "interest")]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -61,7 +62,7 @@ def run(settings: Settings, *arguments: str) -> tuple[int, str]:
 
 async def make_origin(site: Settings, *consumers: Json) -> None:
     async with connect(site) as broker:
-        await broker.jetstream.create_stream({"name": "ORIGIN", "subjects": ["o.>"], "retention": "workqueue"})
+        await make_stream(broker.jetstream, "ORIGIN", subjects=["o.>"], retention="workqueue")
         for config in consumers:
             await broker.jetstream.create_consumer("ORIGIN", config)
 

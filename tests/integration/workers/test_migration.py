@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.integration.workers.test_group import RETENTIONS, World, penstock, world
+from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.testing import eventually_async
@@ -22,8 +23,7 @@ __all__ = ["world"]
 
 async def legacy_world(world: World, retention: str, direct: bool = True) -> Migration:
     """Four old consumers, one a partition, of which each has done 3 of 5 messages."""
-    config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": direct}
-    await world.control.jetstream.create_stream(config)
+    await make_stream(world.control.jetstream, retention=retention, allow_direct=direct)
     for n in range(4):
         old = {"durable_name": f"old-p{n}", "name": f"old-p{n}", "filter_subject": f"s.p{n}", "ack_policy": "explicit"}
         await world.control.jetstream.create_consumer("S", old)
