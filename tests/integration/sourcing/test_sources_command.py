@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from tests.support.commands import invoked
 from tests.support.servers import both
 from tests.support.streams import make_stream
 
@@ -20,7 +20,6 @@ from penstock.broker import connect
 from penstock.broker.connection import Broker
 from penstock.broker.jetstream import JetStream, Requester
 from penstock.broker.model import Json, StreamInfo
-from penstock.cli.main import penstock
 from penstock.cli.sources import migrations
 from penstock.errors import StreamNotFound
 from penstock.sourcing import migrate, mirrors
@@ -238,10 +237,7 @@ def test_a_source_with_transforms_of_everything_cannot_go_back(tmp_path: Path) -
 
 def run(pair: LeafPair, *arguments: str) -> tuple[int, str]:
     """A command of ours in this process: its exit code and what it printed."""
-    done = CliRunner().invoke(penstock, ["--servers", pair.hub.url, *arguments], standalone_mode=False)
-    if done.exception:
-        raise done.exception
-    return int(done.return_value or 0), done.output
+    return invoked("--servers", pair.hub.url, *arguments)
 
 
 async def test_ls_shows_mode_lag_pause_and_what_is_wrong(pair: LeafPair, tmp_path: Path) -> None:

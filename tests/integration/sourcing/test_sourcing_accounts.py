@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from tests.support.commands import invoked
 from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import Json
-from penstock.cli.main import penstock
 from penstock.settings import Settings
 from penstock.sourcing.accounts import Grant, needs_grant
 from penstock.testing import eventually_async, stream_data
@@ -54,10 +53,7 @@ def platform_file(folder: Path, kind: str, consumer: Json, deliver: str = "") ->
 
 def run(settings: Settings, *arguments: str) -> tuple[int, str]:
     flags = ["--servers", settings.servers[0], "--user", str(settings.user), "--password", str(settings.password)]
-    done = CliRunner().invoke(penstock, [*flags, *arguments], standalone_mode=False)
-    if done.exception:
-        raise done.exception
-    return int(done.return_value or 0), done.output
+    return invoked(*flags, *arguments)
 
 
 async def make_origin(site: Settings, *consumers: Json) -> None:
