@@ -125,7 +125,7 @@ async def test_what_is_not_there_is_named_by_kind(js: JetStream) -> None:
 async def test_a_name_that_is_none_is_refused_before_it_is_sent(js: JetStream, name: str) -> None:
     for call in (
         js.stream_info(name),
-        make_stream(js, name),
+        js.create_stream({"name": name}),
         js.delete_stream(name),
         js.consumer_info("S", name),
         js.delete_consumer("S", name),

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.support.commands import invoked
+from tests.support.dying import Dead, dying
 from tests.support.servers import both
 from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.connection import Broker
-from penstock.broker.jetstream import JetStream, Requester
+from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StreamInfo
 from penstock.cli.sources import migrations
 from penstock.errors import StreamNotFound
@@ -135,10 +136,6 @@ async def reached(hub: Broker, count: int) -> bool:
     return (await hub.jetstream.stream_info("COPY")).state.messages >= count
 
 
-class Dead(Exception):
-    """What stands for the end of the process that migrates."""
-
-
 @pytest.mark.parametrize(
     ("kind", "retention", "before", "after", "step"),
     [
@@ -164,7 +161,7 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
             await publish(leaf, 0, 30)
             await eventually_async(partial(reached, hub, 10), 60)
             path = platform_file(tmp_path, after, kind)
-            survived = await lived(JetStream(dying(hub, requests)), pair, path)
+            survived = await lived(JetStream(dying(hub.request, requests)), pair, path)
             await publish(leaf, 30, 10)
             await migrated(hub.jetstream, pair, path)
             await arrived(pair, hub, 40)
@@ -192,7 +189,7 @@ async def test_a_migration_leaves_the_messages_of_others_in_a_workqueue_wherever
             await publish(leaf, 0, 20)
             await eventually_async(partial(reached, hub, 20), 60)
             path = platform_file(tmp_path, after)
-            survived = await lived(JetStream(dying(hub, requests)), pair, path)
+            survived = await lived(JetStream(dying(hub.request, requests)), pair, path)
             await migrated(hub.jetstream, pair, path)
             await publish(leaf, 20, 5)
             await arrived(pair, hub, 25)
@@ -207,19 +204,6 @@ async def lived(js: JetStream, pair: LeafPair, path: Path) -> bool:
     except Dead:
         return False
     return True
-
-
-def dying(hub: Broker, left: int) -> Requester:
-    """Requests of a process that ends after so many of them."""
-
-    async def request(subject: str, payload: bytes, timeout: float) -> bytes:
-        nonlocal left
-        if left == 0:
-            raise Dead
-        left -= 1
-        return await hub.request(subject, payload, timeout)
-
-    return request
 
 
 async def active(hub: Broker) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.dying import Dead, dying
 from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
@@ -175,10 +176,6 @@ def test_careful_resets_under_load_skip_as_told_repeat_nothing_and_do_not_stop_i
         list(threads.map(one, ("limits", "workqueue", "interest")))
 
 
-class Dead(Exception):
-    """What stands for the end of the process that resets."""
-
-
 @pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.soak), 60])
 def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one_sets_all_right(
     shared_server: EmbeddedServer, step: int
@@ -207,17 +204,9 @@ def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one
 def lived(made: Pair, left: int) -> bool:
     """A careful reset by a process that ends after so many requests."""
     with blocking.connect(made.server.settings) as connection:
-        ask = connection.requester()
-
-        async def dying(subject: str, payload: bytes, timeout: float) -> bytes:
-            nonlocal left
-            if left == 0:
-                raise Dead
-            left -= 1
-            return await ask(subject, payload, timeout)
-
+        api = JetStream(dying(connection.requester(), left))
         try:
-            blocking.run(resets.reset(JetStream(dying), made.consumer(), None))
+            blocking.run(resets.reset(api, made.consumer(), None))
         except Dead:
             return False
     return True

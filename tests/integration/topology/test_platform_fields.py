@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.streams import make_stream
 from tests.unit.topology.lint_cases import CASES, LintCase
 
 from penstock import errors
@@ -157,7 +156,7 @@ async def test_a_stream_can_be_sealed_by_an_update(shared_server: EmbeddedServer
         await clear(js)
         with pytest.raises(errors.InvalidConfiguration):
             await js.create_stream(declared)
-        await make_stream(js, "SEAL")
+        await js.create_stream({"name": "SEAL"})
         assert (await js.update_stream("SEAL", {"sealed": declared["sealed"]})).config["sealed"] is True
 
 
