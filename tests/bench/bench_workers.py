@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import partial
 
 from crew import SUBJECTS, Crew, Outcome, Sample
 from harness import Bench, Figure, Timed
@@ -46,15 +47,15 @@ def run(bench: Bench) -> None:
     last: dict[str, Outcome] = {}
     for name, way in WAYS.items():
         part = count // 5 if name == EACH else count  # it takes ten times as long, most of it in the server
-        bench.add(name, lambda way=way, part=part: compare(crew, way, part, last), limit=None if name == OURS else OURS)
+        bench.add(name, partial(compare, crew, way, part, last), limit=None if name == OURS else OURS)
     for name, way in DRAINING.items():
-        bench.add(name, lambda way=way: drain(crew, way, count), limit=None if way == "ours" else "ours, backlog")
+        bench.add(name, partial(drain, crew, way, count), limit=None if way == "ours" else "ours, backlog")
     bench.goal(OURS, of=ONE, at_least=5)
     bench.goal("ours, backlog", of="nats-py, backlog", at_least=5)
     for name, way in WAYS.items():
-        bench.probe(lambda name=name, way=way: figures(f"{RATE // 1000}k/s, {name}", last[way], crew.workers))
+        bench.probe(partial(figures_of, crew, name, way, last))
     for rate in () if bench.quick else (20_000, 50_000):
-        bench.probe(lambda rate=rate: figures(f"{rate // 1000}k/s", crew.work("ours", count, rate), crew.workers))
+        bench.probe(partial(figures_at, crew, count, rate))
     bench.probe(lambda: soak(crew, bench.size(SOAK_SECONDS, quick=8)))
 
 
@@ -69,6 +70,16 @@ def drain(crew: Crew, way: str, count: int) -> Timed:
     outcome = crew.alone().work(way, count, rate=0)
     early = sum(one["early"] for one in outcome.told)
     return Timed(count - early, outcome.cpu)
+
+
+def figures_of(crew: Crew, name: str, way: str, last: dict[str, Outcome]) -> list[Figure]:
+    """The last round of one way, at the offered rate of the comparison."""
+    return figures(f"{RATE // 1000}k/s, {name}", last[way], crew.workers)
+
+
+def figures_at(crew: Crew, count: int, rate: int) -> list[Figure]:
+    """Ours at another offered rate."""
+    return figures(f"{rate // 1000}k/s", crew.work("ours", count, rate), crew.workers)
 
 
 def figures(at: str, outcome: Outcome, workers: int) -> list[Figure]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import group_load
 from group_load import TTL, WINDOWS, Growth, Shared
 from harness import Bench, Figure
@@ -24,7 +26,7 @@ def run(bench: Bench) -> None:
     server, seen = bench.enter(EmbeddedServer(data=bench.scratch / "nats")), list[Growth]()
     for partitions in (100,) if bench.quick else PARTITIONS:
         for workers in (3,) if bench.quick else WORKERS:
-            bench.probe(lambda p=partitions, w=workers: growth(server, p, w, seen))
+            bench.probe(partial(growth, server, partitions, workers, seen))
     bench.probe(lambda: [updates(seen)])
 
 

@@ -59,12 +59,12 @@ class Outcome:
     @property
     def wakeups(self) -> float:
         """How often a worker slept and was woken, for a thousand messages."""
-        return 1000.0 * sum(one["wakeups"] for one in self.told) / self.count
+        return 1000.0 * float(sum(one["wakeups"] for one in self.told)) / self.count
 
     @property
     def redelivered(self) -> float:
         """Percent of the messages."""
-        return 100.0 * sum(one["redelivered"] for one in self.told) / self.count
+        return 100.0 * float(sum(one["redelivered"] for one in self.told)) / self.count
 
     @property
     def peak_mib(self) -> float:
@@ -73,7 +73,7 @@ class Outcome:
 
     def latency(self, percent: int) -> float:
         """Seconds from stored to handled, of which so many percent took less."""
-        found = [value for one in self.told for value in one["latencies"]]
+        found: list[float] = [value for one in self.told for value in one["latencies"]]
         return statistics.quantiles(found, n=100)[percent - 1]
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner
 
-from penstock.cli.main import run
+from penstock.cli.main import penstock, run
 
 
 def here(
@@ -31,6 +32,21 @@ def here(
     ):
         run(command)
     return subprocess.CompletedProcess(command, int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+
+def ended(*arguments: str | Path, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """As `here`; the command must exit with `code`."""
+    done = here(*arguments, cwd=cwd)
+    assert done.returncode == code, done
+    return done
+
+
+def invoked(*arguments: str) -> tuple[int, str]:
+    """The exit code and the output of a command; raises what it raises, and may run in any thread."""
+    done = CliRunner().invoke(penstock, arguments, standalone_mode=False)
+    if done.exception:
+        raise done.exception
+    return int(done.return_value or 0), done.output
 
 
 def without_ours() -> dict[str, str]:

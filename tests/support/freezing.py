@@ -14,7 +14,10 @@ def freeze(*pids: int) -> None:
     """SIGSTOP, and wait until every thread of them stands still, which takes a moment on a busy machine."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    states = lambda: set[str]().union(*(_states(pid) for pid in pids))  # noqa: E731
+
+    def states() -> set[str]:
+        return set[str]().union(*(_states(pid) for pid in pids))
+
     eventually(lambda: states() == {"T"}, what=f"processes {pids} to stand still", state=states)
 
 

@@ -14,7 +14,10 @@ def in_session(session: int) -> dict[int, str]:
 
 
 def is_running(pid: int) -> bool:
-    return pid in _all()
+    """Whether the process exists and is not a zombie."""
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ended before or while it was read
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def parent(pid: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ WITHIN = 30.0
 
 
 def eventually(
-    condition: Callable[[], T], within: float = WITHIN, what: str = "", state: Callable[[], Any] | None = None
+    condition: Callable[[], T | None], within: float = WITHIN, what: str = "", state: Callable[[], Any] | None = None
 ) -> T:
     """Call `condition` until it returns something true, and return that.
 
@@ -34,18 +34,30 @@ def eventually(
         time.sleep(PAUSE)
 
 
+@overload
 async def eventually_async(
-    condition: Callable[[], Awaitable[T] | T],
+    condition: Callable[[], Awaitable[T | None]],
     within: float = WITHIN,
     what: str = "",
     state: Callable[[], Any] | None = None,
-) -> T:
+) -> T: ...
+
+
+@overload
+async def eventually_async(
+    condition: Callable[[], T | None], within: float = WITHIN, what: str = "", state: Callable[[], Any] | None = None
+) -> T: ...
+
+
+async def eventually_async(
+    condition: Callable[[], Any], within: float = WITHIN, what: str = "", state: Callable[[], Any] | None = None
+) -> Any:
     """`eventually` for asyncio: `condition` and `state` may be plain or async functions."""
     deadline = time.monotonic() + within
     while True:
         value, complaint = await _looked_async(condition)
         if value:
-            return cast(T, value)
+            return value
         if time.monotonic() >= deadline:
             shown = await _awaited(state()) if state else None
             raise AssertionError(_report(condition, within, what, value, complaint, shown)) from complaint

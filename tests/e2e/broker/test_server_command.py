@@ -8,30 +8,23 @@ import os
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.commands import ended
+from tests.support.processes import is_running
 
 from penstock.broker import connect
 from penstock.broker.embedded import PortTaken
 from penstock.broker.hub import LEAF_OFFSET
 from penstock.broker.ports import free_ports
-from penstock.cli import main
 from penstock.settings import Settings
 from penstock.testing import Certificates, EmbeddedServer, eventually
 
 PENSTOCK = str(Path(sysconfig.get_path("scripts")) / "penstock")
-
-
-def running(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager
@@ -50,21 +43,12 @@ def penstock_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], di
     finally:
         process.kill()
         process.communicate()
-        eventually(lambda: not any(map(running, said["pids"])), what="all servers to be gone", state=lambda: said)
+        eventually(lambda: not any(map(is_running, said["pids"])), what="all servers to be gone", state=lambda: said)
 
 
-@pytest.fixture
-def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The command line in this process, which is quicker; returns its stderr."""
-
-    def run(code: int, *arguments: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main.run(["server", *arguments])
-        said = capsys.readouterr().err
-        assert ended.value.code == code, said
-        return said
-
-    return run
+def fails(code: int, *arguments: str) -> str:
+    """`penstock server` in this process, which is quicker; returns its stderr."""
+    return ended("server", *arguments, code=code).stderr
 
 
 async def level(settings: Settings) -> int:
@@ -80,7 +64,7 @@ async def test_it_prints_its_url_and_stops_cleanly_on_a_signal(tmp_path: Path, n
         _, complaints = process.communicate(timeout=60)
         assert process.returncode == 0, complaints
         assert "Traceback" not in complaints
-        assert not any(map(running, said["pids"]))
+        assert not any(map(is_running, said["pids"]))
 
 
 def test_without_json_the_first_line_is_the_url(tmp_path: Path) -> None:
@@ -96,9 +80,9 @@ def test_without_json_the_first_line_is_the_url(tmp_path: Path) -> None:
 def test_no_server_survives_when_it_is_killed(tmp_path: Path, nodes: str) -> None:
     with penstock_server("--nodes", nodes, "--port", "0", "--data", str(tmp_path)) as (process, said):
         assert len(said["pids"]) == int(nodes)
-        assert all(map(running, said["pids"]))
+        assert all(map(is_running, said["pids"]))
         process.kill()
-        eventually(lambda: not any(map(running, said["pids"])), what="all servers to end", state=lambda: said)
+        eventually(lambda: not any(map(is_running, said["pids"])), what="all servers to end", state=lambda: said)
 
 
 def test_a_killed_child_ends_it_with_the_reason_and_the_log(tmp_path: Path) -> None:
@@ -110,9 +94,7 @@ def test_a_killed_child_ends_it_with_the_reason_and_the_log(tmp_path: Path) -> N
         assert "Server is ready" in complaints
 
 
-def test_a_taken_port_is_an_error_with_the_servers_words(
-    tmp_path: Path, nats_server: EmbeddedServer, fails: Callable[..., str]
-) -> None:
+def test_a_taken_port_is_an_error_with_the_servers_words(tmp_path: Path, nats_server: EmbeddedServer) -> None:
     said = fails(1, "--port", str(nats_server.port), "--leaf-port", "0", "--data", str(tmp_path))
     assert said.startswith("error: ")
     assert "address already in use" in said
@@ -124,7 +106,7 @@ def test_a_taken_port_is_an_error_with_the_servers_words(
 
 
 @pytest.mark.parametrize("data", ["file/below", "/proc/nope"])
-def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, data: str, fails: Callable[..., str]) -> None:
+def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, data: str) -> None:
     (tmp_path / "file").write_text("")
     said = fails(1, "--port", "0", "--data", str(tmp_path / data))
     assert said.startswith("error: the data directory ")
@@ -132,7 +114,7 @@ def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, data: str
 
 
 @pytest.mark.parametrize("host", ["nosuch.invalid", "203.0.113.7", "a" * 70])
-def test_a_host_that_is_not_this_machine_fails_at_once(tmp_path: Path, host: str, fails: Callable[..., str]) -> None:
+def test_a_host_that_is_not_this_machine_fails_at_once(tmp_path: Path, host: str) -> None:
     assert f"cannot listen on host '{host}'" in fails(1, "--port", "0", "--data", str(tmp_path), "--host", host)
 
 
@@ -156,7 +138,7 @@ def test_a_host_that_is_not_this_machine_fails_at_once(tmp_path: Path, host: str
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_64(tmp_path: Path, arguments: list[str], fails: Callable[..., str]) -> None:
+def test_wrong_usage_ends_with_64(tmp_path: Path, arguments: list[str]) -> None:
     assert fails(64, "--data", str(tmp_path), *arguments)
 
 
@@ -209,8 +191,6 @@ async def test_a_leaf_joins_by_its_hubs_client_url_or_leaf_url(tmp_path: Path) -
             eventually(lambda: hub.monitor("/leafz")["leafnodes"] == 0, what="the leaf to be gone")
 
 
-def test_a_client_port_without_a_leaf_port_beside_it_is_explained(
-    tmp_path: Path, nats_server: EmbeddedServer, fails: Callable[..., str]
-) -> None:
+def test_a_client_port_without_a_leaf_port_beside_it_is_explained(tmp_path: Path, nats_server: EmbeddedServer) -> None:
     said = fails(1, "--port", "0", "--data", str(tmp_path), "--leaf-of", nats_server.url)
     assert "leaf-node port" in said

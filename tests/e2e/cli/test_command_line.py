@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import Broker, connect
 from penstock.cli import common, main
@@ -69,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 def fill(server: EmbeddedServer, consumers: int = 1) -> None:
     async def made(broker: Broker) -> None:
-        await broker.jetstream.create_stream({"name": "PROVISIONING", "subjects": ["s.>"]})
+        await make_stream(broker.jetstream, "PROVISIONING", subjects=["s.>"])
         for n in range(consumers):
             config = {"durable_name": f"{LONG}_{n}", "ack_policy": "explicit", "filter_subject": f"s.{LONG}"}
             await broker.jetstream.create_consumer("PROVISIONING", config)
@@ -164,7 +165,7 @@ def test_output_that_cannot_be_written_is_an_error_of_one_line(nats_server: Embe
 
 
 def test_a_bug_still_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main.penstock, "main", lambda *_, **__: {}["missing"])
+    monkeypatch.setattr(main.penstock, "main", lambda *_, **__: dict[str, str]()["missing"])
     with pytest.raises(KeyError):
         main.run([])
 

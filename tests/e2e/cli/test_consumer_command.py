@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.support.commands import ended
+from tests.support.streams import make_stream
 
 from penstock.broker import Broker, ConsumerInfo, connect
-from penstock.cli import main
 from penstock.testing import EmbeddedServer, eventually_async
 
 T = TypeVar("T")
@@ -43,16 +44,13 @@ Run = Callable[..., Done]
 
 
 @pytest.fixture
-def run(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command line in this process, which is quicker; it must end with `code`."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def penstock(*arguments: str, code: int = 0) -> Done:
-        with pytest.raises(SystemExit) as ended:
-            main.run(["--servers", nats_server.url, "consumer", *arguments])
-        captured = capsys.readouterr()
-        assert ended.value.code == code, captured
-        return Done(captured.out, captured.err)
+        done = ended("--servers", nats_server.url, "consumer", *arguments, code=code)
+        return Done(done.stdout, done.stderr)
 
     return penstock
 
@@ -69,7 +67,7 @@ def on(server: EmbeddedServer, ask: Callable[[Broker], Awaitable[T]]) -> T:
 
 async def fill(broker: Broker, retention: str = "limits") -> None:
     """Ten messages on s.a and five on s.b; consumer `c` of s.a has acknowledged 4, and holds 2 in flight."""
-    await broker.jetstream.create_stream({"name": "S", "subjects": ["s.*"], "retention": retention})
+    await make_stream(broker.jetstream, subjects=["s.*"], retention=retention)
     config = {"durable_name": "c", "ack_policy": "explicit", "filter_subject": "s.a"}
     await broker.jetstream.create_consumer("S", config)
     if retention == "interest":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.commands import here
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
@@ -24,7 +25,7 @@ class Account:
     async def _prepare(self) -> None:
         async with Facts(self.server.settings) as facts:
             js = facts.link.jetstream
-            await js.create_stream({"name": "S", "subjects": ["s.>"]})
+            await make_stream(js)
             for number in range(10):
                 await facts.append_fact("s.n", str(number), b"")
             owned = {"penstock.platform": "p", "penstock.owner": "team", "penstock.purpose": "copies"}

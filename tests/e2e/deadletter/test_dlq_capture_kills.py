@@ -7,24 +7,15 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 
-import pytest
 from tests.integration.deadletter.stage import Stage, events
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.pulling import Pull
 from penstock.testing import eventually_async
-from penstock.wire import aio
 
 COUNT = 400
 SEED = 20261117
-
-
-@pytest.fixture
-async def stage(nats_server: EmbeddedServer) -> AsyncIterator[Stage]:
-    async with await aio.connect(nats_server.settings) as connection:
-        yield Stage(nats_server.settings, connection)
 
 
 def start(server: EmbeddedServer, *words: str) -> subprocess.Popen[str]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from tests.integration.deadletter.stage import Stage, bury, events
+from tests.support.commands import ended
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.cli import main
 from penstock.wire import aio
 
 Dlq = Callable[..., str]
@@ -35,16 +35,13 @@ async def two_causes(stage: Stage) -> None:
 
 
 @pytest.fixture
-def dlq(nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]) -> Dlq:
+def dlq(nats_server: EmbeddedServer) -> Dlq:
     """Run `penstock dlq …` against three letters of two causes; stdout and stderr together."""
     on_stage(nats_server, two_causes)
 
     def run(*words: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main.run(["--servers", nats_server.url, "dlq", *words])
-        printed = capsys.readouterr()
-        assert ended.value.code == code, printed
-        return printed.out + printed.err
+        printed = ended("--servers", nats_server.url, "dlq", *words, code=code)
+        return printed.stdout + printed.stderr
 
     return run
 
@@ -116,17 +113,13 @@ def test_a_dry_run_notices_that_nobody_would_take_the_letters(dlq: Dlq, nats_ser
     assert (tally["replayed"], len(tally["refused"])) == (0, 3)  # the dry run has told the truth
 
 
-def test_with_json_errors_are_documents_too_and_times_are_rfc_3339(
-    dlq: Dlq, nats_server: EmbeddedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_json_errors_are_documents_too_and_times_are_rfc_3339(dlq: Dlq, nats_server: EmbeddedServer) -> None:
     told = listed(dlq, "--letters")
     for time in (told["groups"][0]["oldest"], told["letters"][0]["filed"]["time"], told["letters"][0]["last_failure"]):
         assert "T" in time
         assert datetime.fromisoformat(time).tzinfo
-    with pytest.raises(SystemExit) as ended:
-        main.run(["--servers", nats_server.url, "dlq", "show", "zzz", "--json"])
-    assert ended.value.code == 1
-    assert "no dead letter 'zzz'" in json.loads(capsys.readouterr().out)["error"]
+    failed = ended("--servers", nats_server.url, "dlq", "show", "zzz", "--json", code=1)
+    assert "no dead letter 'zzz'" in json.loads(failed.stdout)["error"]
 
 
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(dlq: Dlq) -> None:

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from penstock import holds
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import steps
 from penstock.testing import eventually, eventually_async
-from penstock.wire import aio
 
 STEPS = [
     steps.REPLAY_BEGUN,
@@ -28,12 +27,6 @@ STEPS = [
     steps.LETTERS_REMOVED,
 ]
 SEED = 20261116
-
-
-@pytest.fixture
-async def stage(nats_server: EmbeddedServer) -> AsyncIterator[Stage]:
-    async with await aio.connect(nats_server.settings) as connection:
-        yield Stage(nats_server.settings, connection)
 
 
 def start(server: EmbeddedServer, *words: str, hold: Path | None = None) -> subprocess.Popen[bytes]:
@@ -79,7 +72,7 @@ async def killed_over_and_over(server: EmbeddedServer, stage: Stage, count: int,
     await bury(stage, count)
     for left in sorted(points, reverse=True):
         process = start(server, "--all", *words)
-        await eventually_async(lambda left=left: fewer_letters(stage, left), 120, f"fewer than {left} letters")
+        await eventually_async(partial(fewer_letters, stage, left), 120, f"fewer than {left} letters")
         process.kill()
         assert await asyncio.to_thread(finish, process) == -signal.SIGKILL, "it was killed before its end"
     assert await asyncio.to_thread(finish, start(server, "--all")) == 0

@@ -12,17 +12,25 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Protocol
 
 from penstock.errors import PenstockError
-from penstock.facts import BlockingFacts, StaleReceipt
+from penstock.facts import BlockingFacts, Page, StaleReceipt
 from penstock.settings import Settings
+
+
+class Service(Protocol):
+    """What a reader needs: facts, from the broker or through a gateway."""
+
+    def fetch_facts(self, consumer_name: str, limit: int, *, wait: float) -> Page: ...
+    def confirm_receipt(self, consumer_name: str, receipt: str | None) -> object: ...
 
 
 def write(log: int, kind: str, sequences: list[int]) -> None:
     os.write(log, f"{kind} {','.join(map(str, sequences))}\n".encode())
 
 
-def read(facts, consumer: str, log: int, limit: int) -> None:
+def read(facts: Service, consumer: str, log: int, limit: int) -> None:
     while True:
         try:
             page = facts.fetch_facts(consumer, limit, wait=0.5)
@@ -38,7 +46,7 @@ def read(facts, consumer: str, log: int, limit: int) -> None:
             time.sleep(0.02)
 
 
-def confirmed(facts, consumer: str, receipt: str) -> bool:
+def confirmed(facts: Service, consumer: str, receipt: str | None) -> bool:
     """Confirm until there is a clear answer."""
     while True:
         try:
@@ -56,6 +64,7 @@ def main(arguments: list[str]) -> None:
     gateway = arguments[0] == "--gateway"
     url, consumer, path, limit = arguments[-4:]
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    facts: Service
     if gateway:
         from penstock.gateway import BlockingGatewayClient, GatewayLogin
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from tests.support.commands import here
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
@@ -24,7 +25,7 @@ def run(nats_server: EmbeddedServer) -> Run:
     async def prepare() -> None:
         async with Facts(nats_server.settings) as facts:
             js = facts.link.jetstream
-            await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+            await make_stream(js, "FACTS")
             config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": ACK_WAIT}
             await js.create_consumer("FACTS", config)
             await facts.append_fact("facts.orders", "o-1", b'{"total": 3}')

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.gateways import TOKENS, RunningGateway, write_platform
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
@@ -123,7 +125,7 @@ def test_the_check_of_these_tests_accepts_repeats_of_what_was_not_confirmed() ->
 async def prepare(server: EmbeddedServer, count: int, reader: str) -> None:
     async with Facts(server.settings) as facts:
         js = facts.link.jetstream
-        await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+        await make_stream(js, "FACTS")
         for start in range(0, count, 1_000):
             numbers = range(start, min(start + 1_000, count))
             await asyncio.gather(*(facts.append_fact("facts.n", str(n), b"%d" % n) for n in numbers))
@@ -154,6 +156,9 @@ class Progress:
             self._at += len(whole) + 1 if whole else 0
         return self._fetched
 
+    def reaches(self, count: int) -> bool:
+        return self() >= count
+
 
 @dataclass(frozen=True)
 class Ordeal:
@@ -175,7 +180,7 @@ class Ordeal:
         progress = Progress(log)
         with reading([*target, CONSUMER, str(log), str(self.limit)], self.readers) as running:
             for point in points:
-                eventually(lambda p=point: progress() >= p, 120, f"{point} facts fetched", progress)
+                eventually(partial(progress.reaches, point), 120, f"{point} facts fetched", progress)
                 time.sleep(rng.uniform(0, 0.05))  # anywhere within a page
                 self._kill(rng, server, running, others)
             eventually(lambda: asyncio.run(all_confirmed(server, self.facts)), 300, "all confirmed", progress)

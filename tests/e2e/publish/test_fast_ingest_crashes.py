@@ -13,8 +13,10 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -22,22 +24,23 @@ from penstock.publish.fast import FastIngest
 from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import IngestInterrupted
 from penstock.publish.options import IngestOptions
+from penstock.publish.rows import Publication
 from penstock.settings import Settings
 from penstock.testing import EmbeddedCluster, LossyProxy, eventually, eventually_async, stream_data
 
 SEED = 20_240_607
 
 
-def fast(settings: Settings, **options) -> FastIngest:
+def fast(settings: Settings, **options: Any) -> FastIngest:
     return FastIngest(settings, "S", IngestOptions(**options), lambda _: None)
 
 
-async def make_stream(settings: Settings, **config) -> None:
+async def prepare(settings: Settings, **config: Any) -> None:
     async with connect(settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"], "allow_batched": True, **config})
+        await make_stream(broker.jetstream, allow_batched=True, **config)
 
 
-def rows(count: int, with_ids: bool):
+def rows(count: int, with_ids: bool) -> list[Publication]:
     return [("s.a", b"%d" % n, None, str(n) if with_ids else None) for n in range(1, count + 1)]
 
 
@@ -80,8 +83,8 @@ def test_the_check_of_these_tests_accepts_announced_copies() -> None:
 async def test_a_connection_cut_at_any_message_loses_and_repeats_nothing(
     nats_server: EmbeddedServer, at: int | str
 ) -> None:
-    await make_stream(nats_server.settings)
-    mark = re.compile(rb"\.3\.\$FI " if at == "end" else rb"\.fail\.%d\.[01]\.\$FI " % at)
+    await prepare(nats_server.settings)
+    mark = re.compile(rb"\.fail\.%d\.[01]\.\$FI " % at if isinstance(at, int) else rb"\.3\.\$FI ")
     with LossyProxy(nats_server.port) as proxy:
         cuts: list[bytes] = []
 
@@ -107,9 +110,15 @@ async def test_connections_cut_again_and_again_lose_nothing(nats_server: Embedde
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     count = 5_000
-    await make_stream(nats_server.settings)
+    await prepare(nats_server.settings)
     with LossyProxy(nats_server.port) as proxy:
-        proxy.drop_up = lambda line: proxy.cut() is not None if rng.random() < 0.002 else False
+
+        def cut_now_and_then(_: bytes) -> bool:
+            if rng.random() < 0.002:
+                proxy.cut()
+            return False
+
+        proxy.drop_up = cut_now_and_then
         async with fast(Settings(servers=(proxy.url,)), flow=100) as ingest:
             await ingest.add_many(rows(count, with_ids=False))
     found = await asyncio.to_thread(stream_data, nats_server.settings, "S")
@@ -123,7 +132,7 @@ async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
     nats_server: EmbeddedServer, with_ids: bool, blocking: bool
 ) -> None:
     count = 20_000
-    await make_stream(nats_server.settings)
+    await prepare(nats_server.settings)
     told: list[int] = []
 
     *most, last = rows(count, with_ids)  # the last one comes after the kill, however late that is
@@ -135,6 +144,7 @@ async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
         told[0] = max(told[0], ingest.stored)
         nats_server.start()
 
+    ingest: FastIngest | BlockingFastIngest
     if blocking:
         with BlockingFastIngest(nats_server.settings, "S", IngestOptions(flow=200), lambda _: None) as ingest:
             killer = asyncio.create_task(asyncio.to_thread(kill_and_look, ingest))
@@ -157,7 +167,7 @@ async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
 
 
 async def test_with_on_doubt_fail_a_killed_server_is_reported_with_what_is_stored(nats_server: EmbeddedServer) -> None:
-    await make_stream(nats_server.settings)
+    await prepare(nats_server.settings)
     ingest = fast(nats_server.settings, flow=50, on_doubt="fail", idle_after=60)
 
     async def interrupted() -> None:
@@ -190,7 +200,7 @@ with BlockingFastIngest(Settings(servers=(sys.argv[1],)), "S", IngestOptions(flo
 
 
 def test_a_killed_publisher_leaves_what_it_reported_in_order(nats_server: EmbeddedServer, tmp_path: Path) -> None:
-    asyncio.run(make_stream(nats_server.settings))
+    asyncio.run(prepare(nats_server.settings))
     output = tmp_path / "stored"
     with output.open("wb") as out:
         child = subprocess.Popen([sys.executable, "-c", PUBLISHER, nats_server.url], stdout=out)
@@ -208,7 +218,7 @@ def test_a_killed_publisher_leaves_what_it_reported_in_order(nats_server: Embedd
 async def test_a_killed_leader_of_a_replicated_stream_loses_nothing(nats_cluster: EmbeddedCluster) -> None:
     count = 10_000
     patient = replace(nats_cluster.settings, timeout=30.0)  # a cluster without a node takes its time to answer
-    await make_stream(patient, num_replicas=3)
+    await prepare(patient, num_replicas=3)
     async with connect(patient) as broker:
         leader = (await broker.jetstream.stream_info("S")).leader
     node = next(node for node in nats_cluster.nodes if node.config.server_name == leader)

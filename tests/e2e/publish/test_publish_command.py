@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -20,7 +22,11 @@ from penstock.cli.main import run
 from penstock.testing import eventually, stream_data, stream_messages
 
 PENSTOCK = [sys.executable, "-c", "from penstock.cli.main import run; run()"]
-MODES = ([], ["--fast"], ["--atomic"])
+MODES: tuple[list[str], ...] = ([], ["--fast"], ["--atomic"])
+
+
+def stores_more_than(server: EmbeddedServer, count: int) -> bool:
+    return len(stream_data(server.settings, "ORDERS")) > count
 
 
 @dataclass
@@ -40,9 +46,9 @@ def server(nats_server: EmbeddedServer) -> EmbeddedServer:
     async def streams() -> None:
         flags = {"allow_atomic": True, "allow_batched": True}
         async with connect(nats_server.settings) as broker:
-            await broker.jetstream.create_stream({"name": "ORDERS", "subjects": ["orders.>"], **flags})
-            await broker.jetstream.create_stream({"name": "OTHER", "subjects": ["other.>"], **flags})
-            await broker.jetstream.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+            await make_stream(broker.jetstream, "ORDERS", **flags)
+            await make_stream(broker.jetstream, "OTHER", **flags)
+            await make_stream(broker.jetstream, "DLQ")
 
     asyncio.run(streams())
     return nats_server
@@ -307,7 +313,7 @@ def test_a_killed_server_during_an_atomic_load_leaves_whole_batches_and_loses_no
     for start in range(1, 20_000, 5_000):
         child.stdin.write(b"\n".join(events(5_000, start=start)) + b"\n")
         child.stdin.flush()
-        eventually(lambda at=start: len(stream_data(server.settings, "ORDERS")) > at, 60, "lines to be stored")
+        eventually(partial(stores_more_than, server, start), 60, "lines to be stored")
         server.kill()
         server.start()
     output, errors = child.communicate(timeout=120)

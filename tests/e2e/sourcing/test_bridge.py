@@ -13,10 +13,12 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.support.commands import here as in_this_process
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import Json
@@ -41,8 +43,8 @@ class Site:
         self.server = server
         self.stream = stream
         self.publisher = BlockingPublisher.connect(server.settings)
-        wanted: Json = {"name": stream, "subjects": ["o.>", "eu.>"], "allow_atomic": True, **config}
-        blocking.run(self.publisher.jetstream.create_stream(wanted))
+        wanted: Json = {"subjects": ["o.>", "eu.>"], "allow_atomic": True, **config}
+        blocking.run(make_stream(self.publisher.jetstream, stream, **wanted))
 
     def publish(self, first: int, count: int, subject: str = "o.x") -> None:
         data = [b"%d" % n for n in range(first, first + count)]
@@ -389,7 +391,7 @@ def through_kills(tmp_path: Path, retention: str, count: int, kills: int) -> Non
         try:
             for step in range(kills):
                 reached = (step + 1) * count // (kills + 2)
-                eventually(lambda reached=reached: stored(b) >= reached, 300, f"{reached} copies")
+                eventually(partial(stores, b, reached), 300, f"{reached} copies")
                 victim = ("bridge", "origin", "destination")[step % 3] if step < 3 else chance.choice(VICTIMS)
                 process = struck(victim, a, b, process)
             publishing.join(300)
@@ -418,6 +420,10 @@ def struck(
     server.kill()
     server.start()
     return process
+
+
+def stores(server: EmbeddedServer, count: int) -> bool:
+    return stored(server) >= count
 
 
 def stored(server: EmbeddedServer) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 import yaml
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -130,8 +131,10 @@ async def set_up(made: Rig, cases: list[Case], path: Path) -> None:
     """Origins, their own consumers, the copies as declared; returns when every copy hears its origin."""
     async with connect(made.leaf.settings) as leaf, connect(made.hub.settings) as hub:
         for case in cases:
-            config = {"name": case.origin, "subjects": [f"o.{case.name}"], "allow_atomic": True}
-            await leaf.jetstream.create_stream({**config, "retention": case.retention})
+            subjects = [f"o.{case.name}"]
+            await make_stream(
+                leaf.jetstream, case.origin, subjects=subjects, allow_atomic=True, retention=case.retention
+            )
             if case.mode == "own":
                 await leaf.jetstream.create_consumer(case.origin, modes.required("mine", f"to.{case.name}"))
         desired = Desired.of(load(path))
@@ -179,6 +182,9 @@ class Publishing(threading.Thread):
         if publisher:
             publisher.close()
 
+    def wait_for(self, count: int, within: float) -> None:
+        eventually(lambda: self.reached >= count, within, f"{count} of each to be published")
+
     def _publish(self, publisher: BlockingPublisher, case: Case, start: int) -> None:
         last = blocking.run(publisher.jetstream.stream_info(case.origin)).state.last_seq
         data = [b"%d" % number for number in range(last, min(start + BATCH, self.count))]
@@ -224,7 +230,7 @@ def through_blows(
         publishing.start()
         for step, blow in enumerate(blows):
             target = (step + 1) * count // (len(blows) + 2)
-            eventually(lambda target=target: publishing.reached >= target, within, f"{target} of each to be published")
+            publishing.wait_for(target, within)
             made.strike(blow, chance.uniform(0.1, 1.0))
         publishing.join(within)
         eventually(

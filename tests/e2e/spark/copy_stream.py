@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
@@ -16,7 +17,7 @@ from penstock.spark import register
 from penstock.spark.session import session
 
 
-def main(config: dict) -> None:
+def main(config: dict[str, Any]) -> None:
     settings = {"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "8"}
     spark = session("copy-stream", master=config["master"], settings=settings, short_lived=True)
     register(spark)

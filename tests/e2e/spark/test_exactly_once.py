@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.spark.clusters import QUICK, python_without_package, spark_home
@@ -34,7 +35,7 @@ Begin = Callable[..., Copy]
 def begin(nats_server: EmbeddedServer, tmp_path: Path) -> Iterator[Begin]:
     made: list[Copy] = []
 
-    def copy(**settings) -> Copy:
+    def copy(**settings: Any) -> Copy:
         made.append(Copy(nats_server, tmp_path / "copy", **settings))
         made[-1].prepare()
         return made[-1]

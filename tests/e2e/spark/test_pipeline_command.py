@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.commands import here
 
+from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
 from penstock.spark import steps
@@ -66,7 +68,7 @@ class Pipelines:
         self.file.write_text(PLATFORM % (self.server.url, trigger, trigger))
         with Link(self.server.settings) as link:
             for stream in load(self.file).streams.values():
-                link.call(lambda api, config=stream.config: api.create_stream(config))
+                link.call(partial(JetStream.create_stream, config=stream.config))
 
     def publish(self, first: int, last: int, bad: int = 0) -> None:
         """Numbered events, and bad ones among them."""

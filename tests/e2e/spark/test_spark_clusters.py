@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pyarrow.dataset
@@ -21,6 +22,7 @@ from tests.e2e.spark.clusters import (
     standalone,
 )
 
+from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
 from penstock.spark import submit
 from penstock.spark.link import Link
@@ -61,7 +63,7 @@ def platform(nats_server: EmbeddedServer, tmp_path: Path) -> Path:
     (tmp_path / "shouting.py").write_text(MODULE)
     with Link(nats_server.settings) as link:
         for stream in load(file).streams.values():
-            link.call(lambda api, config=stream.config: api.create_stream(config))
+            link.call(partial(JetStream.create_stream, config=stream.config))
         for n in range(COUNT):
             link.ask("in.a", json.dumps({"id": f"e{n}"}).encode())
     return file

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jsonschema
 import pytest
 from tests.support.commands import here, without_ours
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -289,7 +290,7 @@ def test_a_renamed_consumer_is_a_warning_and_its_new_name_is_locked_once_applied
 
 
 def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: EmbeddedServer) -> None:
-    with_server(nats_server, lambda js: js.create_stream({"name": "OLD", "subjects": ["platform.billing.usage"]}))
+    with_server(nats_server, lambda js: make_stream(js, "OLD", subjects=["platform.billing.usage"]))
     failed = here("apply", written(tmp_path, nats_server.url))
     assert failed.returncode == 1
     assert "'platform.billing.>' overlaps 'platform.billing.usage' of stream 'OLD'" in one_line(failed)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +193,16 @@ class Fleet:
         goal = self.sink.count + count
         await self.eventually(lambda: self.sink.count >= goal, f"{goal} messages to be done")
 
+    def _has_done_more_than(self, count: int) -> bool:
+        return self.sink.count > count
+
     async def finish(self, patience: float = PATIENCE) -> Verdict:
         """End the flood, wait until everything is done, or nothing more has been for `patience` seconds, and judge."""
         await self.flood.end()
         while self.sink.count < self.flood.total:
             before = self.sink.count
             try:
-                await eventually_async(lambda before=before: self.sink.count > before, patience)
+                await eventually_async(partial(self._has_done_more_than, before), patience)
             except AssertionError:
                 break  # the verdict says more than that it took too long
         return judge(self.flood.published, self.sink.effects)

@@ -12,6 +12,7 @@ from tests.e2e.workers.group_tracker import Effect, judge
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.workers.sources import InBucket
 
 RETENTIONS = ["limits", "workqueue", "interest"]
@@ -225,7 +226,7 @@ async def whole(group: Fleet) -> bool:
     """Whether every replica of the stream, its consumers and the bucket is up to date."""
     jetstream = group.control.jetstream
     streams = [await jetstream.stream_info(name) for name in (STREAM, group.bucket.stream)]
-    found = [*streams, *await jetstream.consumers(STREAM)]
+    found: list[StreamInfo | ConsumerInfo] = [*streams, *await jetstream.consumers(STREAM)]
     return all(one.leader and all(r.current and not r.offline for r in one.replicas) for one in found)
 
 

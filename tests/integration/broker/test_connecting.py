@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.freezing import freeze
+from tests.support.streams import make_stream
 
 from penstock import errors
 from penstock.broker import connect, reports
@@ -113,7 +115,7 @@ async def test_a_server_that_comes_up_a_moment_later_is_waited_for(
 
 
 @pytest.mark.parametrize("wrong", [{"password": "x"}, {"user": "x"}, {"user": None, "password": None}], ids=str)
-async def test_wrong_user_or_password(tmp_path: Path, wrong: dict[str, str | None]) -> None:
+async def test_wrong_user_or_password(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with EmbeddedServer(data=tmp_path, user="u", password="p") as server:
         settings = replace(server.settings, **wrong)
         with fails(errors.AccessDenied, server.url, "authorization violation", "PENSTOCK_PASSWORD"):
@@ -190,7 +192,7 @@ async def test_a_domain_that_nobody_has(nats_server: EmbeddedServer) -> None:
 async def test_a_read_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
     with EmbeddedServer(data=tmp_path) as server:
         async with connect(replace(server.settings, timeout=TIMEOUT)) as broker:
-            await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
+            await make_stream(broker.jetstream, subjects=["s"])
             server.kill()
             reading = asyncio.create_task(broker.jetstream.stream_info("S"))
             await asyncio.to_thread(server.start)
@@ -200,7 +202,7 @@ async def test_a_read_outlives_a_restart_of_the_server(tmp_path: Path) -> None:
 async def test_nothing_is_sent_after_the_caller_was_told_that_the_server_is_gone(tmp_path: Path) -> None:
     with EmbeddedServer(data=tmp_path) as server:
         async with connect(replace(server.settings, timeout=SILENCE)) as broker:
-            await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
+            await make_stream(broker.jetstream, subjects=["s"])
             server.kill()
             await eventually_async(lambda: not broker.client.is_connected, what="nats-py to notice")
             with fails(errors.BrokerUnreachable, "the connection is lost"):
@@ -212,7 +214,7 @@ async def test_nothing_is_sent_after_the_caller_was_told_that_the_server_is_gone
 
 async def test_a_lost_answer_to_what_must_not_be_repeated_is_an_unknown_outcome(nats_server: EmbeddedServer) -> None:
     async with connect(replace(nats_server.settings, timeout=SILENCE)) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
+        await make_stream(broker.jetstream, subjects=["s"])
         freeze(nats_server.pid)
         try:
             with fails(errors.OutcomeUnknown, "delete stream 'S'"):
@@ -227,7 +229,7 @@ async def test_a_connection_that_breaks_under_a_delete_is_an_unknown_outcome_at_
     nats_server: EmbeddedServer,
 ) -> None:
     async with connect(replace(nats_server.settings, timeout=TIMEOUT)) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
+        await make_stream(broker.jetstream, subjects=["s"])
         freeze(nats_server.pid)
         deleting = asyncio.create_task(broker.jetstream.delete_stream("S"))
         before = broker.client.stats["out_msgs"]

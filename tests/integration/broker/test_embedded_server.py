@@ -13,9 +13,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.processes import is_running
+from tests.support.streams import make_stream
 
 from penstock.broker import cluster as cluster_module
 from penstock.broker import connect, embedded
@@ -27,17 +31,9 @@ from penstock.errors import ConfigError, DeadlineExceeded, ServerFailed
 from penstock.testing import Certificates, LeafPair, eventually, eventually_async, leaf_pair
 
 
-def running(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int = 1) -> None:
     async with connect(server.settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s"], "num_replicas": replicas})
+        await make_stream(broker.jetstream, subjects=["s"], num_replicas=replicas)
         await broker.request("s", b"kept", 20)
         assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
 
@@ -88,9 +84,12 @@ def test_only_loopback_is_listened_on(nats_server: EmbeddedServer) -> None:
         listening = Path("/proc/net/tcp").read_text()
         return re.findall(rf": (\w{{8}}):{port:04X} 00000000:0000 0A", listening)
 
+    def only_loopback(port: int) -> bool:
+        return addresses(port) == ["0100007F"]
+
     for port in (nats_server.port, nats_server.config.leaf_port, nats_server.monitoring_port):
         # The table is no snapshot: while connections come and go, a line may be in it twice or not at all.
-        eventually(lambda p=port: addresses(p) == ["0100007F"], 10, f"port {port}", lambda p=port: addresses(p))
+        eventually(partial(only_loopback, port), 10, f"port {port}", partial(addresses, port))
 
 
 def test_a_taken_port_fails_with_the_servers_own_words(tmp_path: Path) -> None:
@@ -168,9 +167,9 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def test_no_server_survives_a_killed_parent(tmp_path: Path) -> None:
     process, pid = parent(tmp_path)
-    assert running(pid), "the server must outlive the thread that started it"
+    assert is_running(pid), "the server must outlive the thread that started it"
     end(process)
-    eventually(lambda: not running(pid), what=f"server {pid} to end with its parent")
+    eventually(lambda: not is_running(pid), what=f"server {pid} to end with its parent")
 
 
 def test_no_server_survives_a_killed_parent_whose_fork_lives_on(tmp_path: Path) -> None:
@@ -186,8 +185,8 @@ def test_no_server_survives_a_killed_parent_whose_fork_lives_on(tmp_path: Path) 
         assert process.stdout
         pid = int(process.stdout.readline())
         end(process)
-        eventually(lambda: not running(pid), what=f"server {pid} to end with its parent")
-        assert running(child)
+        eventually(lambda: not is_running(pid), what=f"server {pid} to end with its parent")
+        assert is_running(child)
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -196,7 +195,7 @@ def test_a_frozen_server_does_not_survive_a_killed_parent(tmp_path: Path) -> Non
     process, pid = parent(tmp_path)
     os.kill(pid, signal.SIGSTOP)
     end(process)
-    eventually(lambda: not running(pid), what=f"frozen server {pid} to end with its parent")
+    eventually(lambda: not is_running(pid), what=f"frozen server {pid} to end with its parent")
 
 
 def test_a_detached_server_outlives_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,16 +205,16 @@ def test_a_detached_server_outlives_its_parent(tmp_path: Path, monkeypatch: pyte
         end(process)
         with pytest.raises(ServerFailed, match="another server is running"):
             EmbeddedServer(data=tmp_path).start()
-        assert running(pid)
+        assert is_running(pid)
     finally:
         os.kill(pid, signal.SIGTERM)
-    eventually(lambda: not running(pid), what=f"server {pid} to stop")
+    eventually(lambda: not is_running(pid), what=f"server {pid} to stop")
 
 
 @pytest.mark.parametrize("login", [{"user": 'ü"\\$x', "password": "p# {}//"}, {"token": "s3cret'\""}, {}], ids=str)
 @pytest.mark.parametrize("tls", ["plain", "tls", "client certificates"])
 async def test_settings_of_a_server_connect_to_it(
-    tmp_path: Path, tls_certificates: Certificates, login: dict[str, str], tls: str
+    tmp_path: Path, tls_certificates: Certificates, login: dict[str, Any], tls: str
 ) -> None:
     chosen = None if tls == "plain" else tls_certificates.server_tls(verify=tls != "tls")
     with EmbeddedServer(data=tmp_path, tls=chosen, **login) as server:
@@ -226,7 +225,7 @@ async def test_settings_of_a_server_connect_to_it(
 async def test_a_message_of_eight_mebibytes_fits_when_asked_for(tmp_path: Path) -> None:
     with EmbeddedServer(data=tmp_path, max_payload=9 << 20, sync_interval="always") as server:
         async with connect(server.settings) as broker:
-            await broker.jetstream.create_stream({"name": "S", "subjects": ["s"]})
+            await make_stream(broker.jetstream, subjects=["s"])
             await broker.request("s", b"x" * (8 << 20), 30)
             assert len((await broker.jetstream.get_message("S", 1)).data) == 8 << 20
 
@@ -281,7 +280,7 @@ def test_many_servers_started_at_once_find_ports_of_their_own(tmp_path: Path) ->
 
 async def test_a_leaf_has_a_domain_of_its_own_that_the_hub_reaches(nats_leaf: LeafPair) -> None:
     async with connect(nats_leaf.leaf.settings) as broker:
-        await broker.jetstream.create_stream({"name": "ONLY_LEAF", "subjects": ["l"]})
+        await make_stream(broker.jetstream, "ONLY_LEAF", subjects=["l"])
     async with connect(nats_leaf.hub.settings) as broker:
         assert await broker.jetstream.stream_names() == []
         assert await broker.jetstream.in_domain("leaf").stream_names() == ["ONLY_LEAF"]
@@ -307,6 +306,6 @@ def test_a_leaf_joins_a_hub_with_login_and_tls(tmp_path: Path, tls_certificates:
         ({"user": "a\nb", "password": "p"}, "control characters"),
     ],
 )
-def test_contradicting_options_are_refused(tmp_path: Path, options: dict[str, str], words: str) -> None:
+def test_contradicting_options_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EmbeddedServer(data=tmp_path, **options).start()

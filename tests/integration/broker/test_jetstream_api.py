@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import nats
 import pytest
+from tests.support.streams import make_stream
 
 from penstock import errors
 from penstock.broker import Broker, JetStream, connect
@@ -17,19 +18,8 @@ from penstock.broker.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 
-@pytest.fixture
-async def broker(nats_server: EmbeddedServer) -> AsyncIterator[Broker]:
-    async with connect(nats_server.settings) as broker:
-        yield broker
-
-
-@pytest.fixture
-def js(broker: Broker) -> JetStream:
-    return broker.jetstream
-
-
 async def test_stream_and_consumer_live_from_create_to_delete(broker: Broker, js: JetStream) -> None:
-    await js.create_stream({"name": "S", "subjects": ["s.>"]})
+    await make_stream(js)
     await broker.request("s.a", b"one", 20)
     message = await js.get_message("S", 1)
     assert (message.subject, message.data) == ("s.a", b"one")
@@ -53,7 +43,7 @@ async def test_stream_and_consumer_live_from_create_to_delete(broker: Broker, js
 
 
 async def test_a_consumer_is_never_moved_beyond_the_end_of_its_stream(broker: Broker, js: JetStream) -> None:
-    await js.create_stream({"name": "S", "subjects": ["s"]})
+    await make_stream(js, subjects=["s"])
     await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
     for _ in range(6):
         await broker.request("s", b"", 20)
@@ -105,20 +95,28 @@ async def test_an_update_keeps_what_another_client_set_and_we_never_name(
 async def test_what_is_not_there_is_named_by_kind(js: JetStream) -> None:
     with pytest.raises(errors.StreamNotFound, match="'NONE'"):
         await js.stream_info("NONE")
-    for call in (js.delete_stream("NONE"), js.purge_stream("NONE"), js.update_stream("NONE", {}), js.consumers("NONE")):
+    calls: Iterable[Awaitable[object]] = (
+        js.delete_stream("NONE"),
+        js.purge_stream("NONE"),
+        js.update_stream("NONE", {}),
+        js.consumers("NONE"),
+    )
+    for call in calls:
         with pytest.raises(errors.StreamNotFound):
             await call
-    await js.create_stream({"name": "S", "subjects": ["s"]})
-    for call in (
+    await make_stream(js, subjects=["s"])
+    calls = (
         js.consumer_info("S", "none"),
         js.delete_consumer("S", "none"),
         js.update_consumer("S", "none", {}),
         js.reset_consumer("S", "none"),
         js.pause_consumer("S", "none", timedelta(1)),
-    ):
+    )
+    for call in calls:
         with pytest.raises(errors.ConsumerNotFound):
             await call
-    for call in (js.get_message("S", 5), js.get_message("S", last_of="s"), js.delete_message("S", 5)):
+    calls = (js.get_message("S", 5), js.get_message("S", last_of="s"), js.delete_message("S", 5))
+    for call in calls:
         with pytest.raises(errors.MessageNotFound):
             await call
 
@@ -142,7 +140,7 @@ async def test_the_servers_words_are_kept(js: JetStream) -> None:
     with pytest.raises(errors.InvalidConfiguration, match="replicas > 1 not supported in non-clustered mode") as caught:
         await js.create_stream({"name": "S", "subjects": ["s"], "num_replicas": 3})
     assert (caught.value.code, caught.value.err_code) == (500, 10074)
-    await js.create_stream({"name": "S", "subjects": ["s"]})
+    await make_stream(js, subjects=["s"])
     with pytest.raises(errors.InvalidConfiguration, match="overlap"):
         await js.create_stream({"name": "T", "subjects": ["s"]})
     with pytest.raises(errors.InvalidConfiguration, match="can not change"):
@@ -155,7 +153,7 @@ async def test_the_servers_words_are_kept(js: JetStream) -> None:
 
 
 async def test_headers_are_read_as_they_were_written(broker: Broker, js: JetStream) -> None:
-    await js.create_stream({"name": "S", "subjects": ["s"]})
+    await make_stream(js, subjects=["s"])
     block = "NATS/1.0\r\nPlain: a\r\nTwice: 1\r\nEmpty: \r\nTwice: 2\r\nOdd-ü: ä: =?b?\r\nlower: x\r\n\r\n".encode()
     frame = b"HPUB s %d %d\r\n" % (len(block), len(block) + 2) + block + b"hi\r\n"
     await broker.client._send_command(frame)  # nats-py itself would send only one value a name
@@ -177,7 +175,7 @@ async def test_headers_are_read_as_they_were_written(broker: Broker, js: JetStre
 
 
 async def test_messages_are_found_by_sequence_and_by_subject(broker: Broker, js: JetStream) -> None:
-    await js.create_stream({"name": "S", "subjects": ["s.*"]})
+    await make_stream(js, subjects=["s.*"])
     for n, subject in enumerate(("s.a", "s.b", "s.a"), start=1):
         await broker.request(subject, str(n).encode(), 20)
     assert (await js.get_message("S", last_of="s.a")).sequence == 3
@@ -194,7 +192,7 @@ async def test_messages_are_found_by_sequence_and_by_subject(broker: Broker, js:
 async def test_listing_goes_beyond_one_page(js: JetStream) -> None:
     names = [f"S{n:03}" for n in range(300)]
     for name in names:
-        await js.create_stream({"name": name, "subjects": [name], "storage": "memory"})
+        await make_stream(js, name, subjects=[name], storage="memory")
     assert [stream.name for stream in await js.streams()] == names
     assert (await js.stream_names()) == names
     before = js.requests
@@ -210,7 +208,7 @@ async def test_listing_goes_beyond_one_page(js: JetStream) -> None:
 async def test_a_listing_misses_nothing_while_streams_come_and_go(js: JetStream) -> None:
     stay = {f"M{n:03}" for n in range(300)}
     for name in (*sorted(stay), *(f"A{n}" for n in range(40))):
-        await js.create_stream({"name": name, "subjects": [name], "storage": "memory"})
+        await make_stream(js, name, subjects=[name], storage="memory")
 
     async def come_and_go() -> None:
         for n in range(40):
@@ -228,7 +226,7 @@ async def test_a_stream_that_no_server_answers_for_is_not_taken_for_absent(nats_
         js = broker.jetstream
         names = [f"S{n}" for n in range(9)]
         for name in names:
-            await js.create_stream({"name": name, "subjects": [name]})
+            await make_stream(js, name, subjects=[name])
         holders = {stream.leader: stream.name for stream in await js.streams()}
         victim = next(node for node in nats_cluster.nodes if node.config.server_name in holders)
         victim.kill()

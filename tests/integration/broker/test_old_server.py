@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import connect, features
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import FeatureMissing
-
-
-@pytest.fixture
-def old_server(tmp_path: Path, old_nats_server_binary: Path) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(data=tmp_path, binary=old_nats_server_binary) as server:
-        yield server
 
 
 async def test_version_and_level_of_an_old_server_are_read(old_server: EmbeddedServer) -> None:
@@ -34,7 +28,7 @@ async def test_what_an_old_server_would_drop_in_silence_is_refused(old_server: E
         for config in ({"allow_atomic": True}, {"allow_batched": True}, {"allow_msg_ttl": True}):
             with pytest.raises(FeatureMissing):
                 await js.create_stream({"name": "S", "subjects": ["s"], **config})
-        await js.create_stream({"name": "S", "subjects": ["s"]})
+        await make_stream(js, subjects=["s"])
         with pytest.raises(FeatureMissing):
             await js.update_stream("S", {"allow_atomic": True})
         await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
@@ -49,22 +43,22 @@ async def test_a_new_server_has_every_feature(nats_server: EmbeddedServer) -> No
         for feature in features.FEATURES:
             features.require(broker, feature)
         await broker.jetstream.require(*features.FEATURES)
-        everything = {
+        everything: dict[str, Any] = {
             "allow_msg_ttl": True,
             "allow_atomic": True,
             "allow_batched": True,
             "allow_msg_schedules": True,
             "persist_mode": "default",
         }
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s"], **everything})
-        await broker.jetstream.create_stream({"name": "C", "subjects": ["c"], "allow_msg_counter": True})
-        await broker.jetstream.create_stream({"name": "P", "subjects": ["p"], "persist_mode": "async"})
+        await make_stream(broker.jetstream, subjects=["s"], **everything)
+        await make_stream(broker.jetstream, "C", subjects=["c"], allow_msg_counter=True)
+        await make_stream(broker.jetstream, "P", subjects=["p"], persist_mode="async")
 
 
 async def test_the_level_is_asked_for_once(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
         js = broker.jetstream
-        await js.create_stream({"name": "S", "subjects": ["s"]})
+        await make_stream(js, subjects=["s"])
         await js.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit"})
         await js.pause_consumer("S", "c", timedelta(hours=1))
         before = js.requests

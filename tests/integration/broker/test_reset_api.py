@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker import Broker, JetStream, connect
 from penstock.broker.embedded import EmbeddedServer
@@ -15,16 +16,10 @@ from penstock.wire.blocking import run
 from penstock.wire.reader import Range, read_range
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path_factory.mktemp("nats")) as made:
-        yield made
-
-
 @pytest.fixture
-async def broker(server: EmbeddedServer) -> AsyncIterator[Broker]:
-    async with connect(server.settings) as made:
-        await made.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+async def broker(shared_server: EmbeddedServer) -> AsyncIterator[Broker]:
+    async with connect(shared_server.settings) as made:
+        await make_stream(made.jetstream)
         for number in range(1, 11):
             await made.request("s.x", b"%d" % number, 20)
         yield made
@@ -121,7 +116,7 @@ def test_an_ordered_reader_whose_consumer_is_reset_by_others_makes_a_new_one_and
     count, got, resets = 200_000, [], 0
     with BlockingPublisher.connect(nats_server.settings) as publisher:
         js = publisher.jetstream
-        run(js.create_stream({"name": "S", "subjects": ["s.>"], "allow_atomic": True}))
+        run(make_stream(js, allow_atomic=True))
         for start in range(0, count, 1000):
             publisher.publish_batch("S", "s.x", [b"%d" % n for n in range(start, start + 1000)])
         for batch in read_range(nats_server.settings, Range(stream="S", first=1, last=count)):

@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.support.streams import make_stream
+
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
+from penstock.broker.model import Json, StreamInfo
 from penstock.deadletter import inventory, streams
 from penstock.deadletter.capture import capture
 from penstock.deadletter.capturer import CONSUMER, ensure_consumer
@@ -49,17 +51,16 @@ class Stage:
         replicas: int = 1,
         ack_wait_ms: int = ACK_WAIT_MS,
     ) -> None:
-        orders: Json = {
-            "name": "ORDERS",
-            "subjects": ["orders.>"],
-            "retention": retention,
-            "duplicate_window": window_ms * MILLISECOND,
-            "allow_direct": True,
-            "num_replicas": replicas,
-        }
-        await self.js.create_stream(orders)
-        await self.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"], "num_replicas": replicas})
-        await self.js.create_stream({"name": "OUT", "subjects": ["out.>"]})
+        await make_stream(
+            self.js,
+            "ORDERS",
+            retention=retention,
+            duplicate_window=window_ms * MILLISECOND,
+            allow_direct=True,
+            num_replicas=replicas,
+        )
+        await make_stream(self.js, "DLQ", num_replicas=replicas)
+        await make_stream(self.js, "OUT")
         await self.js.create_stream(streams.advisories_config())
         await self.js.create_stream(streams.audit_config())
         await self.consumer("billing", max_deliver, ack_wait_ms)
@@ -114,7 +115,7 @@ class Stage:
         """Every dead letter; blocking."""
         return list(inventory.letters(self.settings, asyncio.run(self._letter_streams())))
 
-    async def _letter_streams(self) -> list[inventory.StreamInfo]:
+    async def _letter_streams(self) -> list[StreamInfo]:
         async with await aio.connect(self.settings) as connection:
             return await inventory.letter_streams(JetStream(connection.requester()))
 

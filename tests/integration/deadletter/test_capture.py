@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
@@ -25,7 +26,7 @@ NOW = datetime.now(UTC)
 async def connection(nats_server: EmbeddedServer) -> AsyncIterator[aio.Connection]:
     async with await aio.connect(nats_server.settings) as connection:
         js = JetStream(connection.requester())
-        await js.create_stream({"name": "DLQ", "subjects": ["dlq.>"], "duplicate_window": 100_000_000})
+        await make_stream(js, "DLQ", duplicate_window=100_000_000)
         await js.create_stream(streams.audit_config())
         yield connection
 
@@ -108,7 +109,7 @@ async def test_a_stack_that_does_not_fit_is_left_out_and_the_body_kept(connectio
 
 async def test_a_capture_outlives_a_restart_of_the_server(nats_server: EmbeddedServer) -> None:
     async with await aio.connect(nats_server.settings) as connection:
-        await JetStream(connection.requester()).create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+        await make_stream(JetStream(connection.requester()), "DLQ")
         await capture(connection, letter(), DLQ)
         nats_server.kill()
         nats_server.start()

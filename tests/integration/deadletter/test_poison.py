@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.integration.deadletter.stage import Stage, events, work_until_done
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.capturer import Capturer
@@ -154,7 +155,7 @@ async def test_without_a_stream_for_letters_advisories_wait_until_there_is_one(s
     await stage.terminate("billing", b"+TERM no")
     async with capturing(stage) as capturer:
         await eventually_async(lambda: capturer.statistics().failed, within=60, what="the advisory to be put back")
-        await stage.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+        await make_stream(stage.js, "DLQ")
         await dead(stage, 1)
     assert await stage.dead_events() == {"e0": 1}
 

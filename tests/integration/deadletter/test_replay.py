@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.integration.deadletter.stage import Stage, bury, events, replay_problems
+from tests.support.streams import make_stream
 
 from penstock.deadletter import headers, streams
 from penstock.deadletter.audit import Deed, place
@@ -137,7 +138,7 @@ async def test_a_letter_stays_when_its_message_cannot_be_stored(stage: Stage) ->
 async def test_a_replay_does_not_land_in_another_stream_that_took_over_the_subject(stage: Stage) -> None:
     await dead(stage, 1)
     await stage.js.update_stream("ORDERS", {"subjects": ["elsewhere.>"]})
-    await stage.js.create_stream({"name": "NEW", "subjects": ["orders.>"]})
+    await make_stream(stage.js, "NEW", subjects=["orders.>"])
     tally = await replayed(stage)
     assert (tally.done, len(tally.refused)) == (0, 1)
     assert await stage.messages("NEW") == 0
@@ -172,7 +173,7 @@ async def test_of_the_audit_only_what_may_still_be_there_is_remembered(stage: St
     await bury(stage, 1)
     (late,) = await asyncio.to_thread(stage.letters)
     async with opened(stage.settings) as room:  # interrupted between the audit and the removal of the letter
-        room._remove = _interrupted  # type: ignore[method-assign]  # the one place where it can be
+        room._remove = _interrupted  # type: ignore[method-assign,assignment]  # the one place where it can be
         with pytest.raises(Interrupted):
             await room.replay([late], Deed(run="cut", actor="tester"), 0, ReplayOptions())
     async with opened(stage.settings) as room:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
@@ -24,19 +25,16 @@ WINDOW = 2_000_000_000  # nanoseconds: the stream's duplicate window
 WRITER = Path(__file__).with_name("facts_writer.py")
 
 
-STREAM = {"name": "FACTS", "subjects": ["facts.>"], "duplicate_window": WINDOW}
-
-
 @pytest.fixture
 async def facts(nats_server: EmbeddedServer) -> AsyncIterator[Facts]:
     async with Facts(nats_server.settings) as made:
-        await made.link.jetstream.create_stream(STREAM)
+        await make_stream(made.link.jetstream, "FACTS", duplicate_window=WINDOW)
         yield made
 
 
-async def make_stream(server: EmbeddedServer) -> None:
+async def prepare(server: EmbeddedServer) -> None:
     async with Facts(server.settings) as facts:
-        await facts.link.jetstream.create_stream(STREAM)
+        await make_stream(facts.link.jetstream, "FACTS", duplicate_window=WINDOW)
 
 
 def stored_ids(server: EmbeddedServer) -> Counter[str]:
@@ -170,7 +168,7 @@ async def test_ten_thousand_ids_retried_by_concurrent_writers(nats_server: Embed
 
 
 def test_a_writer_and_a_broker_that_are_killed_at_any_time_leave_one_fact_an_id(nats_server: EmbeddedServer) -> None:
-    asyncio.run(make_stream(nats_server))
+    asyncio.run(prepare(nats_server))
     rng, count = random.Random(SEED), 900
     command = [sys.executable, str(WRITER), nats_server.url, str(count)]
     for round_ in range(4):

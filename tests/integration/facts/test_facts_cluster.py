@@ -6,6 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+
+from tests.support.streams import make_stream
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
@@ -33,6 +36,10 @@ class Reading:
         self.fetched: Counter[int] = Counter()
         self.confirmed: set[int] = set()
         self.wrong: list[str] = []
+
+    def has_confirmed(self, share: float) -> bool:
+        """Whether this share of all facts is confirmed."""
+        return len(self.confirmed) >= share * COUNT
 
     async def read(self, facts: Facts) -> None:
         while len(self.confirmed) < COUNT:
@@ -88,13 +95,14 @@ async def leader(cluster: EmbeddedCluster, ask: Ask) -> EmbeddedServer | None:
 async def kill_leaders(cluster: EmbeddedCluster, facts: Facts, reading: Reading) -> None:
     """The leader of the stream, then that of the consumer, then that of the books; each comes back."""
     js = facts.link.jetstream
-    for share, ask in (
+    steps: tuple[tuple[float, Ask], ...] = (
         (0.1, lambda: js.stream_info("FACTS")),
         (0.4, lambda: js.consumer_info("FACTS", "reader")),
         (0.7, lambda: js.stream_info("KV_penstock_facts")),
-    ):
-        await eventually_async(lambda s=share: len(reading.confirmed) >= s * COUNT, 240, "progress")
-        node = await eventually_async(lambda a=ask: leader(cluster, a), 60, "a leader")
+    )
+    for share, ask in steps:
+        await eventually_async(partial(reading.has_confirmed, share), 240, "progress")
+        node = await eventually_async(partial(leader, cluster, ask), 60, "a leader")
         await asyncio.to_thread(node.kill)
         await asyncio.to_thread(node.start)
 
@@ -105,7 +113,7 @@ async def test_leaders_killed_while_facts_are_appended_and_read_lose_and_repeat_
     settings = replace(nats_cluster.settings, timeout=10.0)
     async with Facts(settings) as one, Facts(settings) as other, Facts(settings) as third:
         js = one.link.jetstream
-        await js.create_stream({"name": "FACTS", "subjects": ["facts.>"], "num_replicas": 3})
+        await make_stream(js, "FACTS", num_replicas=3)
         config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": 2_000_000_000}
         await js.create_consumer("FACTS", config)
         reading = Reading()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 from tests.support.pages import check_examples
+from tests.support.streams import Streams
 
-from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
 from penstock.wire import blocking
 
 READER = {"ack_policy": "explicit", "ack_wait": 1_000_000_000, "metadata": {"penstock.reader": "dedicated"}}
 
 
-def test_the_examples_print_what_the_page_says(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_print_what_the_page_says(
+    nats_server: EmbeddedServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    with blocking.connect(nats_server.settings) as connection:
-        js = JetStream(connection.requester())
-        blocking.run(js.create_stream({"name": "FACTS", "subjects": ["facts.>"]}))
-        for name in ("edge_reader", "other_reader"):
-            blocking.run(js.create_consumer("FACTS", {"durable_name": name, **READER}))
+    streams.make("FACTS")
+    for name in ("edge_reader", "other_reader"):
+        blocking.run(streams.api.create_consumer("FACTS", {"durable_name": name, **READER}))
     check_examples("facts.md")

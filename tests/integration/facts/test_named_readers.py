@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
@@ -49,7 +50,7 @@ class Zone:
 async def zone(nats_server: EmbeddedServer) -> AsyncIterator[Zone]:
     async with Facts(nats_server.settings) as facts, Facts(nats_server.settings) as other:
         made = Zone(nats_server, facts, other)
-        await made.js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+        await make_stream(made.js, "FACTS")
         yield made
 
 
@@ -207,7 +208,7 @@ async def test_after_a_reset_the_facts_come_again_though_they_were_confirmed(zon
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 async def test_confirmed_facts_leave_a_stream_that_keeps_only_the_unread(zone: Zone, retention: str) -> None:
-    await zone.js.create_stream({"name": "Q", "subjects": ["q.>"], "retention": retention})
+    await make_stream(zone.js, "Q", retention=retention)
     await zone.js.create_consumer("Q", {"durable_name": "worker", "ack_policy": "explicit"})
     for n in range(6):
         await zone.facts.append_fact("q.n", f"{n}", b"")
@@ -269,7 +270,7 @@ async def test_a_consumer_that_moved_to_another_stream_is_found_again(zone: Zone
     await zone.consumer()
     await zone.facts.fetch_facts("reader")
     await zone.js.delete_consumer("FACTS", "reader")
-    await zone.js.create_stream({"name": "MORE", "subjects": ["more.>"]})
+    await make_stream(zone.js, "MORE")
     await zone.js.create_consumer("MORE", {"durable_name": "reader", "ack_policy": "explicit"})
     with pytest.raises(ConsumerNotFound):
         await zone.facts.fetch_facts("reader")

@@ -7,6 +7,7 @@ import socket
 import threading
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -83,7 +84,7 @@ async def test_the_asyncio_client_does_the_same(zone: Zone) -> None:
 def test_a_generated_client_speaks_both_encodings(zone: Zone, codec: str) -> None:
     login = zone.papers.login("edge")
     with SyncHTTPTransport(**login.transport()) as transport:
-        choice = {"codec": proto_json_codec()} if codec == "json" else {}
+        choice: dict[str, Any] = {"codec": proto_json_codec()} if codec == "json" else {}
         client = FactServiceClientSync(zone.gateway.url, http_client=SyncClient(transport), **choice)
         number = fresh()
         stored = client.append_fact(AppendFactRequest(subject="facts.edge.x", id=number, data=b"\xff"))
@@ -123,7 +124,7 @@ async def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledge
     opened, closed = asyncio.Queue[socket.socket](), asyncio.Event()
 
     class Seen(Connection):
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
             super().connection_made(transport)
             opened.put_nowait(transport.get_extra_info("socket"))
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -61,12 +61,12 @@ WRONG_JSON = [
 def json_body(rng: random.Random, call: str, words: Words) -> bytes:
     """An object with the right fields, some of which have values of another kind, or beyond every limit."""
     data = base64.b64encode(rng.randbytes(4)).decode()
-    good = {
+    good: dict[str, dict[str, Sequence[str | int]]] = {
         "FetchFacts": {"consumerName": words.consumers, "stream": words.streams, "limit": (5,), "wait": ("0.01s",)},
         "ConfirmReceipt": {"consumerName": words.consumers, "stream": words.streams, "receipt": words.receipts},
         "AppendFact": {"subject": words.subjects, "id": (str(rng.random()),), "data": (data,), "stream": words.streams},
-    }[call]
-    fields = {name: _json(rng.choice(values)) for name, values in good.items()}
+    }
+    fields = {name: _json(rng.choice(values)) for name, values in good[call].items()}
     while rng.random() < 0.4:
         fields[rng.choice([*fields, "headers", "unknown", "consumer_name"])] = rng.choice(WRONG_JSON)
     text = ", ".join(f'"{name}": {value}' for name, value in fields.items())
@@ -80,6 +80,7 @@ def _json(value: str | int) -> str:
 def proto_body(rng: random.Random, call: str, words: Words) -> bytes:
     """A message, followed by fields with the wrong wire type, numbers without end, and lengths that lie."""
     consumer, stream = rng.choice(words.consumers), rng.choice(words.streams)
+    made: FetchFactsRequest | ConfirmReceiptRequest | AppendFactRequest
     match call:
         case "FetchFacts":
             made = FetchFactsRequest(consumer_name=consumer, stream=stream, limit=5, wait=Duration(nanos=10_000_000))
@@ -141,7 +142,8 @@ def envelope(rng: random.Random, body: bytes) -> bytes:
 
 
 def test_no_body_of_any_call_and_encoding_gets_what_is_not_granted_or_breaks_the_gateway(zone: Zone) -> None:
-    rng, seen = random.Random(SEED), defaultdict(Counter[int])
+    rng = random.Random(SEED)
+    seen: dict[tuple[str, str], Counter[int]] = defaultdict(Counter)
     with zone.client("edge") as edge, zone.client(token="other") as mine:
         edge.append_fact("facts.edge.secret", "s", SECRET)
         theirs = edge.fetch_facts("edge_reader", 10, wait=15).receipt or ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.support.gateways import TOKENS, Papers, RunningGateway
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
@@ -44,7 +45,7 @@ class Zone:
 async def prepare(broker: EmbeddedServer) -> None:
     async with Facts(broker.settings) as facts:
         js: JetStream = facts.link.jetstream
-        await js.create_stream({"name": "FACTS", "subjects": ["facts.>"]})
+        await make_stream(js, "FACTS")
         for name in ("edge", "other", "busy"):
             config = {"durable_name": f"{name}_reader", "ack_policy": "explicit", "ack_wait": 60_000_000_000}
             await js.create_consumer("FACTS", {**config, "filter_subject": f"facts.{name}.>"})

@@ -6,6 +6,8 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 
+from tests.support.streams import make_stream
+
 from penstock.broker import Broker, connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.common import out
@@ -58,7 +60,7 @@ async def lagging(broker: Broker, messages: int, since: datetime | None = None) 
 
 async def test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await make_stream(broker.jetstream)
         await consumer(broker, filter_subject="s.wanted")
         await broker.request("s.other", b"", 20)
         await broker.request("s.wanted", b"1", 20)
@@ -80,7 +82,7 @@ async def test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one(
 
 async def test_a_consumer_that_has_acknowledged_everything_has_no_lag(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await make_stream(broker.jetstream)
         await consumer(broker)
         await broker.request("s.a", b"", 20)
         (ack,) = await pull(broker, 1)
@@ -91,7 +93,7 @@ async def test_a_consumer_that_has_acknowledged_everything_has_no_lag(nats_serve
 
 async def test_lag_of_several_filters_is_that_of_the_oldest_match(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await make_stream(broker.jetstream)
         await consumer(broker, filter_subjects=["s.a", "s.b"])
         await broker.request("s.b", b"", 20)
         await asyncio.sleep(0.3)  # the messages must differ in age
@@ -104,8 +106,8 @@ async def test_dead_letters_are_counted_in_all_and_by_the_consumer_that_names_th
     nats_server: EmbeddedServer,
 ) -> None:
     async with connect(nats_server.settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
-        await broker.jetstream.create_stream({"name": "DLQ", "subjects": ["dlq.>"]})
+        await make_stream(broker.jetstream)
+        await make_stream(broker.jetstream, "DLQ")
         await consumer(broker, metadata={"penstock.dlq": "dlq.s"})
         letters = [f"dlq.s.{number:016x}.1" for number in range(5)]
         for subject in ("dlq.s", "dlq.s", "dlq.else", "dlq.s.deeper.0123456789abcdef.1", *letters):
@@ -120,8 +122,8 @@ async def test_dead_letters_are_counted_in_all_and_by_the_consumer_that_names_th
 
 async def test_sources_show_their_lag(nats_server: EmbeddedServer) -> None:
     async with connect(nats_server.settings) as broker:
-        await broker.jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
-        await broker.jetstream.create_stream({"name": "COPY", "sources": [{"name": "S"}]})
+        await make_stream(broker.jetstream)
+        await make_stream(broker.jetstream, "COPY", sources=[{"name": "S"}])
         by_name = {stream.name: stream for stream in (await status_of(broker)).streams}
         assert [source.name for source in by_name["COPY"].sources] == ["S"]
         assert by_name["S"].sources == ()

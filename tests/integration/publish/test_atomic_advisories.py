@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import StoredMessage
 from penstock.observe.status import collect
 from penstock.publish import Abandonment, Abandonments, Gap, Publisher, TooLarge, advisories
 from penstock.testing.polling import eventually_async
-
-STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True}
-
-
-@pytest.fixture
-async def publisher(nats_server: EmbeddedServer) -> AsyncIterator[Publisher]:
-    async with await Publisher.connect(nats_server.settings) as made:
-        await made.jetstream.create_stream(STREAM)
-        yield made
 
 
 async def abandon(publisher: Publisher, stream: str = "S") -> str:
@@ -42,7 +32,7 @@ async def too_large(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> No
 async def test_abandoned_batches_are_counted_by_stream_and_reason_and_handed_on(
     nats_server: EmbeddedServer, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await publisher.jetstream.create_stream({"name": "T", "subjects": ["t.>"], "allow_atomic": True})
+    await make_stream(publisher.jetstream, "T", allow_atomic=True)
     seen: list[Abandonment] = []
     async with Abandonments(nats_server.settings, seen.append) as watch:
         first = await abandon(publisher)
@@ -100,7 +90,7 @@ async def test_kept_advisories_are_counted_by_status_also_when_nobody_listened(
 
 @pytest.mark.parametrize("subject", ["$JS.EVENT.ADVISORY.>", "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.>"])
 async def test_any_stream_that_takes_the_subject_keeps_them(publisher: Publisher, subject: str) -> None:
-    await publisher.jetstream.create_stream({"name": "EVENTS", "subjects": [subject]})
+    await make_stream(publisher.jetstream, "EVENTS", subjects=[subject])
     await abandon(publisher)
 
     async def counted() -> bool:
@@ -126,7 +116,7 @@ def batch_headers(messages: list[StoredMessage]) -> list[str]:
 
 async def test_a_mirror_ignores_the_headers_and_copies_what_is_committed(publisher: Publisher) -> None:
     """In the origin's order and sequences; this server also takes the headers off."""
-    await publisher.jetstream.create_stream({"name": "M", "mirror": {"name": "S"}})
+    await make_stream(publisher.jetstream, "M", mirror={"name": "S"})
     await publisher.publish_batch("S", "s.a", [b"1", b"2", b"3"], headers=[{"Own": "x"}, None, None])
     await abandon(publisher)
     await publisher.publish_batch("S", "s.b", [b"4"])
@@ -139,8 +129,7 @@ async def test_a_mirror_ignores_the_headers_and_copies_what_is_committed(publish
 
 async def test_a_source_copies_committed_batches_without_their_headers(publisher: Publisher) -> None:
     """The document says that sources process the headers; this server takes them off, and copies what is committed."""
-    config = {"name": "AGG", "sources": [{"name": "S"}], "allow_atomic": True, "subjects": ["agg.>"]}
-    await publisher.jetstream.create_stream(config)
+    await make_stream(publisher.jetstream, "AGG", sources=[{"name": "S"}], allow_atomic=True, subjects=["agg.>"])
     open_batch = publisher.atomic("S")
     await open_batch.add("s.open", b"")
     await open_batch.add("s.open", b"")

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -509,7 +510,7 @@ async def test_a_cancelled_publish_ends_wherever_it_is(publisher: Publisher) -> 
     ],
 )
 async def test_what_cannot_be_a_message_is_refused_with_a_reason(
-    publisher: Publisher, call: dict[str, object], words: str
+    publisher: Publisher, call: dict[str, Any], words: str
 ) -> None:
     batch = publisher.atomic("S")
     with pytest.raises(errors.ConfigError, match=words):

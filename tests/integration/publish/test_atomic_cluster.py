@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 from tests.support.freezing import freeze
+from tests.support.streams import make_stream
 
 from penstock import errors
 from penstock.broker.cluster import EmbeddedCluster
@@ -20,7 +21,6 @@ from penstock.testing.contents import stream_data
 from penstock.testing.polling import eventually
 from penstock.wire import blocking
 
-STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True, "num_replicas": 3}
 MEMBERS = [b"%d" % number for number in range(5)]
 
 
@@ -44,7 +44,7 @@ def frozen(nodes: list[EmbeddedServer]) -> Iterator[None]:
 def stream(nats_cluster: EmbeddedCluster) -> Iterator[EmbeddedServer]:
     """The leader of a new stream with three replicas."""
     with BlockingPublisher.connect(nats_cluster.settings) as publisher:
-        blocking.run(publisher.jetstream.create_stream(STREAM))
+        blocking.run(make_stream(publisher.jetstream, allow_atomic=True, num_replicas=3))
         yield leader_of(nats_cluster, publisher)
 
 

@@ -15,15 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock import errors
 from penstock.broker.embedded import EmbeddedServer
+from penstock.broker.model import StreamState
 from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BatchRejected, BlockingPublisher
 from penstock.testing import eventually
 from penstock.wire import blocking
 
 MEMBERS = 4
-STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True}
 
 
 def frames_of(data: bytes) -> list[bytes]:
@@ -72,7 +73,10 @@ def payloads(judge: BlockingPublisher, stream: str) -> list[bytes]:
 
 def wait_until_read(judge: BlockingPublisher, stream: str, messages: int) -> None:
     """The server may read the last bytes of a dead publisher after it has heard from the judge, who would drop them."""
-    state = lambda: blocking.run(judge.jetstream.stream_info(stream)).state  # noqa: E731
+
+    def state() -> StreamState:
+        return blocking.run(judge.jetstream.stream_info(stream)).state
+
     eventually(lambda: state().messages >= messages, what=f"{messages} messages in {stream!r}", state=state)
 
 
@@ -90,7 +94,7 @@ def all_or_none(judge: BlockingPublisher, ref: BatchRef, before: int = 0) -> Bat
 def test_the_check_notices_a_part_of_a_batch(nats_server: EmbeddedServer) -> None:
     """What the same crash does to messages that are published one by one."""
     with BlockingPublisher.connect(nats_server.settings) as judge:
-        blocking.run(judge.jetstream.create_stream(STREAM))
+        blocking.run(make_stream(judge.jetstream, allow_atomic=True))
         for number in range(MEMBERS - 1):
             judge.connection.request("s.a", b"%d" % number)
         with pytest.raises(AssertionError, match="a part of a batch"):
@@ -142,8 +146,7 @@ def test_a_publisher_killed_at_any_step_leaves_all_or_nothing(
     nats_server: EmbeddedServer, judge: BlockingPublisher
 ) -> None:
     for number in range(len(STEPS)):
-        config = STREAM | {"name": f"S{number}", "subjects": [f"s.S{number}"]}
-        blocking.run(judge.jetstream.create_stream(config))
+        blocking.run(make_stream(judge.jetstream, f"S{number}", subjects=[f"s.S{number}"], allow_atomic=True))
     command = [sys.executable, "-c", textwrap.dedent(NURSERY), str(Path(__file__).parent), nats_server.url, *STEPS]
     outcomes = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE) as nursery:
@@ -168,8 +171,7 @@ def test_a_server_killed_at_any_step_leaves_all_or_nothing(
     outcomes = {}
     for number, last_step in enumerate(STEPS):
         name = f"S{number}"
-        config = STREAM | {"name": name, "subjects": [f"s.{name}"], "storage": storage}
-        blocking.run(judge.jetstream.create_stream(config))
+        blocking.run(make_stream(judge.jetstream, name, subjects=[f"s.{name}"], allow_atomic=True, storage=storage))
         connection = Stepwise(nats_server.settings)
         connection.reconnect()
         outcomes[last_step] = killed_at(nats_server, BlockingPublisher(connection), judge, name, last_step)
@@ -194,7 +196,7 @@ def killed_at(
             server.start()
 
     assert isinstance(publisher.connection, Stepwise)
-    publisher.connection.step = step  # type: ignore[method-assign] # the hook is made for this
+    publisher.connection.step = step
     with suppress(BatchOutcomeUnknown, errors.Unavailable):
         publisher.finish(publisher.send_commit(flight))
         step("acknowledged")
@@ -213,7 +215,7 @@ def test_a_server_killed_while_it_commits_leaves_all_or_nothing(
     """A commit of 1,000 messages takes the server milliseconds: kill it somewhere inside."""
     seed = 20250610
     rng = random.Random(seed)
-    blocking.run(judge.jetstream.create_stream(STREAM))
+    blocking.run(make_stream(judge.jetstream, allow_atomic=True))
     stored, seen = 0, {"all": 0, "nothing": 0}
     for number in range(rounds):
         with BlockingPublisher.connect(nats_server.settings) as publisher:
@@ -257,7 +259,7 @@ def cut_off(nats_server: EmbeddedServer, batch: Batch, after_frames: int | None 
 def test_resolve_finds_a_batch_among_those_of_others_with_few_requests(
     nats_server: EmbeddedServer, judge: BlockingPublisher
 ) -> None:
-    blocking.run(judge.jetstream.create_stream(STREAM))
+    blocking.run(make_stream(judge.jetstream, allow_atomic=True))
     batch = Batch("S")
     batch.extend("s.mine", [b"x"] * 500)
     with BlockingPublisher.connect(nats_server.settings) as late:
@@ -280,7 +282,7 @@ def test_resolve_finds_a_batch_among_those_of_others_with_few_requests(
 
 
 def test_resolve_drops_a_batch_that_is_still_open(nats_server: EmbeddedServer, judge: BlockingPublisher) -> None:
-    blocking.run(judge.jetstream.create_stream(STREAM))
+    blocking.run(make_stream(judge.jetstream, allow_atomic=True))
     batch = Batch("S")
     batch.extend("s.a", [b"0", b"1", b"2"])
     ref = cut_off(nats_server, batch, after_frames=2)
@@ -297,7 +299,7 @@ def test_resolve_drops_a_batch_that_is_still_open(nats_server: EmbeddedServer, j
 def test_resolve_does_not_guess_when_the_messages_were_removed(
     nats_server: EmbeddedServer, judge: BlockingPublisher
 ) -> None:
-    blocking.run(judge.jetstream.create_stream(STREAM))
+    blocking.run(make_stream(judge.jetstream, allow_atomic=True))
     batch = Batch("S")
     batch.extend("s.a", [b"0", b"1", b"2"])
     ref = cut_off(nats_server, batch)
@@ -321,11 +323,7 @@ def test_resolve_agrees_with_a_full_scan_whatever_was_written_and_removed(
     outcomes = set()
     for example in range(40):
         name = f"S{example}"
-        blocking.run(
-            judge.jetstream.create_stream(
-                {"name": name, "subjects": [f"s.{name}"], "allow_atomic": True, "storage": "memory"}
-            )
-        )
+        blocking.run(make_stream(judge.jetstream, name, subjects=[f"s.{name}"], allow_atomic=True, storage="memory"))
         mine = Batch(name, "mine")
         mine.extend(f"s.{name}", [b""] * rng.randint(1, 5))
         others = [rng.randint(1, 6) for _ in range(rng.randint(0, 4))]

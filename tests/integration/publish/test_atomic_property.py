@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock import errors
 from penstock.broker import JetStream
@@ -96,12 +97,16 @@ class Writer:
         self.tracker.sizes[name] = self.rng.choice([1, 2, 3, 10, 50, self.rng.randint(2, 300)])
         return batch
 
-    async def fill(self, batch: AtomicBatch, message_id: str | None = None, **expected: int) -> None:
+    async def fill(
+        self, batch: AtomicBatch, message_id: str | None = None, expected_last_sequence: int | None = None
+    ) -> None:
         size = self.tracker.sizes[batch.batch_id]
         for number in range(size):
             data = json.dumps({"batch": batch.batch_id, "member": number}).encode()
             own = message_id if number == size - 1 else None
-            await batch.add(self.rng.choice(SUBJECTS), data, message_id=own, **(expected if number == 0 else {}))
+            expected = expected_last_sequence if number == 0 else None
+            subject = self.rng.choice(SUBJECTS)
+            await batch.add(subject, data, message_id=own, expected_last_sequence=expected)
 
     async def outcome(self, batch: AtomicBatch, action: Callable[[AtomicBatch], object]) -> None:
         """Do it, and write down what we were told. A server that is down is met with another try."""
@@ -219,8 +224,7 @@ async def test_the_stream_is_always_a_whole_number_of_committed_batches(
 ) -> None:
     tracker = Tracker()
     publishers = [await Publisher.connect(nats_server.settings) for _ in range(writers)]
-    config = {"name": "S", "subjects": ["s.>"], "allow_atomic": True}
-    await publishers[0].jetstream.create_stream(config)
+    await make_stream(publishers[0].jetstream, allow_atomic=True)
     crowd = [Writer(number, publisher, tracker, seed) for number, publisher in enumerate(publishers)]
     killer = asyncio.create_task(kill_now_and_then(nats_server, kills, random.Random(seed)))
     await asyncio.gather(*(writer.write(rounds) for writer in crowd))
@@ -250,7 +254,7 @@ async def test_the_check_fails_for_messages_that_are_published_one_by_one(nats_s
 
     async with await aio.connect(nats_server.settings) as connection:
         jetstream = JetStream(connection.requester())
-        await jetstream.create_stream({"name": "S", "subjects": ["s.>"]})
+        await make_stream(jetstream)
         await asyncio.gather(*(careless(number) for number in range(3)))
         violations = tracker.violations(await read_all(jetstream))
     assert any("not whole, or not in order" in one for one in violations)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,21 +19,23 @@ from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, Feature
 from penstock.publish.fast import FastIngest
 from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import FastIngestDisabled, IngestGap, MessageRefused, WrongStream
-from penstock.publish.options import IngestOptions, Lost
+from penstock.publish.options import FastAck, IngestOptions, Lost
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import LossyProxy, eventually_async, stream_data
 
 
-def fast(settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options) -> FastIngest:
+def fast(settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options: Any) -> FastIngest:
     return FastIngest(settings, "S", IngestOptions(**options), on_lost)
 
 
-def blocking_fast(settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options):
+def blocking_fast(
+    settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options: Any
+) -> BlockingFastIngest:
     return BlockingFastIngest(settings, "S", IngestOptions(**options), on_lost)
 
 
-async def make_stream(settings: Settings, name: str = "S", **config) -> None:
+async def make_stream(settings: Settings, name: str = "S", **config: Any) -> None:
     async with connect(settings) as broker:
         subject = f"{name.lower()}.>"
         await broker.jetstream.create_stream({"name": name, "subjects": [subject], "allow_batched": True, **config})
@@ -83,7 +86,7 @@ async def test_messages_are_stored_in_order_and_the_ack_says_where(nats_server: 
 async def test_the_blocking_publisher_stores_the_same(nats_server: EmbeddedServer) -> None:
     await make_stream(nats_server.settings)
 
-    def work():
+    def work() -> FastAck | None:
         with blocking_fast(nats_server.settings, flow=7) as ingest:
             for data in numbered(100):
                 ingest.add("s.a", data)
@@ -94,6 +97,7 @@ async def test_the_blocking_publisher_stores_the_same(nats_server: EmbeddedServe
         return ingest.ack
 
     ack = await asyncio.to_thread(work)
+    assert ack
     assert (ack.sequence, ack.count) == (300, 300)
     assert await contents(nats_server.settings) == numbered(300)
     async with connect(nats_server.settings) as broker:
@@ -234,7 +238,7 @@ async def test_with_resend_lost_messages_are_sent_again_in_order(
 ) -> None:
     await make_stream(nats_server.settings)
     proxy.drop_up = message_with(seq)
-    options = {"flow": 10, "on_gap": "resend", "ack_timeout": 0.5}
+    options: dict[str, Any] = {"flow": 10, "on_gap": "resend", "ack_timeout": 0.5}
     async with fast(Settings(servers=(proxy.url,)), **options) as ingest:
         await ingest.add_data("s.a", numbered(100))
     assert ingest.ack
@@ -359,6 +363,7 @@ async def test_calls_that_are_cancelled_lose_nothing_that_was_added(nats_server:
     assert ingest.added == 3_000, f"seed {seed}"
     found = await contents(nats_server.settings)
     assert list(dict.fromkeys(found)) == numbered(3_000), f"seed {seed}"
+    assert ingest.ack
     assert len(found) <= 3_000 + ingest.ack.maybe_twice, f"seed {seed}"
 
 

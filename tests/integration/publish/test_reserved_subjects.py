@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish.atomic import Publisher
@@ -15,7 +16,7 @@ from penstock.publish.reserved import ReservedSubject
 from penstock.settings import Settings
 from penstock.testing import letter_subject, stream_data
 
-STREAM = {"name": "DLQ", "subjects": ["dlq.>", "s.>", "dlq_audit.>"], "allow_atomic": True, "allow_batched": True}
+SUBJECTS = ["dlq.>", "s.>", "dlq_audit.>"]
 DATA = b"by hand"
 
 
@@ -95,7 +96,7 @@ WAYS: dict[str, Way] = {
 @pytest.fixture
 async def settings(nats_server: EmbeddedServer) -> Settings:
     async with await Publisher.connect(nats_server.settings) as publisher:
-        await publisher.jetstream.create_stream(STREAM)
+        await make_stream(publisher.jetstream, "DLQ", subjects=SUBJECTS, allow_atomic=True, allow_batched=True)
     return nats_server.settings
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.errors import ConfigError, ConnectionLost, Unavailable
 from penstock.publish import BlockingPublisher
 from penstock.sourcing.flow import Flow
@@ -20,13 +21,12 @@ from penstock.wire import blocking
 class Origin:
     """A stream with numbered messages, and its consumer."""
 
-    def __init__(self, server: EmbeddedServer, retention: str = "limits", **choices: Json) -> None:
+    def __init__(self, server: EmbeddedServer, retention: str = "limits", **choices: Any) -> None:
         self.server = server
         self.publisher = BlockingPublisher.connect(server.settings)
         self.js: JetStream = self.publisher.jetstream
         self.published = 0
-        config = {"name": "O", "subjects": ["o.>"], "allow_atomic": True, "retention": retention}
-        blocking.run(self.js.create_stream(config))
+        blocking.run(make_stream(self.js, "O", allow_atomic=True, retention=retention))
         blocking.run(self.js.create_consumer("O", consumer_config("r", "to.r", **choices)))
 
     def publish(self, count: int) -> None:
@@ -54,7 +54,7 @@ Make = Callable[..., Origin]
 def make_origin(nats_server: EmbeddedServer) -> Iterator[Make]:
     made: list[Origin] = []
 
-    def make(*args: str, **choices: Json) -> Origin:
+    def make(*args: str, **choices: Any) -> Origin:
         made.append(Origin(nats_server, *args, **choices))
         return made[-1]
 
@@ -138,7 +138,7 @@ def test_a_message_lost_on_the_way_is_asked_for_again_in_order(
 ) -> None:
     origin, sink, flow = make_origin(), Sink(), Flow()
     origin.publish(2_000)
-    dropped = []
+    dropped: list[bytes] = []
 
     def drop(line: bytes) -> bool:
         hit = b" $JS.ACK." in line and line.split(b".")[-3] == b"%d" % lost and not dropped
@@ -156,7 +156,8 @@ def test_a_message_lost_on_the_way_is_asked_for_again_in_order(
 
 
 def test_an_answer_that_is_lost_is_given_again(nats_server: EmbeddedServer, make_origin: Make) -> None:
-    origin, sink, lost = make_origin("workqueue"), Sink(), []
+    origin, sink = make_origin("workqueue"), Sink()
+    lost: list[bytes] = []
 
     def drop(line: bytes) -> bool:
         if b"$JS.FC" in line and len(lost) < 2:

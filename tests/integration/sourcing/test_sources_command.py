@@ -6,25 +6,27 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from tests.support.commands import invoked
+from tests.support.dying import Dead, dying
+from tests.support.servers import both
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.connection import Broker
-from penstock.broker.jetstream import JetStream, Requester
+from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StreamInfo
-from penstock.cli.main import penstock
 from penstock.cli.sources import migrations
 from penstock.errors import StreamNotFound
 from penstock.sourcing import migrate, mirrors
 from penstock.sourcing.links import links
 from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
-from penstock.testing import LeafPair, eventually_async, leaf_pair, stream_data
+from penstock.testing import LeafPair, eventually_async, stream_data
 from penstock.topology import actual, plan
 from penstock.topology.apply import apply as carry_out
 from penstock.topology.load import load
@@ -34,23 +36,6 @@ EPHEMERAL: Json = {"name": "ORIGIN", "domain": "leaf"}
 MANAGED: Json = {**EPHEMERAL, "consumer": {"name": "reader", "server_managed": True}}
 EMPTY: Json = {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0, "consumer_count": 0}
 OWN: Json = {**EPHEMERAL, "consumer": {"name": "mine", "deliver_subject": "to.the.hub"}}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeafPair]:
-    with leaf_pair(tmp_path_factory.mktemp("pair")) as made:
-        yield made
-
-
-@asynccontextmanager
-async def both(pair: LeafPair) -> AsyncIterator[tuple[Broker, Broker]]:
-    async with connect(pair.hub.settings) as hub, connect(pair.leaf.settings) as leaf:
-        try:
-            yield hub, leaf
-        finally:
-            for broker in (hub, leaf):
-                for name in await broker.jetstream.stream_names():
-                    await broker.jetstream.delete_stream(name)
 
 
 def platform_file(tmp_path: Path, source: Json, kind: str = "sources") -> Path:
@@ -97,7 +82,7 @@ async def arrived(pair: LeafPair, hub: Broker, count: int) -> None:
 
 
 async def origin(leaf: Broker, retention: str) -> None:
-    await leaf.jetstream.create_stream({"name": "ORIGIN", "subjects": ["o.>"], "retention": retention})
+    await make_stream(leaf.jetstream, "ORIGIN", subjects=["o.>"], retention=retention)
 
 
 SOME = [("sources", "limits"), ("sources", "workqueue"), ("sources", "interest"), ("mirror", "interest")]
@@ -115,7 +100,7 @@ async def test_a_living_stream_migrates_through_all_modes_and_back_without_loss_
         count = 0
         for source, left in ((MANAGED, "reader"), (OWN, "mine"), (MANAGED, "reader"), (EPHEMERAL, "JS_")):
             publishing = asyncio.create_task(publish(leaf, count, 150))
-            await eventually_async(lambda count=count: reached(hub, count + 20), 60, "messages to flow")
+            await eventually_async(partial(reached, hub, count + 20), 60, "messages to flow")
             await migrated(hub.jetstream, pair, path := platform_file(tmp_path, source, kind))
             await publishing
             count += 150
@@ -151,10 +136,6 @@ async def reached(hub: Broker, count: int) -> bool:
     return (await hub.jetstream.stream_info("COPY")).state.messages >= count
 
 
-class Dead(Exception):
-    """What stands for the end of the process that migrates."""
-
-
 @pytest.mark.parametrize(
     ("kind", "retention", "before", "after", "step"),
     [
@@ -176,11 +157,11 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
         async with both(pair) as (hub, leaf):
             await origin(leaf, retention)
             await apply(hub, platform_file(tmp_path, before, kind))
-            await eventually_async(lambda hub=hub: active(hub), 120)
+            await eventually_async(partial(active, hub), 120)
             await publish(leaf, 0, 30)
-            await eventually_async(lambda hub=hub: reached(hub, 10), 60)
+            await eventually_async(partial(reached, hub, 10), 60)
             path = platform_file(tmp_path, after, kind)
-            survived = await lived(JetStream(dying(hub, requests)), pair, path)
+            survived = await lived(JetStream(dying(hub.request, requests)), pair, path)
             await publish(leaf, 30, 10)
             await migrated(hub.jetstream, pair, path)
             await arrived(pair, hub, 40)
@@ -204,11 +185,11 @@ async def test_a_migration_leaves_the_messages_of_others_in_a_workqueue_wherever
             for _ in range(5):
                 await leaf.request("o.others", b"theirs", 20)
             await apply(hub, platform_file(tmp_path, before))
-            await eventually_async(lambda hub=hub: active(hub), 120)
+            await eventually_async(partial(active, hub), 120)
             await publish(leaf, 0, 20)
-            await eventually_async(lambda hub=hub: reached(hub, 20), 60)
+            await eventually_async(partial(reached, hub, 20), 60)
             path = platform_file(tmp_path, after)
-            survived = await lived(JetStream(dying(hub, requests)), pair, path)
+            survived = await lived(JetStream(dying(hub.request, requests)), pair, path)
             await migrated(hub.jetstream, pair, path)
             await publish(leaf, 20, 5)
             await arrived(pair, hub, 25)
@@ -223,19 +204,6 @@ async def lived(js: JetStream, pair: LeafPair, path: Path) -> bool:
     except Dead:
         return False
     return True
-
-
-def dying(hub: Broker, left: int) -> Requester:
-    """Requests of a process that ends after so many of them."""
-
-    async def request(subject: str, payload: bytes, timeout: float) -> bytes:
-        nonlocal left
-        if left == 0:
-            raise Dead
-        left -= 1
-        return await hub.request(subject, payload, timeout)
-
-    return request
 
 
 async def active(hub: Broker) -> bool:
@@ -253,10 +221,7 @@ def test_a_source_with_transforms_of_everything_cannot_go_back(tmp_path: Path) -
 
 def run(pair: LeafPair, *arguments: str) -> tuple[int, str]:
     """A command of ours in this process: its exit code and what it printed."""
-    done = CliRunner().invoke(penstock, ["--servers", pair.hub.url, *arguments], standalone_mode=False)
-    if done.exception:
-        raise done.exception
-    return int(done.return_value or 0), done.output
+    return invoked("--servers", pair.hub.url, *arguments)
 
 
 async def test_ls_shows_mode_lag_pause_and_what_is_wrong(pair: LeafPair, tmp_path: Path) -> None:
@@ -277,9 +242,9 @@ async def test_ls_shows_mode_lag_pause_and_what_is_wrong(pair: LeafPair, tmp_pat
         assert (facts["mode"], facts["consumer"], facts["lag_messages"]) == ("server-managed", "reader", 0)
         code, text = await asyncio.to_thread(run, pair, "sources", "ls")
         assert "server-managed" in text
-        await leaf.jetstream.pause_consumer(
-            "ORIGIN", "reader", (await hub.jetstream.stream_info("COPY")).created.replace(year=2099)
-        )  # type: ignore[union-attr]
+        created = (await hub.jetstream.stream_info("COPY")).created
+        assert created
+        await leaf.jetstream.pause_consumer("ORIGIN", "reader", created.replace(year=2099))
         await publish(leaf, 5, 3)
 
         async def waiting() -> bool:  # the origin counts for its consumers a moment after it has stored

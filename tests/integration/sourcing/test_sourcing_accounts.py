@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from tests.support.commands import invoked
+from tests.support.streams import make_stream
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.model import Json
-from penstock.cli.main import penstock
 from penstock.settings import Settings
 from penstock.sourcing.accounts import Grant, needs_grant
 from penstock.testing import eventually_async, stream_data
@@ -44,9 +44,8 @@ accounts {{
 
 
 def platform_file(folder: Path, kind: str, consumer: Json, deliver: str = "") -> str:
-    source = {"name": "ORIGIN", "external": {"api": "site.api", "deliver": deliver}, "consumer": consumer}
-    if not deliver:
-        del source["external"]["deliver"]
+    external = {"api": "site.api", "deliver": deliver} if deliver else {"api": "site.api"}
+    source = {"name": "ORIGIN", "external": external, "consumer": consumer}
     path = folder / "penstock.yaml"
     path.write_text(yaml.safe_dump({"streams": {"COPY": {kind: [source] if kind == "sources" else source}}}))
     return str(path)
@@ -54,15 +53,12 @@ def platform_file(folder: Path, kind: str, consumer: Json, deliver: str = "") ->
 
 def run(settings: Settings, *arguments: str) -> tuple[int, str]:
     flags = ["--servers", settings.servers[0], "--user", str(settings.user), "--password", str(settings.password)]
-    done = CliRunner().invoke(penstock, [*flags, *arguments], standalone_mode=False)
-    if done.exception:
-        raise done.exception
-    return int(done.return_value or 0), done.output
+    return invoked(*flags, *arguments)
 
 
 async def make_origin(site: Settings, *consumers: Json) -> None:
     async with connect(site) as broker:
-        await broker.jetstream.create_stream({"name": "ORIGIN", "subjects": ["o.>"], "retention": "workqueue"})
+        await make_stream(broker.jetstream, "ORIGIN", subjects=["o.>"], retention="workqueue")
         for config in consumers:
             await broker.jetstream.create_consumer("ORIGIN", config)
 

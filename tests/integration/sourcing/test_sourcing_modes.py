@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.support.servers import both
+from tests.support.streams import make_stream
 
-from penstock.broker import connect
 from penstock.broker.connection import Broker
 from penstock.broker.model import Json
 from penstock.sourcing import modes
 from penstock.sourcing.modes import misfits
-from penstock.testing import LeafPair, eventually_async, leaf_pair, stream_data
+from penstock.testing import LeafPair, eventually_async, stream_data
 from penstock.topology import actual, apply, plan, verify
 from penstock.topology.apply import Refused
 from penstock.topology.load import load
@@ -23,24 +22,6 @@ from penstock.topology.plan import Change, Plan
 from penstock.topology.resource import Desired
 
 MANAGED = {"name": "reader", "server_managed": True}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LeafPair]:
-    with leaf_pair(tmp_path_factory.mktemp("pair")) as made:
-        yield made
-
-
-@asynccontextmanager
-async def both(pair: LeafPair) -> AsyncIterator[tuple[Broker, Broker]]:
-    """Connections to the hub and to the leaf; what the test made is removed afterwards."""
-    async with connect(pair.hub.settings) as hub, connect(pair.leaf.settings) as leaf:
-        try:
-            yield hub, leaf
-        finally:
-            for broker in (hub, leaf):
-                for name in await broker.jetstream.stream_names():
-                    await broker.jetstream.delete_stream(name)
 
 
 def desired(tmp_path: Path, **streams: Json) -> Desired:
@@ -61,7 +42,7 @@ async def applied(hub: Broker, want: Desired, allow_destroy: bool = False) -> tu
 
 
 async def origin(leaf: Broker, retention: str, count: int = 0, **config: Json) -> None:
-    await leaf.jetstream.create_stream({"name": "ORIGIN", "subjects": ["o.>"], "retention": retention, **config})
+    await make_stream(leaf.jetstream, "ORIGIN", subjects=["o.>"], retention=retention, **config)
     await publish(leaf, 0, count)
 
 

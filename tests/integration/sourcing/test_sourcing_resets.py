@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.support.dying import Dead, dying
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
@@ -43,13 +45,12 @@ class Pair:
         self.server = server
         self.publisher = BlockingPublisher.connect(server.settings)
         self.js: JetStream = self.publisher.jetstream
-        config = {"name": "ORIGIN", "subjects": ["o.>"], "retention": retention, "allow_atomic": True}
-        blocking.run(self.js.create_stream(config))
+        blocking.run(make_stream(self.js, "ORIGIN", subjects=["o.>"], retention=retention, allow_atomic=True))
         source = {"name": "ORIGIN"}
         consumer = modes.managed_consumer("COPY", {**source, **start}, "reader", "to.copy")
         blocking.run(self.js.create_consumer("ORIGIN", consumer))
         bound = {**source, "consumer": READ_THROUGH}
-        blocking.run(self.js.create_stream({"name": "COPY", **_as(kind, bound)}))
+        blocking.run(make_stream(self.js, "COPY", **_as(kind, bound)))
         eventually(lambda: self.consumer().push_bound, 20, "COPY to listen")
 
     def publish(self, first: int, count: int) -> None:
@@ -64,6 +65,10 @@ class Pair:
 
     def copied(self) -> list[int]:
         return [int(one) for one in stream_data(self.server.settings, "COPY")]
+
+    def wait_for_last(self, number: int) -> None:
+        """Until the copy ends with `number`."""
+        eventually(lambda: self.copied()[-1:] == [number], 30, f"{number} to be copied", self.consumer)
 
     def settled(self) -> bool:
         """Everything is delivered, and the origin knows that it is stored."""
@@ -96,12 +101,6 @@ def pair(server: EmbeddedServer, retention: str, kind: str, **start: int) -> Ite
         made.publisher.close()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(tmp_path_factory.mktemp("nats")) as made:
-        yield made
-
-
 class Load(threading.Thread):
     """Publishes numbers in small batches until it is told to stop."""
 
@@ -118,6 +117,10 @@ class Load(threading.Thread):
                 publisher.publish_batch("ORIGIN", "o.x", data)
                 self.published += 50
 
+    def wait_for(self, count: int) -> None:
+        """Until more than `count` messages are published."""
+        eventually(lambda: self.published > count, 30, "messages to flow")
+
     def end(self) -> int:
         self._ended.set()
         self.join()
@@ -130,7 +133,7 @@ def under_load(made: Pair, ways: list[str], chance: random.Random, *, carefully:
     load.start()
     for way in ways:
         seen = load.published
-        eventually(lambda seen=seen: load.published > seen + 200, 30, "messages to flow")
+        load.wait_for(seen + 200)
         before, target = made.consumer(), made.target(way, chance)
         if carefully:
             done = made.reset_carefully(target)
@@ -173,27 +176,23 @@ def test_careful_resets_under_load_skip_as_told_repeat_nothing_and_do_not_stop_i
         list(threads.map(one, ("limits", "workqueue", "interest")))
 
 
-class Dead(Exception):
-    """What stands for the end of the process that resets."""
-
-
 @pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.soak), 60])
 def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one_sets_all_right(
-    server: EmbeddedServer, step: int
+    shared_server: EmbeddedServer, step: int
 ) -> None:
     requests, survived = 2, False
     while not survived:
-        with pair(server, "workqueue", "source") as made:
+        with pair(shared_server, "workqueue", "source") as made:
             load = Load(made)
             load.start()
             try:
-                eventually(lambda load=load: load.published > 300, 30, "messages to flow")
+                load.wait_for(300)
                 survived = lived(made, requests)
                 blocking.run(made.js.resume_consumer("ORIGIN", "reader"))  # it would by itself, after a minute
                 made.reset_carefully(None)
             finally:
                 count = load.end()
-            eventually(lambda made=made, count=count: made.copied()[-1:] == [count - 1], 30, "the last", made.consumer)
+            made.wait_for_last(count - 1)
             assert made.copied() == list(range(count)), f"killed after {requests} requests"
             eventually(made.settled, 30, "the origin to know that all is stored", made.consumer)
             config = made.consumer().config
@@ -205,24 +204,16 @@ def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one
 def lived(made: Pair, left: int) -> bool:
     """A careful reset by a process that ends after so many requests."""
     with blocking.connect(made.server.settings) as connection:
-        ask = connection.requester()
-
-        async def dying(subject: str, payload: bytes, timeout: float) -> bytes:
-            nonlocal left
-            if left == 0:
-                raise Dead
-            left -= 1
-            return await ask(subject, payload, timeout)
-
+        api = JetStream(dying(connection.requester(), left))
         try:
-            blocking.run(resets.reset(JetStream(dying), made.consumer(), None))
+            blocking.run(resets.reset(api, made.consumer(), None))
         except Dead:
             return False
     return True
 
 
-def test_a_mirror_bears_bare_resets_under_load(server: EmbeddedServer) -> None:
-    reset_under_load(server, "limits", "mirror", ["empty", "back", "forward"], carefully=False)
+def test_a_mirror_bears_bare_resets_under_load(shared_server: EmbeddedServer) -> None:
+    reset_under_load(shared_server, "limits", "mirror", ["empty", "back", "forward"], carefully=False)
 
 
 def run(made: Pair, *arguments: str) -> Result:
@@ -237,8 +228,8 @@ def paused(made: Pair, count: int) -> None:
     made.publish(0, count)
 
 
-def test_a_pause_says_that_copying_stops_and_a_resume_that_it_goes_on(server: EmbeddedServer) -> None:
-    with pair(server, "workqueue", "source") as made:
+def test_a_pause_says_that_copying_stops_and_a_resume_that_it_goes_on(shared_server: EmbeddedServer) -> None:
+    with pair(shared_server, "workqueue", "source") as made:
         told = run(made, "pause", "ORIGIN", "reader", "--for", "1h").output
         assert "stream COPY copies nothing from ORIGIN until then; messages wait in ORIGIN\n" in told
         made.publish(0, 30)
@@ -247,8 +238,8 @@ def test_a_pause_says_that_copying_stops_and_a_resume_that_it_goes_on(server: Em
         eventually(lambda: made.copied() == list(range(30)), 20)
 
 
-def test_a_reset_forward_says_how_many_are_skipped_and_removes_them_when_asked(server: EmbeddedServer) -> None:
-    with pair(server, "workqueue", "source") as made:
+def test_a_reset_forward_says_how_many_are_skipped_and_removes_them_when_asked(shared_server: EmbeddedServer) -> None:
+    with pair(shared_server, "workqueue", "source") as made:
         paused(made, 30)
         told = run(made, "reset", "ORIGIN", "reader", "--to", "21", "--yes").output
         assert "skips 20 messages that are not acknowledged; a WorkQueue stream keeps them" in told
@@ -262,8 +253,8 @@ def test_a_reset_forward_says_how_many_are_skipped_and_removes_them_when_asked(s
         eventually(lambda: made.held() == 0, 20, "the origin to be acknowledged")
 
 
-def test_skipped_messages_of_an_interest_stream_go_by_themselves(server: EmbeddedServer) -> None:
-    with pair(server, "interest", "source") as made:
+def test_skipped_messages_of_an_interest_stream_go_by_themselves(shared_server: EmbeddedServer) -> None:
+    with pair(shared_server, "interest", "source") as made:
         paused(made, 30)
         told = run(made, "reset", "ORIGIN", "reader", "--to", "21", "--yes").output
         assert "skips 20 messages that are not acknowledged; an Interest stream deletes those" in told
@@ -272,7 +263,7 @@ def test_skipped_messages_of_an_interest_stream_go_by_themselves(server: Embedde
             penstock,
             [
                 "--servers",
-                server.url,
+                shared_server.url,
                 "consumer",
                 "reset",
                 "ORIGIN",
@@ -286,8 +277,8 @@ def test_skipped_messages_of_an_interest_stream_go_by_themselves(server: Embedde
         assert done.exit_code != 0
 
 
-def test_a_reset_back_says_that_nothing_is_copied_twice(server: EmbeddedServer) -> None:
-    with pair(server, "limits", "source") as made:
+def test_a_reset_back_says_that_nothing_is_copied_twice(shared_server: EmbeddedServer) -> None:
+    with pair(shared_server, "limits", "source") as made:
         made.publish(0, 30)
         eventually(made.settled, 20, "the origin to know that all is stored", made.consumer)
         told = run(made, "reset", "ORIGIN", "reader", "--to-start", "--yes").output
@@ -297,8 +288,8 @@ def test_a_reset_back_says_that_nothing_is_copied_twice(server: EmbeddedServer) 
         assert made.copied() == list(range(35))
 
 
-def test_a_reset_that_the_server_refuses_leaves_everything_as_it_was(server: EmbeddedServer) -> None:
-    with pair(server, "limits", "source", opt_start_seq=6) as made:
+def test_a_reset_that_the_server_refuses_leaves_everything_as_it_was(shared_server: EmbeddedServer) -> None:
+    with pair(shared_server, "limits", "source", opt_start_seq=6) as made:
         made.publish(0, 30)
         eventually(made.settled, 20, "the origin to know that all is stored", made.consumer)
         with pytest.raises(ApiError):

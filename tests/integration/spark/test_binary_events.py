@@ -45,7 +45,8 @@ USAGE = {
 
 
 def messages(spark: SparkSession, bodies: list[bytes]) -> DataFrame:
-    rows = [("S", "s.x", n, WHEN, {}, bytearray(body)) for n, body in enumerate(bodies, 1)]
+    no_headers: dict[str, list[str]] = {}
+    rows = [("S", "s.x", n, WHEN, no_headers, bytearray(body)) for n, body in enumerate(bodies, 1)]
     return spark.createDataFrame(rows, MESSAGES)
 
 
@@ -115,7 +116,8 @@ def descriptor_set() -> bytes:
         own.dependency.append(module.DESCRIPTOR.name)
         module.DESCRIPTOR.CopyToProto(files.file.add())
     files.file.append(own)
-    return files.SerializeToString()
+    encoded: bytes = files.SerializeToString()
+    return encoded
 
 
 def test_protobuf_messages_become_rows_and_the_rest_bad_records(spark: SparkSession, tmp_path: Path) -> None:

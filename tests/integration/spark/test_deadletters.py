@@ -77,7 +77,7 @@ async def interrupted_replay(server: EmbeddedServer, letters: list[FiledLetter])
         async def nothing(_: Sequence[FiledLetter]) -> None:
             raise Interrupted
 
-        room._remove = nothing  # type: ignore[method-assign]  # this is where it is interrupted
+        room._remove = nothing  # type: ignore[method-assign,assignment]  # this is where it is interrupted
         with suppress(Interrupted):
             await room.replay(letters, Deed(run="first", actor="tester"), 0, ReplayOptions())
 

@@ -93,8 +93,8 @@ def publish_shift(settings: Settings, number: int) -> list[Any]:
         again = [one for step in steps for one in step.events if one.subject in (METERED, CREDITED)][::25]
         for one in again:
             publisher.publish_batch(one.stream, one.subject, [one.encode()])
-        for subject, bodies in BAD.items():
-            publisher.publish_batch("BILLING", subject, bodies)
+        for subject, bad in BAD.items():
+            publisher.publish_batch("BILLING", subject, bad)
     return [one for step in steps for one in step.events]
 
 

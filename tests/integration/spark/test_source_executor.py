@@ -35,7 +35,7 @@ def test_a_task_uses_the_drivers_machine_code_and_never_compiles(
     streams.number("s.a", 1, 1000)
     reader = JetStreamDataSource({"servers": nats_server.url, "stream": "S"}).reader(COLUMNS)
     sent = tmp_path / "task"
-    sent.write_bytes(CPickleSerializer().dumps((reader, reader.partitions()[0])))
+    sent.write_bytes(CPickleSerializer().dumps((reader, reader.partitions()[0])))  # type: ignore[no-untyped-call]  # Spark's
     nowhere = tmp_path / "nowhere"
     places = {name: str(nowhere) for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", compiled.CACHE_VARIABLE)}
     environment = {**os.environ, **places, "PYTHONPATH": str(package_archive(tmp_path / "penstock.zip"))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +104,6 @@ NOT_AT_CREATION = {"sealed"}
 """The server refuses to make a sealed stream; a test of its own seals one."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(data=tmp_path_factory.mktemp("nats")) as running:
-        yield running
-
-
 def platform(folder: Path, text: str) -> Platform:
     path = folder / "penstock.yaml"
     path.write_text(text)
@@ -139,10 +132,12 @@ def kept(declared: Any, found: Any) -> bool:
     return bool(declared == found)
 
 
-async def test_every_stream_field_reaches_the_server_and_comes_back(server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_every_stream_field_reaches_the_server_and_comes_back(
+    shared_server: EmbeddedServer, tmp_path: Path
+) -> None:
     declared = platform(tmp_path, STREAMS)
     used: set[str] = set()
-    async with connect(server.settings) as broker:
+    async with connect(shared_server.settings) as broker:
         js = broker.jetstream
         await clear(js)
         for name, stream in declared.streams.items():
@@ -154,9 +149,9 @@ async def test_every_stream_field_reaches_the_server_and_comes_back(server: Embe
     assert used == {field.key for field in STREAM_FIELDS if field.sent} - NOT_AT_CREATION
 
 
-async def test_a_stream_can_be_sealed_by_an_update(server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_a_stream_can_be_sealed_by_an_update(shared_server: EmbeddedServer, tmp_path: Path) -> None:
     declared = platform(tmp_path, "streams: {SEAL: {sealed: true}}").streams["SEAL"].config
-    async with connect(server.settings) as broker:
+    async with connect(shared_server.settings) as broker:
         js = broker.jetstream
         await clear(js)
         with pytest.raises(errors.InvalidConfiguration):
@@ -165,10 +160,12 @@ async def test_a_stream_can_be_sealed_by_an_update(server: EmbeddedServer, tmp_p
         assert (await js.update_stream("SEAL", {"sealed": declared["sealed"]})).config["sealed"] is True
 
 
-async def test_every_consumer_field_reaches_the_server_and_comes_back(server: EmbeddedServer, tmp_path: Path) -> None:
+async def test_every_consumer_field_reaches_the_server_and_comes_back(
+    shared_server: EmbeddedServer, tmp_path: Path
+) -> None:
     declared = platform(tmp_path, CONSUMERS)
     used: set[str] = set()
-    async with connect(server.settings) as broker:
+    async with connect(shared_server.settings) as broker:
         js = broker.jetstream
         await clear(js)
         await js.create_stream(declared.streams["S"].config)
@@ -183,9 +180,9 @@ async def test_every_consumer_field_reaches_the_server_and_comes_back(server: Em
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.refused], ids=str)
 async def test_the_server_refuses_what_lint_says_it_refuses_and_takes_the_mended_one(
-    case: LintCase, server: EmbeddedServer, tmp_path: Path
+    case: LintCase, shared_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    async with connect(server.settings) as broker:
+    async with connect(shared_server.settings) as broker:
         js = broker.jetstream
         await clear(js)
         with pytest.raises(errors.ApiError) as refusal:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.streams import delete_streams, make_stream
 
 from penstock import errors
 from penstock.broker import connect
@@ -48,24 +49,11 @@ async def applied(js: JetStream, want: Desired, **options: bool) -> tuple[Change
 
 
 @pytest.fixture
-async def broker(nats_server: EmbeddedServer) -> AsyncIterator[Broker]:
-    async with connect(nats_server.settings) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer(data=tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
-@pytest.fixture
 async def empty(shared_server: EmbeddedServer) -> AsyncIterator[Broker]:
     """A server shared by this file's tests, without any stream."""
     async with connect(shared_server.settings) as opened:
         yield opened
-        for name in await opened.jetstream.stream_names():
-            await opened.jetstream.delete_stream(name)
+        await delete_streams(opened.jetstream)
 
 
 # -- the server's rules ------------------------------------------------------------------------------------------------
@@ -265,7 +253,7 @@ async def test_prune_removes_only_what_the_platform_owns(empty: Broker) -> None:
     js = empty.jetstream
     await applied(js, desired(BASE, {"name": "GONE", "subjects": ["gone"]}, kept={}, dropped={}))
     await applied(js, desired({"name": "THEIRS", "subjects": ["theirs"]}, platform="another"))
-    await js.create_stream({"name": "NOBODYS", "subjects": ["nobodys"]})
+    await make_stream(js, "NOBODYS", subjects=["nobodys"])
     await js.create_consumer("S", {"durable_name": "foreign", "ack_policy": "explicit"})
     await empty.request("gone", b"x", 20)
     want = desired(BASE, kept={})
@@ -280,7 +268,7 @@ async def test_prune_removes_only_what_the_platform_owns(empty: Broker) -> None:
 
 async def test_an_unmarked_resource_is_adopted_and_can_be_pruned_then(empty: Broker) -> None:
     js = empty.jetstream
-    await js.create_stream(BASE)
+    await make_stream(js)
     (change,) = await applied(js, desired(BASE), allow_destroy=False)
     assert change.only_marks
     await applied(js, Desired(ME, {}), prune=True)
@@ -326,7 +314,7 @@ async def test_a_change_that_the_server_would_make_is_refused_when_it_loses_some
 # -- crashes -----------------------------------------------------------------------------------------------------------
 
 CRASH_PLATFORM = desired(
-    *({"name": f"S{n}", "subjects": [f"s{n}"]} for n in range(4)), **{f"c{n}": {} for n in range(4)}
+    *({"name": f"S{n}", "subjects": [f"s{n}"]} for n in range(4)), platform=ME, c0={}, c1={}, c2={}, c3={}
 )
 
 
@@ -407,7 +395,7 @@ def _lines(want: Desired, found: Actual) -> list[str]:
 
 async def test_verify_finds_what_is_missing_drifted_or_not_sourcing(empty: Broker) -> None:
     js = empty.jetstream
-    await js.create_stream({"name": "O", "subjects": ["o"]})
+    await make_stream(js, "O", subjects=["o"])
     want = desired(BASE, {"name": "COPY", "sources": [{"name": "NOWHERE"}]}, c={"ack_wait": 30 * SECOND})
     assert await verified(js, want) == [
         "stream S: does not exist; run `penstock apply`",
@@ -424,7 +412,7 @@ async def test_verify_finds_what_is_missing_drifted_or_not_sourcing(empty: Broke
 
 
 async def test_verify_is_content_with_what_somebody_else_marked_or_nobody(empty: Broker) -> None:
-    await empty.jetstream.create_stream(BASE)
+    await make_stream(empty.jetstream)
     assert await verified(empty.jetstream, desired(BASE)) == []
 
 
@@ -474,7 +462,7 @@ async def _findings(js: JetStream, want: Desired) -> list[str]:
 async def test_reading_takes_a_request_a_page_and_one_a_stream_with_consumers(empty: Broker) -> None:
     js = empty.jetstream
     for n in range(300):
-        await js.create_stream({"name": f"S{n}", "subjects": [f"s{n}"], "storage": "memory"})
+        await make_stream(js, f"S{n}", subjects=[f"s{n}"], storage="memory")
     for n in range(300):
         await js.create_consumer("S0", {"durable_name": f"c{n}", "ack_policy": "explicit", "mem_storage": True})
     want = desired(*({"name": f"S{n}", "subjects": [f"s{n}"]} for n in range(300)))

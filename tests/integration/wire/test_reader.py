@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.streams import make_stream
 
 from penstock import errors
 from penstock.broker import JetStream
@@ -35,7 +36,7 @@ def fill(settings: Settings, messages: list[Message], **config: Any) -> None:
     """Make stream S with these messages."""
     with connect(replace(settings, timeout=30)) as connection:
         jetstream = JetStream(connection.requester())
-        run(jetstream.create_stream({"name": "S", "subjects": ["s.>"], "allow_direct": True, **config}))
+        run(make_stream(jetstream, allow_direct=True, **config))
         publish(connection, messages)
         assert run(jetstream.stream_info("S")).state.last_seq == len(messages)
 

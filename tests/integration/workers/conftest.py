@@ -1,4 +1,4 @@
-"""A world for each test."""
+"""A world for each test, and a connection as workers have it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.integration.workers.world import World
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import Publisher
+from penstock.workers.kv import Control
 
 
 @pytest.fixture
@@ -19,3 +20,10 @@ async def world(nats_server: EmbeddedServer) -> AsyncIterator[World]:
             yield made
         finally:
             await made.open.aclose()
+
+
+@pytest.fixture
+async def control(nats_server: EmbeddedServer) -> AsyncIterator[Control]:
+    made = await Control.connect(nats_server.settings)
+    yield made
+    await made.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, Unavailable
@@ -23,13 +23,6 @@ from penstock.workers.publication import Assignments, Draft, Published, writes
 from penstock.workers.sources import Hashed, InBucket, SeenInStream
 
 TTL = 0.5
-
-
-@pytest.fixture
-async def control(nats_server: EmbeddedServer) -> AsyncIterator[Control]:
-    made = await Control.connect(nats_server.settings)
-    yield made
-    await made.close()
 
 
 @pytest.fixture
@@ -376,7 +369,7 @@ async def test_partitions_in_the_bucket_can_be_changed_while_a_group_runs(bucket
 
 
 async def test_partitions_are_found_in_the_stream(control: Control) -> None:
-    await control.jetstream.create_stream({"name": "S", "subjects": ["dc.>"]})
+    await make_stream(control.jetstream, subjects=["dc.>"])
     for subject in ("dc.t1.c1.completion", "dc.t1.c2.completion", "dc.t2.c1.completion", "dc.t2.c1.other"):
         await control.connection.request(subject, b"")
     source = SeenInStream(control.jetstream, "S", SubjectPattern("dc.{tool}.{chamber}.completion"))
@@ -388,7 +381,7 @@ async def test_partitions_are_found_in_the_stream(control: Control) -> None:
 
 async def test_keys_are_hashed_as_the_server_maps_them(nats_server: EmbeddedServer, control: Control) -> None:
     transform = {"src": "orders.*", "dest": "orders.{{partition(8,1)}}.{{wildcard(1)}}"}
-    await control.jetstream.create_stream({"name": "S", "subjects": ["orders.>"], "subject_transform": transform})
+    await make_stream(control.jetstream, subjects=["orders.>"], subject_transform=transform)
     source = Hashed(8, "orders.{partition}.>")
     for n in range(20):
         await control.connection.request(f"orders.key{n}", b"")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, DeadlineExceeded, StreamNotFound
@@ -45,8 +46,7 @@ class World:
         """By worker id: seconds that it takes for each message."""
 
     async def prepare(self, retention: str = "limits", partitions: list[Partition] = PARTITIONS) -> None:
-        config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": True}
-        await self.control.jetstream.create_stream(config)
+        await make_stream(self.control.jetstream, retention=retention, allow_direct=True)
         await self.source.bucket.ensure()
         await self.source.write(partitions)
 
@@ -149,9 +149,9 @@ async def test_on_a_work_queue_a_claim_does_not_say_done_of_what_is_only_on_its_
     await first.stop()
     await world.shared(6)
     claims = claims_in(await world.source.bucket.entries(FAMILY))
-    for partition in moving:
-        undone = await world.control.jetstream.get_message("S", 1, next_of=f"s.{partition}")
-        assert claims[partition].handoff < undone.sequence, f"it says that {claims[partition].handoff} is done"
+    for name in moving:
+        undone = await world.control.jetstream.get_message("S", 1, next_of=f"s.{name}")
+        assert claims[name].handoff < undone.sequence, f"it says that {claims[name].handoff} is done"
     world.pauses.clear()
     await world.all_done()
 
@@ -170,7 +170,7 @@ async def test_a_worker_with_another_stream_than_its_group_does_not_join(world: 
     await world.shared(6)
     with pytest.raises(StreamNotFound):
         await world.join(stream="T")
-    await world.control.jetstream.create_stream({"name": "T", "subjects": ["t.>"]})
+    await make_stream(world.control.jetstream, "T")
     with pytest.raises(ConfigError, match="works on stream 'S', not on 'T'"):
         await world.join(stream="T")
     del world.groups[1:]

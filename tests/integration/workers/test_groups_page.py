@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 from tests.support.pages import check_examples
+from tests.support.streams import Streams
 
-from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
-from penstock.wire import blocking
 
 
-def test_the_examples_print_what_the_page_says(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_print_what_the_page_says(
+    nats_server: EmbeddedServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    with blocking.connect(nats_server.settings) as connection:
-        jetstream = JetStream(connection.requester())
-        for name, subject in (("DC", "dc.>"), ("BILLING", "billing.>")):
-            blocking.run(jetstream.create_stream({"name": name, "subjects": [subject], "allow_direct": True}))
+    streams.make("DC")
+    streams.make("BILLING")
     check_examples("groups.md")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ApiError, Unavailable
 from penstock.testing import eventually_async
 from penstock.wire import frames
@@ -18,17 +17,9 @@ from penstock.workers.kv import Control
 OVERLAP = 10100
 
 
-@pytest.fixture
-async def control(nats_server: EmbeddedServer) -> AsyncIterator[Control]:
-    made = await Control.connect(nats_server.settings)
-    yield made
-    await made.close()
-
-
 async def prepare(control: Control, retention: str) -> None:
     """A owns p and q and has done nothing; B owns r, and its cursor is at the stream's end."""
-    config = {"name": "S", "subjects": ["s.*"], "retention": retention, "allow_direct": True}
-    await control.jetstream.create_stream(config)
+    await make_stream(control.jetstream, subjects=["s.*"], retention=retention, allow_direct=True)
     for name, filters in (("A", ["s.p", "s.q"]), ("B", ["s.r"])):
         await control.jetstream.create_consumer(
             "S", {"durable_name": name, "name": name, "ack_policy": "explicit", "filter_subjects": filters}

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.integration.workers.test_group import RETENTIONS, World, penstock, world
+from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.testing import eventually_async
@@ -22,8 +23,7 @@ __all__ = ["world"]
 
 async def legacy_world(world: World, retention: str, direct: bool = True) -> Migration:
     """Four old consumers, one a partition, of which each has done 3 of 5 messages."""
-    config = {"name": "S", "subjects": ["s.>"], "retention": retention, "allow_direct": direct}
-    await world.control.jetstream.create_stream(config)
+    await make_stream(world.control.jetstream, retention=retention, allow_direct=direct)
     for n in range(4):
         old = {"durable_name": f"old-p{n}", "name": f"old-p{n}", "filter_subject": f"s.p{n}", "ack_policy": "explicit"}
         await world.control.jetstream.create_consumer("S", old)
@@ -164,7 +164,7 @@ async def test_the_steps_as_commands(world: World) -> None:
 async def test_a_rollback_from_an_overlap_passes_over_what_the_group_has_done(world: World, retention: str) -> None:
     migration = await legacy_world(world, retention)
     async with Overlap.open(world.server.settings, "g") as overlap:
-        world.handle = overlap.around(world.handle)  # type: ignore[method-assign]  # for every worker that joins
+        world.handle = overlap.around(world.handle)  # type: ignore[method-assign,assignment]  # for every worker that joins
         await migration.shadow()
         group = await world.join()
         assert await migration.overlap() == 4
@@ -193,7 +193,7 @@ async def test_an_overlap_as_commands(world: World) -> None:
     await legacy_world(world, "limits")
     old = ("--stream", "S", "--legacy", "old-")
     async with Overlap.open(world.server.settings, "g") as overlap:
-        world.handle = overlap.around(world.handle)  # type: ignore[method-assign]  # for every worker that joins
+        world.handle = overlap.around(world.handle)  # type: ignore[method-assign,assignment]  # for every worker that joins
         await penstock(world, "group", "migrate", "g", "shadow", *old)
         group = await world.join()
         assert await penstock(world, "group", "migrate", "g", "overlap", *old) == (0, "overlap: 4 partitions\n")

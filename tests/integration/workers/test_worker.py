@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 import uvloop
@@ -534,7 +535,8 @@ async def test_a_worker_that_comes_back_handles_first_what_its_predecessor_left(
 
 async def test_what_a_predecessor_left_is_handled_in_order_whatever_order_the_server_brings_it_in(world: World) -> None:
     await world.create()
-    allowed = {"ack_wait": 30.0, "max_ack_pending": 4000}  # so many that they do not all come with one read
+    # So many that they do not all come with one read.
+    allowed: dict[str, Any] = {"ack_wait": 30.0, "max_ack_pending": 4000}
     options = ConsumerOptions(stream=STREAM, worker_id="1", prefix="test", **allowed)
     await world.js.create_consumer(STREAM, options.created(0, ["w.a"], None))
     for _ in range(4):

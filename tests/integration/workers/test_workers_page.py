@@ -6,18 +6,17 @@ import re
 
 import pytest
 from tests.support.pages import DOCS, check_examples
+from tests.support.streams import Streams
 
-from penstock.broker import JetStream
 from penstock.broker.embedded import EmbeddedServer
-from penstock.wire import blocking
 from penstock.workers.metrics import METRICS
 
 
-def test_the_examples_print_what_the_page_says(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_print_what_the_page_says(
+    nats_server: EmbeddedServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    with blocking.connect(nats_server.settings) as connection:
-        jetstream = JetStream(connection.requester())
-        blocking.run(jetstream.create_stream({"name": "FAB", "subjects": ["dc.>"]}))
+    streams.make("FAB", subjects=["dc.>"])
     check_examples("workers.md")
 
 

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+from tests.support.streams import make_stream
+
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import ConsumerInfo
@@ -39,9 +41,8 @@ class World:
         self.open = AsyncExitStack()
 
     async def create(self, retention: str = "limits", **config: Any) -> None:
-        base = {"name": STREAM, "subjects": ["w.>"], "retention": retention, "allow_atomic": True}
-        await self.js.create_stream({**base, **config})
-        await self.js.create_stream({"name": "DLQ", "subjects": ["dlq.>"], "allow_direct": True})
+        await make_stream(self.js, STREAM, retention=retention, **{"allow_atomic": True, **config})
+        await make_stream(self.js, "DLQ", allow_direct=True)
 
     async def publish(self, partition: str, count: int = 1) -> None:
         """So many more messages of a partition; their data is their number."""

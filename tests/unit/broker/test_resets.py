@@ -42,7 +42,10 @@ def test_the_effect_is_what_counting_by_hand_gives(seed: int) -> None:
     target = rng.randrange(1, 45)
 
     info = consumer(floor, delivered, len(unacked), len(matching) - len(seen))
-    at = lambda first: sum(seq >= first for seq in matching)  # noqa: E731
+
+    def at(first: int) -> int:
+        return sum(seq >= first for seq in matching)
+
     found = effect(info, target, Counts(at(target), at(floor + 1), at(delivered + 1)))
 
     repeated = [seq for seq in seen if seq >= target]

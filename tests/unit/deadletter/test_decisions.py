@@ -110,7 +110,7 @@ def test_an_edit_of_a_body_that_is_no_json_is_refused() -> None:
     ],
 )
 def test_what_cannot_be_replayed_says_why(changed: dict[str, object], why: str | None) -> None:
-    found = obstacle(filed(**changed), ReplayOptions())
+    found = obstacle(filed(1, **changed), ReplayOptions())
     assert (found is None) if why is None else (why in str(found))
 
 

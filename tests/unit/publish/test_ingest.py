@@ -21,7 +21,7 @@ from penstock.publish import replies
 from penstock.publish.ingest import UNANSWERED, Ingest
 from penstock.publish.interruptions import IngestGap, IngestInterrupted
 from penstock.publish.options import IngestOptions
-from penstock.publish.rows import Rows
+from penstock.publish.rows import Row, Rows
 from penstock.wire.frames import Message
 
 FRAME = re.compile(rb"H?PUB \S+ (\S+?\.([\w-]+)\.(\d+)\.(ok|fail)\.(\d+)\.(\d)\.\$FI) (?:(\d+) )?(\d+)\r\n")
@@ -62,7 +62,15 @@ def ingest(**options: object) -> Ingest:
     return Ingest("S", IngestOptions(**options), "_INBOX.x", batch_id="b")  # type: ignore[arg-type]
 
 
-def rows(count: int, start: int = 1, ids: bool = False):
+def at_rest(machine: Ingest, now: float) -> float:
+    """Let time pass until the machine waits for a connection or has given up; returns the time then."""
+    while not (machine.stalled or machine.error):
+        now += 0.5
+        machine.outgoing(now)
+    return now
+
+
+def rows(count: int, start: int = 1, ids: bool = False) -> list[Row]:
     make = Rows(max_payload=1000)
     return [make.one("s.a", b"%d" % n, None, str(n) if ids else None) for n in range(start, start + count)]
 
@@ -93,9 +101,10 @@ def test_the_end_is_sent_behind_the_last_row_and_settles_everything() -> None:
     assert machine.end() == 3
     *_, end = sent(machine.outgoing(0))
     assert (end.operation, end.seq, end.data) == (replies.COMMIT_EOB, 4, b"")
-    assert not machine.settled
+    settled = [machine.settled]
     machine.receive(answer(end, stream="S", seq=77, batch="b", count=3), 0)
-    assert machine.settled
+    settled.append(machine.settled)
+    assert settled == [False, True]
     assert machine.ack() == machine.ack().__class__("S", 77, "b", 3)
 
 
@@ -124,9 +133,7 @@ def test_late_acks_are_asked_for_and_a_silent_server_is_left_and_at_last_given_u
     assert asked == UNANSWERED
     while not machine.error:
         machine.connected("_INBOX.y", now)
-        while not (machine.stalled or machine.error):
-            now += 0.5
-            machine.outgoing(now)
+        now = at_rest(machine, now)
     assert isinstance(machine.error, DeadlineExceeded)
     assert 20 < now < 30
 

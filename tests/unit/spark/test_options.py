@@ -90,7 +90,7 @@ def test_sizes_are_written_as_people_write_them() -> None:
 )
 def test_wrong_options_are_told(options: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint.replace("?", r"\?")):
-        read(**options)
+        read(streaming=True, **options)
 
 
 @pytest.mark.parametrize("name", ["maxRowsPerTrigger", "maxBytesPerTrigger"])

@@ -94,6 +94,7 @@ def test_headers_become_lines_without_those_that_steer_the_transport(kind: str, 
         {"data": pa.array(["", ""]), "headers": pa.array(headers, arrow), "message_id": pa.array([None, "m"])}
     )
     rows = maker.rows(batch)
+    assert rows.headers is not None
     assert rows.headers.to_pylist() == [b"A: 1\r\nNats-TTL: 1\r\n", b"Nats-Msg-Id: m\r\n"]
 
 

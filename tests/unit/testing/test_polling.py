@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_type
+
 import pytest
 
 from penstock.testing import eventually, eventually_async
@@ -48,3 +50,15 @@ async def test_async_conditions_are_awaited_and_plain_ones_called() -> None:
     assert await eventually_async(lambda: 6) == 6
     with pytest.raises(AssertionError, match="asleep"):
         await eventually_async(lambda: 0, within=0.05, state=state)
+
+
+async def test_what_is_returned_is_never_none_for_the_type_checker_either() -> None:
+    def plain() -> str | None:
+        return "a"
+
+    async def awaited() -> str | None:
+        return "b"
+
+    assert assert_type(eventually(plain), str) == "a"
+    assert assert_type(await eventually_async(plain), str) == "a"
+    assert assert_type(await eventually_async(awaited), str) == "b"

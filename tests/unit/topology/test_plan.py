@@ -517,7 +517,7 @@ CONSUMERS = st.fixed_dictionaries(
 PLATFORMS = st.tuples(
     st.dictionaries(st.sampled_from(["S", "T"]), STREAMS, min_size=1, max_size=2),
     st.dictionaries(st.sampled_from(["c", "d"]), CONSUMERS, max_size=2),
-).map(lambda drawn: desired(*({"name": name, **config} for name, config in drawn[0].items()), **drawn[1]))
+).map(lambda drawn: desired(*({"name": name, **config} for name, config in drawn[0].items()), platform=ME, **drawn[1]))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -147,9 +147,10 @@ def test_what_we_publish_is_what_the_protocol_says(
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB x 0", "a..b", ".a", "a.", "a\tb", "a\0b"])
 def test_a_subject_cannot_smuggle_a_command(subject: str) -> None:
-    for encode in (lambda s: frames.publish(s, b""), lambda s: frames.publish("a", b"", s or " ")):
-        with pytest.raises(ConfigError):
-            encode(subject)
+    with pytest.raises(ConfigError):
+        frames.publish(subject, b"")
+    with pytest.raises(ConfigError):
+        frames.publish("a", b"", subject or " ")
     with pytest.raises(ConfigError):
         frames.subscribe(subject, 1)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolError
-from penstock.wire import compiled, frames, plain
+from penstock.wire import compiled, frames
 from penstock.wire.scan import ANY_SEQUENCE, SCHEMA, Scanner, Stop
 
 SID = 7
@@ -28,7 +28,7 @@ def kernels(request: pytest.FixtureRequest) -> compiled.Kernels:
 
 def all_kernels() -> dict[str, compiled.Kernels]:
     compiled.warm()
-    return {"machine code": compiled.current(), "plain": plain}
+    return {"machine code": compiled.current(), "plain": compiled.PLAIN}
 
 
 def block(headers: Sequence[tuple[str, str]]) -> bytes:
@@ -107,7 +107,8 @@ def rows(batches: list[pa.RecordBatch], scanner: Scanner) -> list[dict[str, Any]
     batches.append(scanner.take())
     for batch in batches:
         batch.validate(full=True)
-    return pa.Table.from_batches(batches, SCHEMA).to_pylist()
+    found: list[dict[str, Any]] = pa.Table.from_batches(batches, SCHEMA).to_pylist()
+    return found
 
 
 def test_a_message_becomes_a_row_with_all_columns(kernels: compiled.Kernels) -> None:
@@ -248,7 +249,7 @@ def test_any_split_gives_the_same_rows_compiled_and_plain(
         make(n, body, headers) + (b"PING\r\n" if ping else b"") for n, (body, headers, ping) in enumerate(messages, 1)
     ]
     data = b"".join(parts)
-    whole = read(data, kernels=plain, direct=direct)
+    whole = read(data, kernels=compiled.PLAIN, direct=direct)
     assert len(whole[0]) == len(messages)
     for kernels in all_kernels().values():
         assert read(data, cuts, kernels=kernels, direct=direct, buffer_bytes=256, batch_rows=3) == whole
@@ -288,10 +289,10 @@ def test_a_cold_cache_does_not_hold_up_a_reader(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(compiled, "cache_directories", lambda: [tmp_path])
     monkeypatch.setattr(compiled, "_machine", None)
     monkeypatch.setattr(compiled, "_compiling", None)
-    assert compiled.current() is plain
+    assert compiled.current() is compiled.PLAIN
     started = compiled._compiling
     assert started is not None
-    assert compiled.current() is plain
+    assert compiled.current() is compiled.PLAIN
     assert compiled._compiling is started
     started.kill()
     started.communicate()

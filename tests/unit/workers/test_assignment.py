@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.workers.assignment import ConsistentHash, Member, RoundRobin, Strategy, Weighted, assign, moves
 from penstock.workers.partitions import Partition
 
-STRATEGIES = [ConsistentHash(), RoundRobin(), Weighted()]
+STRATEGIES: list[Strategy] = [ConsistentHash(), RoundRobin(), Weighted()]
 counts = st.integers(0, 120)
 crowds = st.integers(1, 12)
 

@@ -43,7 +43,8 @@ def test_skimming_and_parsing_find_what_parsing_alone_finds(wire: list[bytes], s
     while (one := plain.next()) is not None:
         if isinstance(one, frames.Message):
             expected.append((one.subject, one.sid, one.reply, one.headers, one.data))
-    parser, found = frames.Parser(), []
+    parser = frames.Parser()
+    found: list[tuple[str, int, str, bytes, bytes]] = []
 
     def look(buffer: bytearray, at: int) -> int:
         taken, end = take(buffer, at, 7, Message, NOW)

@@ -60,7 +60,7 @@ def test_a_strategy_is_called_by_its_name(flags: list[str], strategy: object) ->
 def test_a_worker_says_its_labels_and_when_it_may_be_given_up() -> None:
     options = read("--group", "g", *FOUR, "--label", "gpu", "--label", "eu", "--ttl", "20s", "--instance", "pod").group
     assert options
-    assert (options.labels, options.ttl, options.instance) == ({"gpu", "eu"}, 20.0, "pod")
+    assert (options.labels, options.ttl, options.instance) == (frozenset({"gpu", "eu"}), 20.0, "pod")
     usual = read("--group", "g", *FOUR).group
     assert usual
     assert (usual.labels, usual.ttl) == (frozenset(), 15.0)
