@@ -382,6 +382,7 @@ async def test_a_stream_that_does_not_allow_it_says_which_change_does(publisher:
 async def test_a_missing_stream_and_a_foreign_subject_are_named(publisher: Publisher) -> None:
     with pytest.raises(errors.StreamNotFound):
         await publisher.publish_batch("NONE", "s.a", [b"x"])
+    publisher.no_responders_timeout = 0
     with pytest.raises(publish.NobodyListens, match=r"'other\.x'"):
         await publisher.publish_batch("S", "other.x", [b"x"])
     with pytest.raises(publish.Gap, match=r"not the stream's: other\.x;") as caught:

@@ -365,10 +365,10 @@ async def test_calls_that_are_cancelled_lose_nothing_that_was_added(nats_server:
 async def test_a_subject_that_no_stream_takes_is_an_error_with_its_position(nats_server: EmbeddedServer) -> None:
     await make_stream(nats_server.settings)
     with pytest.raises(WrongStream, match="no stream takes subject 'nowhere'"):
-        async with fast(nats_server.settings) as ingest:
+        async with fast(nats_server.settings, no_responders_timeout=0) as ingest:
             await ingest.add("nowhere", b"1")
     with pytest.raises(WrongStream) as raised:
-        async with fast(nats_server.settings) as ingest:
+        async with fast(nats_server.settings, no_responders_timeout=0) as ingest:
             await ingest.add_many([("s.a", b"1"), ("s.a", b"2"), ("nowhere", b"3"), ("s.a", b"4")])
     assert (raised.value.position, raised.value.stored, ingest.stored) == (3, 2, 2)
     assert await contents(nats_server.settings) == numbered(2)
