@@ -201,13 +201,17 @@ class BlockingPublisher:
         if not self.connection.connected or self.connection.opened != flight.opened:
             raise ConnectionLost(", ".join(self.connection.settings.servers), "in the middle of a batch")
 
+    def notice_loss(self) -> None:
+        """Look whether the connection broke while nobody used it, before something is sent on it in vain."""
+        if self.connection.connected:
+            with suppress(ConnectionLost):
+                self.connection.poll()
+
     def _ready(self) -> None:
         """Have an open connection: one that broke while nobody used it is replaced."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
-        if self.connection.connected:
-            with suppress(ConnectionLost):
-                self.connection.poll()
+        self.notice_loss()
         if not self.connection.connected:
             self.connection.reconnect()
 
@@ -295,9 +299,10 @@ class BlockingBatch:
     def flush(self) -> None:
         """Send what was added, except the last message; see `AtomicBatch.flush`."""
         self.content.check_open()
-        if self._flight is None:
+        if self._flight is None or not self.content.sent:
             self._flight = self._publisher.persistently(lambda: self._publisher.open(self.content))
         else:
+            self._publisher.notice_loss()
             self._publisher.check_same_connection(self._flight)
             self._publisher.connection.send(self.content.ahead(""))
         self._flight.heard = time.monotonic()
@@ -305,8 +310,10 @@ class BlockingBatch:
     def commit(self) -> BatchAck:
         """Send what is left and wait until all of it is stored. Leaving the `with` block does this."""
         self.content.end()
-        if self._flight is None:
+        if self._flight is None or not self.content.sent:
             self._flight = self._publisher.launch(self.content)
+        else:
+            self._publisher.notice_loss()
         self._ack = self._publisher.finish(self._publisher.send_commit(self._flight))
         return self._ack
 
