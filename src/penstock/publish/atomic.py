@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Literal, Self, Unpack, overload
+from typing import Literal, Self, TypeVar, Unpack, overload
 
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
 from penstock.publish.batch import Batch, drop, probe, probed
 from penstock.publish.chunks import Chunks
-from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
+from penstock.publish.errors import BatchOutcomeUnknown, NobodyListens, TooManyInFlight
 from penstock.publish.fast import FastIngest, OnLost
-from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
+from penstock.publish.model import MAX_MESSAGES, NO_RESPONDERS_TIMEOUT, BatchAck, BatchRef
 from penstock.publish.options import IngestChoices, IngestOptions
 from penstock.publish.streams import KnownStream, KnownStreams
+from penstock.publish.unheard import until_heard
 from penstock.retry import retrying
 from penstock.settings import Settings
 from penstock.wire import aio, frames
 from penstock.wire.headers import Headers
 
+T = TypeVar("T")
 IN_FLIGHT = 16
 """Batches that one publisher has under way on one stream; the server takes 50 from all publishers together."""
 PATIENCE = 30.0
@@ -43,11 +45,21 @@ class Publisher:
 
     It needs the permission to read stream information: what a stream allows, and where it stands. A connection that
     is found lost before anything of a batch is sent is opened again; lost later, the batch raises.
+
+    A batch that no stream takes is tried again for `no_responders_timeout` seconds, but never longer than `patience`.
     """
 
-    def __init__(self, connection: aio.Connection, *, in_flight: int = IN_FLIGHT, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        connection: aio.Connection,
+        *,
+        in_flight: int = IN_FLIGHT,
+        patience: float = PATIENCE,
+        no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+    ) -> None:
         self.connection = connection
         self.patience = patience
+        self.no_responders_timeout = no_responders_timeout
         settings = connection.settings
         self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         self._in_flight = in_flight
@@ -57,9 +69,17 @@ class Publisher:
         self._closed = False
 
     @classmethod
-    async def connect(cls, settings: Settings, *, in_flight: int = IN_FLIGHT, patience: float = PATIENCE) -> Self:
+    async def connect(
+        cls,
+        settings: Settings,
+        *,
+        in_flight: int = IN_FLIGHT,
+        patience: float = PATIENCE,
+        no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+    ) -> Self:
         """A publisher with a connection of its own, closed with it."""
-        return cls(await aio.connect(settings, name="penstock publisher"), in_flight=in_flight, patience=patience)
+        connection = await aio.connect(settings, name="penstock publisher")
+        return cls(connection, in_flight=in_flight, patience=patience, no_responders_timeout=no_responders_timeout)
 
     async def close(self) -> None:
         self._closed = True
@@ -164,6 +184,11 @@ class Publisher:
         info = await self.jetstream.stream_info(batch.stream)
         return self._streams.learn(info, batch.batch_id, time.monotonic())
 
+    async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat what the server refused as a whole because it was crowded, or knew of no stream for it."""
+        unheard = min(self.patience, self.no_responders_timeout)
+        return await retrying(lambda: until_heard(call, unheard), self.patience, retry_on=is_crowded)
+
     async def _take_slot(self, batch: Batch) -> asyncio.Semaphore:
         """One of the places for batches under way on this stream; the caller releases it."""
         slots = self._slots.setdefault(batch.stream, asyncio.Semaphore(self._in_flight))
@@ -230,7 +255,7 @@ class AtomicBatch:
         if self.content.sent:
             await self._send(self.content.ahead(""))
         else:
-            await retrying(self._open, self._publisher.patience, retry_on=is_crowded)
+            await self._publisher._persistently(self._open)
 
     async def commit(self) -> BatchAck:
         """Send what is left and wait until all of it is stored. Leaving the `async with` block does this.
@@ -240,9 +265,9 @@ class AtomicBatch:
         self.content.end()
         try:
             if self.content.sent:
-                with suppress(TooManyInFlight):  # rejected as a whole: it can go again from the start
+                with suppress(TooManyInFlight, NobodyListens):  # nothing is stored: it can go again from the start
                     return await self._exchange()
-            return await retrying(self._attempt, self._publisher.patience, retry_on=is_crowded)
+            return await self._publisher._persistently(self._attempt)
         finally:
             self._release()
 
@@ -326,7 +351,12 @@ class AtomicBatch:
             raise BatchOutcomeUnknown(content.ref(self._after), str(exc)) from exc
         finally:
             connection.forget(first, last)
-        return self._done(content.verdict(start, answer, idle, self._subjects))
+        try:
+            return self._done(content.verdict(start, answer, idle, self._subjects))
+        except NobodyListens:
+            with suppress(Unavailable):  # the server may hold members sent before: the next try begins anew
+                await connection.send(content.abandon())
+            raise
 
     async def _answer_to_first(self, reply: str) -> frames.Message | None:
         with suppress(Unavailable):  # the answer to the last decides; this one only tells more

@@ -295,7 +295,7 @@ class Batch:
 
     def accepted(self, first: frames.Message) -> None:
         """Take the answer to the first member. Raises why the server does not take the batch."""
-        if error := self._error_in(first):
+        if error := self._error_in(first, self.subjects[0]):
             raise error
 
     def verdict(
@@ -307,7 +307,7 @@ class Batch:
         unknown. `idle` is how long the server heard nothing, `known_subjects` are the stream's: both tell why members
         are missing.
         """
-        error = self._error_in(last)
+        error = self._error_in(last, self.subjects[-1])
         if error is None:
             ack = json.loads(last.data)
             return BatchAck(ack["stream"], ack["seq"], ack["batch"], ack["count"])
@@ -315,10 +315,10 @@ class Batch:
             self.accepted(first)
         raise self._explained(error, idle, known_subjects)
 
-    def _error_in(self, answer: frames.Message) -> PenstockError | None:
+    def _error_in(self, answer: frames.Message, subject: bytes) -> PenstockError | None:
         status = answer.status
         if status and status[0] == NO_RESPONDERS:
-            return errors.NobodyListens(self.stream, self.subjects[-1].decode())
+            return errors.NobodyListens(self.stream, subject.decode())
         raw = json.loads(answer.data).get("error") if answer.data else None
         if raw is None:
             return None

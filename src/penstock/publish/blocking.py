@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Self, Unpack, overload
+from typing import Literal, Self, TypeVar, Unpack, overload
 
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
@@ -14,16 +14,19 @@ from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
 from penstock.publish.batch import Batch, drop, probe, probed
 from penstock.publish.chunks import Chunks
-from penstock.publish.errors import BatchOutcomeUnknown, TooManyInFlight
+from penstock.publish.errors import BatchOutcomeUnknown, NobodyListens, TooManyInFlight
 from penstock.publish.fast import OnLost
 from penstock.publish.fast_blocking import BlockingFastIngest
-from penstock.publish.model import MAX_MESSAGES, BatchAck, BatchRef
+from penstock.publish.model import MAX_MESSAGES, NO_RESPONDERS_TIMEOUT, BatchAck, BatchRef
 from penstock.publish.options import IngestChoices, IngestOptions
 from penstock.publish.streams import KnownStream, KnownStreams
+from penstock.publish.unheard import until_heard_blocking
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 from penstock.wire.headers import Headers
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -50,18 +53,32 @@ class Flight:
 class BlockingPublisher:
     """Publishes atomic batches over one blocking connection, for one thread. See `Publisher`."""
 
-    def __init__(self, connection: blocking.Connection, *, patience: float = PATIENCE) -> None:
+    def __init__(
+        self,
+        connection: blocking.Connection,
+        *,
+        patience: float = PATIENCE,
+        no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+    ) -> None:
         self.connection = connection
         self.patience = patience
+        self.no_responders_timeout = no_responders_timeout
         settings = connection.settings
         self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         self._streams = KnownStreams()
         self._closed = False
 
     @classmethod
-    def connect(cls, settings: Settings, *, patience: float = PATIENCE) -> Self:
+    def connect(
+        cls,
+        settings: Settings,
+        *,
+        patience: float = PATIENCE,
+        no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+    ) -> Self:
         """A publisher with a connection of its own, closed with it."""
-        return cls(blocking.connect(settings, name="penstock publisher"), patience=patience)
+        connection = blocking.connect(settings, name="penstock publisher")
+        return cls(connection, patience=patience, no_responders_timeout=no_responders_timeout)
 
     def close(self) -> None:
         self._closed = True
@@ -119,18 +136,21 @@ class BlockingPublisher:
     # -- in two steps: the next batch can be prepared while the server stores this one -----------------------------
 
     def begin(self, content: Batch) -> Flight:
-        """Send a batch with its commit, and do not wait. Keep the number of those under way well below 50."""
+        """Send a batch with its commit, and do not wait. Keep the number of those under way well below 50.
+
+        One that `finish` must send again is stored behind others that were under way with it; where the order of
+        batches matters, let each expect the last sequence.
+        """
         return self.send_commit(self.launch(content))
 
     def finish(self, flight: Flight) -> BatchAck:
-        """Wait until the batch is stored. Sends it again while the server says that too many are under way.
+        """Wait until the batch is stored. Sends it again while too many are under way, or no stream takes it.
 
         Raises `BatchRejected` when nothing is stored, `BatchOutcomeUnknown` when no answer came: then `resolve`.
         """
-        with suppress(TooManyInFlight):  # rejected as a whole: it can go again from the start
+        with suppress(TooManyInFlight, NobodyListens):  # nothing is stored: it can go again from the start
             return self._answered(flight)
-        again = lambda: self._answered(self.begin(flight.content))  # noqa: E731
-        return retrying_blocking(again, self.patience, retry_on=is_crowded)
+        return self.persistently(lambda: self._answered(self.begin(flight.content)))
 
     def resolve(self, ref: BatchRef, *, settle: float = outcome.SETTLE) -> BatchAck | None:
         """Find out whether a batch whose answer was lost is stored; see `Publisher.resolve`."""
@@ -141,6 +161,11 @@ class BlockingPublisher:
         return ack
 
     # -- the steps of a batch --------------------------------------------------------------------------------------
+
+    def persistently(self, call: Callable[[], T]) -> T:
+        """Repeat what the server refused as a whole because it was crowded, or knew of no stream for it."""
+        unheard = min(self.patience, self.no_responders_timeout)
+        return retrying_blocking(lambda: until_heard_blocking(call, unheard), self.patience, retry_on=is_crowded)
 
     def launch(self, content: Batch) -> Flight:
         """All that can go wrong before anything is sent."""
@@ -176,13 +201,17 @@ class BlockingPublisher:
         if not self.connection.connected or self.connection.opened != flight.opened:
             raise ConnectionLost(", ".join(self.connection.settings.servers), "in the middle of a batch")
 
+    def notice_loss(self) -> None:
+        """Look whether the connection broke while nobody used it, before something is sent on it in vain."""
+        if self.connection.connected:
+            with suppress(ConnectionLost):
+                self.connection.poll()
+
     def _ready(self) -> None:
         """Have an open connection: one that broke while nobody used it is replaced."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
-        if self.connection.connected:
-            with suppress(ConnectionLost):
-                self.connection.poll()
+        self.notice_loss()
         if not self.connection.connected:
             self.connection.reconnect()
 
@@ -217,7 +246,12 @@ class BlockingPublisher:
             raise BatchOutcomeUnknown(flight.ref, str(exc)) from exc
         finally:
             connection.forget(flight.first, flight.last)
-        ack = content.verdict(start, answer, idle, flight.subjects)
+        try:
+            ack = content.verdict(start, answer, idle, flight.subjects)
+        except NobodyListens:
+            with suppress(Unavailable):  # the server may hold members sent before: the next try begins anew
+                connection.send(content.abandon())
+            raise
         self._streams.note(ack, time.monotonic())
         return ack
 
@@ -265,10 +299,10 @@ class BlockingBatch:
     def flush(self) -> None:
         """Send what was added, except the last message; see `AtomicBatch.flush`."""
         self.content.check_open()
-        if self._flight is None:
-            again = lambda: self._publisher.open(self.content)  # noqa: E731
-            self._flight = retrying_blocking(again, self._publisher.patience, retry_on=is_crowded)
+        if self._flight is None or not self.content.sent:
+            self._flight = self._publisher.persistently(lambda: self._publisher.open(self.content))
         else:
+            self._publisher.notice_loss()
             self._publisher.check_same_connection(self._flight)
             self._publisher.connection.send(self.content.ahead(""))
         self._flight.heard = time.monotonic()
@@ -276,8 +310,10 @@ class BlockingBatch:
     def commit(self) -> BatchAck:
         """Send what is left and wait until all of it is stored. Leaving the `with` block does this."""
         self.content.end()
-        if self._flight is None:
+        if self._flight is None or not self.content.sent:
             self._flight = self._publisher.launch(self.content)
+        else:
+            self._publisher.notice_loss()
         self._ack = self._publisher.finish(self._publisher.send_commit(self._flight))
         return self._ack
 

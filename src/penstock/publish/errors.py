@@ -12,7 +12,7 @@ ApiError
     ├── BadId                a batch id the server does not take
     └── TooManyInFlight      retryable: too many batches under way at once
 Unavailable
-└── NobodyListens            no stream takes the subject
+└── NobodyListens            no stream takes the subject, for longer than the publisher's `no_responders_timeout`
 OutcomeUnknown
 └── BatchOutcomeUnknown      the commit was sent and not answered: ask `resolve`
 """
@@ -192,13 +192,20 @@ class NobodyListens(Unavailable):
 
     retryable = False
 
-    def __init__(self, stream: str, subject: str) -> None:
-        super().__init__(stream, subject)
+    def __init__(self, stream: str, subject: str, tried_for: float = 0.0) -> None:
+        super().__init__(stream, subject, tried_for)
         self.stream = stream
         self.subject = subject
+        self.tried_for = tried_for
+        """Seconds for which the batch was tried."""
+
+    def after(self, seconds: float) -> NobodyListens:
+        """The same, after so many seconds of trying."""
+        return NobodyListens(self.stream, self.subject, seconds)
 
     def __str__(self) -> str:
-        return f"no stream listens on {self.subject!r}: check the subjects of stream {self.stream!r}"
+        tried = f" (tried for {self.tried_for:.1f} s)" if self.tried_for else ""
+        return f"no stream listens on {self.subject!r}{tried}: check the subjects of stream {self.stream!r}"
 
 
 class BatchOutcomeUnknown(OutcomeUnknown):

@@ -9,7 +9,14 @@ from contextlib import suppress
 from typing import Self
 
 from penstock.broker import features
-from penstock.errors import ConnectionLost, DeadlineExceeded, PenstockError, Unavailable
+from penstock.errors import (
+    AccessDenied,
+    ConnectionLost,
+    DeadlineExceeded,
+    PenstockError,
+    ProtocolError,
+    Unavailable,
+)
 from penstock.publish.fast import CHUNK, TICK, FastIngestBase, OnLost, chunks, new_inbox
 from penstock.publish.options import FastAck, IngestOptions
 from penstock.publish.rows import Publication, Row
@@ -149,10 +156,12 @@ class BlockingFastIngest(FastIngestBase):
     def _take(self, timeout: float) -> bool:
         """Take one answer, if one comes in time."""
         try:
-            message = self._connection.receive(timeout)
+            self._core.receive(self._connection.receive(timeout), time.monotonic())
         except (ConnectionLost, DeadlineExceeded):
             return False  # the next step opens a new connection, if this one is gone
-        self._core.receive(message, time.monotonic())
+        except (AccessDenied, ProtocolError) as exc:  # a message is missing that no later call can account for
+            self._core.error = self._core.error or exc
+            raise
         return True
 
     def _tick(self) -> None:

@@ -34,7 +34,7 @@ from penstock.publish.interruptions import (
     WrongStream,
 )
 from penstock.publish.options import FastAck, IngestOptions, Lost
-from penstock.publish.rows import Row, bound_to, control, frames, has_id, subject_of
+from penstock.publish.rows import MAX_LEADS, Row, bound_to, control, frames, has_id, subject_of
 from penstock.wire.frames import MAX_MESSAGE, Message
 
 UNANSWERED = 4
@@ -129,6 +129,10 @@ class Ingest:
         self._verdict: tuple[float, Segment] | None = None
         """A gap that ends the series, and until when a reason for it may still come."""
         self._busy_since: float | None = None
+        self._unheard_since: float | None = None
+        """When the server first knew of no stream for a subject that this one never took."""
+        self._taken: set[bytes] = set()
+        """Subjects of first messages that the stream took: nobody listening there is an outage, not a mistake."""
 
     # -- what the caller adds and sees -------------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ class Ingest:
     def connected(self, inbox: str, now: float) -> None:
         """There is a new connection: end the open segment on it, since that tells what was stored."""
         self._inbox, self.stalled = inbox, False
-        self._heard, self._unanswered = now, 0
+        self._heard, self._unanswered, self._unheard_since = now, 0, None
         if segment := self._segment:
             segment.prefix = self._prefix(segment.batch)
             segment.resumed = True
@@ -280,14 +284,13 @@ class Ingest:
         reply = replies.parse(message)
         segment = self._segment
         if self._verdict and reply.batch == self._verdict[1].batch:
-            self._explain(self._verdict[1], reply)
+            self._explain(self._verdict[1], reply, now)
         if segment is None or reply.batch != segment.batch or self.error:
             return
         self._heard, self._unanswered, self._silent_since = now, 0, None
         match reply.answer:
             case replies.Ack(seq, every):
-                segment.every = every
-                self._busy_since = None
+                self._started(segment, every)
                 self._settle(segment, seq)
             case replies.Gap() as gap:
                 self._gap(segment, gap, now)
@@ -301,6 +304,14 @@ class Ingest:
                 self._nobody_listens(segment, reply, now)
             case replies.Plain():
                 self.error = FeatureMissing(FAST_INGEST.name, "older where the stream is", FAST_INGEST.version)
+
+    def _started(self, segment: Segment, every: int) -> None:
+        if not segment.every:
+            if len(self._taken) >= MAX_LEADS:
+                self._taken.clear()
+            self._taken.add(segment.lead)
+        segment.every = every
+        self._busy_since = self._unheard_since = None
 
     def _settle(self, segment: Segment, seq: int) -> None:
         count = min(seq, segment.sent) - segment.acked
@@ -359,15 +370,16 @@ class Ingest:
             other_subject = self._rows[0][0] != segment.lead
             self._verdict = now + (REASON_WITHIN if other_subject else 0.0), segment
 
-    def _explain(self, segment: Segment, reply: replies.Reply) -> None:
-        """Replace the gap that ended the series by its reason."""
+    def _explain(self, segment: Segment, reply: replies.Reply, now: float) -> None:
+        """Replace the gap that ended the series by its reason; one that may pass does not end it."""
         if reply.seq != segment.acked + 1 or reply.is_control:
             return
         match reply.answer:
             case replies.Failed(stream, error) if stream != self.stream:
                 self.error = self._refusal(segment, reply.seq, error, stream)
             case replies.NobodyListens():
-                self.error = WrongStream(subject_of(self._rows[0]), self.stored + 1, self.stream, "")
+                self._verdict = None
+                self._try_unheard_later(self._rows[0][0], now)
 
     def _may_resend(self, segment: Segment) -> bool:
         return (segment.resumed or self.options.on_gap == "resend") and self._fruitless < FRUITLESS
@@ -384,15 +396,11 @@ class Ingest:
     def _nobody_listens(self, segment: Segment, reply: replies.Reply, now: float) -> None:
         row = self._row(segment, reply.seq)
         if reply.seq == 1 and not reply.is_control:
-            if self.stored or self._segments > 1:
-                self._segment = None
-                self._try_later(self._nobody, now)
-            else:
-                self.error = WrongStream(segment.lead[:-1].decode(), self.stored + 1, self.stream, "")
-        elif not reply.is_control and row and row[0] != segment.lead:
-            trouble = WrongStream(subject_of(row), segment.base + reply.seq, self.stream, "")
-            self._left_out(segment, reply.seq, trouble, "no stream takes its subject", now)
-        else:  # the subject was fine before: the stream has no leader for a moment
+            self._segment = None
+            self._try_unheard_later(segment.lead, now)
+        elif self.options.on_gap == "continue" and not reply.is_control and row and row[0] != segment.lead:
+            segment.reasons[reply.seq] = "no stream takes its subject"
+        else:  # the next segment begins with it, if the stream did not get it
             segment.resumed = True
             self._end_segment(segment)
             self._try_later(self._nobody, now)
@@ -425,6 +433,17 @@ class Ingest:
         elif segment.trouble is None or isinstance(segment.trouble, IngestGap):
             segment.trouble = trouble
         self._end_segment(segment)
+
+    def _try_unheard_later(self, lead: bytes, now: float) -> None:
+        """Begin again soon with the message that nobody listens for: a new stream is not known everywhere at once."""
+        if lead in self._taken:
+            self._try_later(self._nobody, now)
+            return
+        self._unheard_since = now if self._unheard_since is None else self._unheard_since
+        self._retry_at = now + BUSY_DELAY
+        tried = now - self._unheard_since
+        if tried >= min(self.options.patience, self.options.no_responders_timeout):
+            self.error = WrongStream(lead[:-1].decode(), self.stored + 1, self.stream, "", tried)
 
     def _try_later(self, error: ServerBusy, now: float) -> None:
         self._busy_since = now if self._busy_since is None else self._busy_since

@@ -54,12 +54,14 @@ class MessageRefused(ApiError):
 class WrongStream(ConfigError):
     """A message's subject does not belong to the stream of the ingest."""
 
-    def __init__(self, subject: str, position: int, stream: str, found: str) -> None:
-        super().__init__(subject, position, stream, found)
+    def __init__(self, subject: str, position: int, stream: str, found: str, tried_for: float = 0.0) -> None:
+        super().__init__(subject, position, stream, found, tried_for)
         self.subject = subject
         self.position = position
         self.stream = stream
         self.found = found
+        self.tried_for = tried_for
+        """Seconds for which the message was tried while no stream took it; 0 when another stream answered."""
 
     @property
     def stored(self) -> int:
@@ -68,8 +70,9 @@ class WrongStream(ConfigError):
 
     def __str__(self) -> str:
         other = f"stream {self.found!r}" if self.found else "no stream"
+        tried = f" (tried for {self.tried_for:.1f} s)" if self.tried_for else ""
         return (
-            f"message {self.position}: {other} takes subject {self.subject!r}, not {self.stream!r}; "
+            f"message {self.position}: {other} takes subject {self.subject!r}{tried}, not {self.stream!r}; "
             f"the {self.stored} messages before it are stored"
         )
 

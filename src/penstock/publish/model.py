@@ -8,6 +8,9 @@ MAX_MESSAGES = 1000
 """Messages in one atomic batch, unless the server is configured otherwise."""
 MAX_BATCH_ID = 64
 """Characters of a batch id."""
+NO_RESPONDERS_TIMEOUT = 2.0
+"""Seconds for which a message that no stream takes is tried again, unless the caller says otherwise: a cluster needs a
+moment until every server knows a new stream."""
 
 
 @dataclass(frozen=True, slots=True)

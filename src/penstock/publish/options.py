@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 from penstock.errors import ConfigError
+from penstock.publish.model import NO_RESPONDERS_TIMEOUT
 
 OnGap = Literal["fail", "continue", "resend"]
 OnDoubt = Literal["resend", "fail"]
@@ -36,6 +37,10 @@ class IngestOptions:
     """Seconds without new messages after which what was sent is settled. Far below the server's 10 s."""
     patience: float = 30.0
     """Seconds to go on trying while the server is away or busy."""
+    no_responders_timeout: float = NO_RESPONDERS_TIMEOUT
+    """Seconds to go on trying while no stream takes a subject that the stream has not taken before; then
+    `WrongStream`. Never longer than `patience`. With `on_gap="continue"` only the first message of a server batch is
+    tried again: any other is lost, and reported."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.flow <= 65_535:
@@ -59,6 +64,7 @@ class IngestChoices(TypedDict, total=False):
     ack_timeout: float
     idle_after: float
     patience: float
+    no_responders_timeout: float
 
 
 @dataclass(frozen=True, slots=True)

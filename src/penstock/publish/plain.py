@@ -22,6 +22,7 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
+from penstock.publish.model import NO_RESPONDERS_TIMEOUT
 from penstock.publish.rows import Rows
 from penstock.settings import Settings
 from penstock.wire import aio
@@ -35,6 +36,12 @@ TICK = 0.2
 """Seconds between two looks at the connection while waiting."""
 CHUNK = 64 * 1024
 """Bytes that are collected before they are sent."""
+MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
+"""Messages are kept until they are acknowledged, to be sent again; beyond this many bytes `add` waits."""
+RETRY_DELAY = 0.1
+"""Seconds before messages that no stream took are sent again."""
+MAX_UNHEARD = 10_000
+"""Subjects that no stream took which are remembered at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,16 @@ class PubAck:
     stream: str
     sequence: int
     duplicate: bool = False
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message whose outcome was not handed out yet."""
+
+    subject: bytes
+    frame: bytes
+    """Its bytes; empty once the outcome is known."""
+    outcome: PubAck | PenstockError | None = None
 
 
 class PublishInterrupted(OutcomeUnknown):
@@ -66,19 +83,36 @@ class PlainPublisher:
 
     `add` returns the outcomes that came in meanwhile, in the order of publishing: a `PubAck`, or the error of that
     message. Messages behind a refused one may be stored: nothing ties them together.
+
+    A message that no stream takes is sent again for `no_responders_timeout` seconds, and then stored behind those that
+    were under way with it. So that this does not happen to a stream that is new, the first message goes alone.
     """
 
-    def __init__(self, settings: Settings, window: int = WINDOW) -> None:
+    def __init__(
+        self, settings: Settings, window: int = WINDOW, *, no_responders_timeout: float = NO_RESPONDERS_TIMEOUT
+    ) -> None:
+        self.no_responders_timeout = no_responders_timeout
         self._connection = aio.Connection(settings, name="penstock publish")
         self._window = window
         self._rows = Rows(max_payload=0)
         self._inbox = f"_INBOX.{secrets.token_hex(8)}"
         self._first = 1
         """The number of the first message whose outcome was not handed out."""
-        self._outcomes: deque[PubAck | PenstockError | None] = deque()
+        self._sent: deque[_Sent] = deque()
+        self._outstanding_bytes = 0
+        self._begun = False
+        """Whether the first message has its outcome: until then no other is sent."""
+        self._again: list[_Sent] = []
+        """Messages that no stream took, to be sent again at `_again_at`."""
+        self._again_at = 0.0
+        self._unheard: dict[bytes, float] = {}
+        """Subjects that no stream took when last asked, and since when."""
+        self._heard = 0.0
+        """When the server last answered."""
         self.last_outcomes: list[PubAck | PenstockError] = []
         """After an error of `add` or `finish`: the outcomes that came before it and were not handed out."""
-        self._buffer = bytearray()
+        self._buffer: list[bytes] = []
+        self._buffered = 0
         self._came = asyncio.Event()
         self._denied: AccessDenied | None = None
 
@@ -100,19 +134,22 @@ class PlainPublisher:
     @property
     def outstanding(self) -> int:
         """Messages whose outcome was not handed out yet."""
-        return len(self._outcomes)
+        return len(self._sent)
 
     async def add(
         self, subject: str, data: bytes, headers: Headers | None = None, message_id: str | None = None
     ) -> list[PubAck | PenstockError]:
         """Publish a message; waits while too many acks are outstanding."""
         lead, block, body = self._rows.one(subject, data, headers, message_id)
-        number = self._first + len(self._outcomes)
-        self._outcomes.append(None)
+        number = self._first + len(self._sent)
         sizes = b"%d %d" % (len(block), len(block) + len(body)) if block else b"%d" % len(body)
         verb = b"HPUB " if block else b"PUB "
-        self._buffer += b"%b%b%b.%d %b\r\n%b%b\r\n" % (verb, lead, self._inbox.encode(), number, sizes, block, body)
-        if len(self._buffer) >= CHUNK or len(self._outcomes) >= self._window:
+        frame = b"%b%b%b.%d %b\r\n%b%b\r\n" % (verb, lead, self._inbox.encode(), number, sizes, block, body)
+        self._sent.append(_Sent(lead, frame))
+        self._outstanding_bytes += len(frame)
+        self._buffer.append(frame)
+        self._buffered += len(frame)
+        if self._buffered >= CHUNK or len(self._sent) >= self._window:
             return await self._settle(self._window // 2)
         return []
 
@@ -122,17 +159,35 @@ class PlainPublisher:
 
     async def send(self) -> None:
         """Send what was collected: before a pause."""
-        data, self._buffer = bytes(self._buffer), bytearray()
-        if data:
-            await self._connection.send(data)
+        try:
+            await self._send()
+        except Unavailable as exc:
+            self.last_outcomes = []
+            raise PublishInterrupted(self.outstanding, str(exc)) from exc
+
+    async def _send(self) -> None:
+        if self._buffer and not self._begun:
+            await self._send_first()
+        frames, self._buffer, self._buffered = self._buffer, [], 0
+        if frames:
+            await self._connection.send(b"".join(frames))
+
+    async def _send_first(self) -> None:
+        first = self._sent[0]
+        if self._buffer[0] is first.frame:  # else it was sent, and the wait for its outcome given up
+            self._buffered -= len(self._buffer.pop(0))
+            await self._connection.send(first.frame)
+        while first.outcome is None:
+            await self._wait()
+        self._begun = True
 
     async def _settle(self, leave: int) -> list[PubAck | PenstockError]:
         """Send, and wait until at most `leave` outcomes are missing."""
         taken: list[PubAck | PenstockError] = []
         try:
-            await self.send()
+            await self._send()
             taken += self._taken()
-            while len(self._outcomes) > leave:
+            while len(self._sent) > leave or self._outstanding_bytes > MAX_OUTSTANDING_BYTES:
                 await self._wait()
                 taken += self._taken()
         except PenstockError as exc:
@@ -144,41 +199,64 @@ class PlainPublisher:
 
     async def _wait(self) -> None:
         settings = self._connection.settings
-        deadline = time.monotonic() + settings.timeout
+        self._heard = time.monotonic()
         while not self._came.is_set():
             if self._denied:
                 raise self._denied
             if not self._connection.connected:
                 raise ConnectionLost(", ".join(settings.servers), "while acks were outstanding")
-            if time.monotonic() >= deadline:
+            if time.monotonic() - self._heard >= settings.timeout:
                 raise DeadlineExceeded("publishing", settings.timeout)
+            await self._send_again()
             with suppress(TimeoutError):
-                async with asyncio.timeout(TICK):
+                async with asyncio.timeout(RETRY_DELAY if self._again else TICK):
                     await self._came.wait()
         self._came.clear()
+
+    async def _send_again(self) -> None:
+        if self._again and time.monotonic() >= self._again_at:
+            messages, self._again = self._again, []
+            await self._connection.send(b"".join(message.frame for message in messages))
 
     def _deny(self, denied: Denied) -> None:
         self._denied = denied.error()
 
     def _taken(self) -> list[PubAck | PenstockError]:
         taken: list[PubAck | PenstockError] = []
-        while self._outcomes and (first := self._outcomes[0]) is not None:
+        while self._sent and (first := self._sent[0].outcome) is not None:
             taken.append(first)
-            self._outcomes.popleft()
+            self._sent.popleft()
         self._first += len(taken)
         return taken
 
     def _receive(self, message: Message) -> None:
         at = int(message.subject.rpartition(".")[2]) - self._first
-        if 0 <= at < len(self._outcomes):
-            self._outcomes[at] = _outcome(message)
-        if self._outcomes and self._outcomes[0] is not None:
+        if 0 <= at < len(self._sent):
+            self._answered(self._sent[at], message, time.monotonic())
+        if self._sent and self._sent[0].outcome is not None:
             self._came.set()
+
+    def _answered(self, sent: _Sent, message: Message, now: float) -> None:
+        self._heard = now
+        if message.status:
+            tried = now - self._unheard.setdefault(sent.subject, now)
+            if tried < self.no_responders_timeout:
+                self._again_at = self._again_at if self._again else now + RETRY_DELAY
+                self._again.append(sent)
+                return
+            sent.outcome = ConfigError(
+                f"no stream takes its subject (tried for {tried:.1f} s); create one, or check the subject"
+            )
+            if len(self._unheard) >= MAX_UNHEARD:
+                self._unheard.clear()
+        else:
+            self._unheard.pop(sent.subject, None)
+            sent.outcome = _outcome(message)
+        self._outstanding_bytes -= len(sent.frame)
+        sent.frame = b""
 
 
 def _outcome(message: Message) -> PubAck | PenstockError:
-    if message.status:
-        return ConfigError("no stream takes its subject; create one, or check the subject")
     try:
         answer: dict[str, Any] = json.loads(message.data)
         if "error" in answer:

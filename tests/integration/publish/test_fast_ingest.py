@@ -1,17 +1,22 @@
-"""Fast ingest against a real server: order, counts, gaps that are really made, acks that are really lost."""
+"""Fast ingest against a real server: order, counts, gaps that are really made, acks that are really lost.
+
+A contract: each test runs on the asyncio and on the blocking ingest, unless it says why not.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
+from tests.support.connections import HALVES
+from tests.support.publishers import AnyFastIngest, open_fast_ingest
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -19,20 +24,34 @@ from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, Feature
 from penstock.publish.fast import FastIngest
 from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import FastIngestDisabled, IngestGap, MessageRefused, WrongStream
-from penstock.publish.options import FastAck, IngestOptions, Lost
+from penstock.publish.options import IngestOptions, Lost
 from penstock.publish.plain import PlainPublisher
+from penstock.publish.rows import Publication
 from penstock.settings import Settings
 from penstock.testing import LossyProxy, eventually_async, stream_data
+from penstock.wire import headers
+
+LIMITED = """authorization { users: [
+    { user: all, password: p },
+    { user: limited, password: p, permissions: { publish: { deny: ["s.secret"] } } } ] }"""
 
 
-def fast(settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options: Any) -> FastIngest:
-    return FastIngest(settings, "S", IngestOptions(**options), on_lost)
+class Fast(Protocol):
+    """Makes a fast ingest into stream S; `options` are those of `IngestOptions`."""
+
+    def __call__(
+        self, settings: Settings, on_lost: Callable[[Lost], object] | None = None, **options: Any
+    ) -> AnyFastIngest: ...
 
 
-def blocking_fast(
-    settings: Settings, on_lost: Callable[[Lost], object] = lambda _: None, **options: Any
-) -> BlockingFastIngest:
-    return BlockingFastIngest(settings, "S", IngestOptions(**options), on_lost)
+@pytest.fixture(params=HALVES)
+def fast(request: pytest.FixtureRequest) -> Fast:
+    """Of the implementation that is tested."""
+
+    def make(settings: Settings, on_lost: Callable[[Lost], object] | None = None, **options: Any) -> AnyFastIngest:
+        return open_fast_ingest(request.param, settings, "S", on_lost, **options)
+
+    return make
 
 
 async def make_stream(settings: Settings, name: str = "S", **config: Any) -> None:
@@ -70,7 +89,7 @@ def proxy(nats_server: EmbeddedServer) -> Iterator[LossyProxy]:
         yield made
 
 
-async def test_messages_are_stored_in_order_and_the_ack_says_where(nats_server: EmbeddedServer) -> None:
+async def test_messages_are_stored_in_order_and_the_ack_says_where(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     async with fast(nats_server.settings, flow=7) as ingest:
         for data in numbered(100):
@@ -83,30 +102,54 @@ async def test_messages_are_stored_in_order_and_the_ack_says_where(nats_server: 
     assert await contents(nats_server.settings) == numbered(300)
 
 
-async def test_the_blocking_publisher_stores_the_same(nats_server: EmbeddedServer) -> None:
+async def test_headers_and_message_ids_are_stored_and_a_flush_in_between_settles(
+    nats_server: EmbeddedServer, fast: Fast
+) -> None:
     await make_stream(nats_server.settings)
-
-    def work() -> FastAck | None:
-        with blocking_fast(nats_server.settings, flow=7) as ingest:
-            for data in numbered(100):
-                ingest.add("s.a", data)
-            ingest.add_many(("s.b", data, {"Kind": "b"}, data.decode()) for data in numbered(100, 101))
-            assert ingest.flush() == 200
-            assert (ingest.stored, ingest.sequence) == (200, 200)
-            ingest.add_data("s.c", numbered(100, 201))
-        return ingest.ack
-
-    ack = await asyncio.to_thread(work)
-    assert ack
-    assert (ack.sequence, ack.count) == (300, 300)
+    async with fast(nats_server.settings, flow=7) as ingest:
+        for data in numbered(100):
+            await ingest.add("s.a", data)
+        await ingest.add_many([("s.b", data, {"Kind": "b"}, data.decode()) for data in numbered(100, 101)])
+        assert await ingest.flush() == 200
+        assert (ingest.stored, ingest.sequence) == (200, 200)
+        await ingest.add_data("s.c", numbered(100, 201))
+    assert ingest.ack
+    assert (ingest.ack.sequence, ingest.ack.count) == (300, 300)
     assert await contents(nats_server.settings) == numbered(300)
     async with connect(nats_server.settings) as broker:
         message = await broker.jetstream.get_message("S", 150)
     assert message.headers == {"Kind": ["b"], "Nats-Msg-Id": ["150"]}
 
 
+async def test_an_async_iterable_can_be_added(nats_server: EmbeddedServer) -> None:
+    """Asyncio only: blocking code has no async iterables."""
+    await make_stream(nats_server.settings)
+
+    async def messages() -> AsyncIterator[tuple[str, bytes]]:
+        for data in numbered(300):
+            yield "s.a", data
+
+    async with FastIngest(nats_server.settings, "S") as ingest:
+        assert await ingest.add_many(messages()) == 300
+    assert await contents(nats_server.settings) == numbered(300)
+
+
+async def test_prepared_messages_are_stored_as_they_are(nats_server: EmbeddedServer) -> None:
+    """Blocking only: the Spark sink has its headers encoded already."""
+    await make_stream(nats_server.settings)
+
+    def work() -> None:
+        with BlockingFastIngest(nats_server.settings, "S") as ingest:
+            assert ingest.add_prepared([("s.a", b"", b"1"), ("s.b", headers.encode({"Kind": "b"}), b"2")]) == 2
+
+    await asyncio.to_thread(work)
+    assert await contents(nats_server.settings) == numbered(2)
+    async with connect(nats_server.settings) as broker:
+        assert (await broker.jetstream.get_message("S", 2)).headers == {"Kind": ["b"]}
+
+
 async def test_a_flush_returns_when_everything_added_is_stored_and_knows_the_sequence(
-    nats_server: EmbeddedServer,
+    nats_server: EmbeddedServer, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     async with fast(nats_server.settings, flow=100) as ingest:
@@ -118,7 +161,7 @@ async def test_a_flush_returns_when_everything_added_is_stored_and_knows_the_seq
                 assert (await broker.jetstream.stream_info("S")).state.messages == position
 
 
-async def test_an_empty_ingest_commits_to_nothing(nats_server: EmbeddedServer) -> None:
+async def test_an_empty_ingest_commits_to_nothing(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     async with fast(nats_server.settings) as ingest:
         assert await ingest.flush() == 0
@@ -126,21 +169,21 @@ async def test_an_empty_ingest_commits_to_nothing(nats_server: EmbeddedServer) -
     assert (ingest.ack.sequence, ingest.ack.count) == (0, 0)
 
 
-async def test_messages_of_a_caller_that_pauses_are_stored_without_a_flush(nats_server: EmbeddedServer) -> None:
+async def test_messages_of_a_caller_that_pauses_are_stored_without_a_flush(
+    nats_server: EmbeddedServer, fast: Fast
+) -> None:
     await make_stream(nats_server.settings)
     async with fast(nats_server.settings, idle_after=0.1) as ingest:
         await ingest.add("s.a", b"1")
         await eventually_async(lambda: ingest.stored == 1, what="the first message to be settled")
         assert ingest.sequence == 1
         await ingest.add("s.a", b"2")
-    with blocking_fast(nats_server.settings, idle_after=0.1) as also:
-        also.add("s.a", b"3")
-        await eventually_async(lambda: also.stored == 1, what="the third message to be settled")
-        also.add("s.a", b"4")
-    assert await contents(nats_server.settings) == numbered(4)
+    assert await contents(nats_server.settings) == numbered(2)
 
 
-async def test_an_exception_in_the_block_ends_the_ingest_and_keeps_what_was_sent(nats_server: EmbeddedServer) -> None:
+async def test_an_exception_in_the_block_ends_the_ingest_and_keeps_what_was_sent(
+    nats_server: EmbeddedServer, fast: Fast
+) -> None:
     await make_stream(nats_server.settings)
     ingest = fast(nats_server.settings)
 
@@ -156,9 +199,9 @@ async def test_an_exception_in_the_block_ends_the_ingest_and_keeps_what_was_sent
     assert await contents(nats_server.settings) == numbered(10)
 
 
-async def test_duplicate_ids_are_stored_once_and_count_as_stored(nats_server: EmbeddedServer) -> None:
+async def test_duplicate_ids_are_stored_once_and_count_as_stored(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
-    rows = [("s.a", data, None, data.decode()) for data in numbered(20)]
+    rows: list[Publication] = [("s.a", data, None, data.decode()) for data in numbered(20)]
     for batch in (rows[:12], rows, rows):
         async with fast(nats_server.settings, flow=5) as ingest:
             await ingest.add_many(batch)
@@ -167,7 +210,7 @@ async def test_duplicate_ids_are_stored_once_and_count_as_stored(nats_server: Em
     assert await contents(nats_server.settings) == numbered(20)
 
 
-async def test_several_ingests_share_a_stream_each_in_its_own_order(nats_server: EmbeddedServer) -> None:
+async def test_several_ingests_share_a_stream_each_in_its_own_order(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
 
     async def one(letter: str) -> None:
@@ -180,7 +223,7 @@ async def test_several_ingests_share_a_stream_each_in_its_own_order(nats_server:
         assert [data[1:] for data in found if data[:1] == letter] == numbered(700)
 
 
-async def test_large_messages_are_bounded_by_bytes_in_flight(nats_server: EmbeddedServer) -> None:
+async def test_large_messages_are_bounded_by_bytes_in_flight(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     large = [b"%d" % n + bytes(100_000) for n in range(30)]
     async with fast(nats_server.settings, max_outstanding_bytes=300_000) as ingest:
@@ -192,7 +235,7 @@ async def test_large_messages_are_bounded_by_bytes_in_flight(nats_server: Embedd
 
 
 async def test_a_lost_message_fails_the_ingest_and_everything_before_it_is_stored(
-    nats_server: EmbeddedServer, proxy: LossyProxy
+    nats_server: EmbeddedServer, proxy: LossyProxy, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     proxy.drop_up = message_with(33)
@@ -205,7 +248,7 @@ async def test_a_lost_message_fails_the_ingest_and_everything_before_it_is_store
 
 
 async def test_a_message_lost_at_the_very_end_is_noticed_by_the_commit(
-    nats_server: EmbeddedServer, proxy: LossyProxy
+    nats_server: EmbeddedServer, proxy: LossyProxy, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     proxy.drop_up = message_with(100)
@@ -217,7 +260,7 @@ async def test_a_message_lost_at_the_very_end_is_noticed_by_the_commit(
 
 
 async def test_with_continue_the_callback_hears_of_lost_messages_and_the_rest_is_stored(
-    nats_server: EmbeddedServer, proxy: LossyProxy
+    nats_server: EmbeddedServer, proxy: LossyProxy, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     drops = [message_with(seq) for seq in (33, 34, 60, 100)]
@@ -234,7 +277,7 @@ async def test_with_continue_the_callback_hears_of_lost_messages_and_the_rest_is
 
 @pytest.mark.parametrize("seq", [1, 2, 33, 100])
 async def test_with_resend_lost_messages_are_sent_again_in_order(
-    nats_server: EmbeddedServer, proxy: LossyProxy, seq: int
+    nats_server: EmbeddedServer, proxy: LossyProxy, seq: int, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     proxy.drop_up = message_with(seq)
@@ -247,7 +290,7 @@ async def test_with_resend_lost_messages_are_sent_again_in_order(
     assert await contents(nats_server.settings) == numbered(100)
 
 
-async def test_lost_acks_are_asked_for_again(nats_server: EmbeddedServer, proxy: LossyProxy) -> None:
+async def test_lost_acks_are_asked_for_again(nats_server: EmbeddedServer, proxy: LossyProxy, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     acks: list[bytes] = []
 
@@ -267,7 +310,9 @@ async def test_lost_acks_are_asked_for_again(nats_server: EmbeddedServer, proxy:
 # -- what the server refuses -------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_without_allow_batched_is_named_with_the_change_that_helps(nats_server: EmbeddedServer) -> None:
+async def test_a_stream_without_allow_batched_is_named_with_the_change_that_helps(
+    nats_server: EmbeddedServer, fast: Fast
+) -> None:
     await make_stream(nats_server.settings, allow_batched=False)
     with pytest.raises(FastIngestDisabled, match="allow_batched: true"):
         async with fast(nats_server.settings) as ingest:
@@ -275,16 +320,17 @@ async def test_a_stream_without_allow_batched_is_named_with_the_change_that_help
 
 
 async def test_a_server_without_fast_ingest_is_refused_before_anything_is_sent(
-    tmp_path: Path, old_nats_server_binary: Path
+    tmp_path: Path, old_nats_server_binary: Path, fast: Fast
 ) -> None:
-    with EmbeddedServer(data=tmp_path, binary=old_nats_server_binary) as old:
-        for opened in (fast(old.settings).__aenter__, lambda: asyncio.to_thread(blocking_fast(old.settings).__enter__)):
-            with pytest.raises(FeatureMissing, match=r"needs nats-server 2\.14"):
-                await opened()
+    with (
+        EmbeddedServer(data=tmp_path, binary=old_nats_server_binary) as old,
+        pytest.raises(FeatureMissing, match=r"needs nats-server 2\.14"),
+    ):
+        await fast(old.settings).__aenter__()
 
 
 async def test_a_stream_that_never_answers_is_given_up_after_a_while(
-    nats_server: EmbeddedServer, proxy: LossyProxy
+    nats_server: EmbeddedServer, proxy: LossyProxy, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     proxy.drop_down = lambda line: b".$FI " in line
@@ -293,25 +339,43 @@ async def test_a_stream_that_never_answers_is_given_up_after_a_while(
             await ingest.add("s.a", b"1")
 
 
-async def test_a_missing_permission_is_said_at_once(tmp_path: Path) -> None:
-    users = """authorization { users: [
-        { user: all, password: p },
-        { user: limited, password: p, permissions: { publish: { deny: ["s.secret"] } } } ] }"""
-    with EmbeddedServer(data=tmp_path, extra=users) as server:
+async def test_a_missing_permission_is_said_at_once(tmp_path: Path, fast: Fast) -> None:
+    with EmbeddedServer(data=tmp_path, extra=LIMITED) as server:
         await make_stream(replace(server.settings, user="all", password="p"))
         limited = replace(server.settings, user="limited", password="p")
         with pytest.raises(AccessDenied, match=r"s\.secret"):
             async with fast(limited) as ingest:
                 await ingest.add_many([("s.a", b"1"), ("s.secret", b"2")])
-        with pytest.raises(AccessDenied, match=r"s\.secret"), blocking_fast(limited) as also:
-            also.add("s.secret", b"3")
-        async with PlainPublisher(limited) as plain:
+        with pytest.raises(AccessDenied, match=r"s\.secret"):
+            async with fast(limited) as ingest:
+                await ingest.add("s.secret", b"3")
+
+
+async def test_a_missing_permission_ends_the_ingest_for_every_later_call(tmp_path: Path, fast: Fast) -> None:
+    async def flush_and_commit(ingest: AnyFastIngest) -> None:
+        async with ingest:
+            await ingest.add_many([("s.a", b"1"), ("s.secret", b"2")])
+            for call in (ingest.flush, ingest.flush, ingest.commit):
+                with pytest.raises(AccessDenied, match=r"s\.secret"):
+                    await call()
+
+    with EmbeddedServer(data=tmp_path, extra=LIMITED) as server:
+        await make_stream(replace(server.settings, user="all", password="p"))
+        with pytest.raises(AccessDenied, match=r"s\.secret"):
+            await flush_and_commit(fast(replace(server.settings, user="limited", password="p")))
+
+
+async def test_a_missing_permission_is_said_at_once_to_a_plain_publisher(tmp_path: Path) -> None:
+    """Asyncio only: there is no blocking plain publisher."""
+    with EmbeddedServer(data=tmp_path, extra=LIMITED) as server:
+        await make_stream(replace(server.settings, user="all", password="p"))
+        async with PlainPublisher(replace(server.settings, user="limited", password="p")) as plain:
             await plain.add("s.secret", b"4")
             with pytest.raises(AccessDenied, match=r"s\.secret"):
                 await plain.finish()
 
 
-async def test_a_commit_can_be_repeated_but_nothing_added_after_it(nats_server: EmbeddedServer) -> None:
+async def test_a_commit_can_be_repeated_but_nothing_added_after_it(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     async with fast(nats_server.settings) as ingest:
         await ingest.add("s.a", b"1")
@@ -323,13 +387,11 @@ async def test_a_commit_can_be_repeated_but_nothing_added_after_it(nats_server: 
     assert await contents(nats_server.settings) == [b"1"]
 
 
-async def test_an_ingest_is_used_inside_its_block_and_once(nats_server: EmbeddedServer) -> None:
+async def test_an_ingest_is_used_inside_its_block_and_once(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
-    ingest, blocking = fast(nats_server.settings), blocking_fast(nats_server.settings)
+    ingest, committed = fast(nats_server.settings), fast(nats_server.settings)
     with pytest.raises(ConfigError, match="is not open"):
         await ingest.add("s.a", b"1")
-    with pytest.raises(ConfigError, match="is not open"):
-        blocking.add("s.a", b"1")
     with suppress(KeyError):
         async with ingest:
             await ingest.add("s.a", b"1")
@@ -338,19 +400,20 @@ async def test_an_ingest_is_used_inside_its_block_and_once(nats_server: Embedded
     for late in (ingest.add("s.a", b"2"), ingest.flush(), ingest.commit(), ingest.__aenter__()):
         with pytest.raises(ConfigError, match=r"is not open|was opened before"):
             await late
-    with blocking:
-        blocking.add("s.a", b"2")
-    assert blocking.flush() == 1
+    async with committed:
+        await committed.add("s.a", b"2")
+    assert await committed.flush() == 1
     with pytest.raises(ConfigError, match="was opened before"):
-        blocking.__enter__()
+        await committed.__aenter__()
     assert await contents(nats_server.settings) == [b"1", b"2"]
 
 
 async def test_calls_that_are_cancelled_lose_nothing_that_was_added(nats_server: EmbeddedServer) -> None:
+    """Asyncio only: a blocking call cannot be cancelled."""
     await make_stream(nats_server.settings)
     seed = 7
     chance = random.Random(seed)
-    async with fast(nats_server.settings, flow=50) as ingest:
+    async with FastIngest(nats_server.settings, "S", IngestOptions(flow=50)) as ingest:
         for number in range(1, 3_001):
             with suppress(TimeoutError):
                 async with asyncio.timeout(chance.choice((0, 0.0001, 0.001))):
@@ -367,19 +430,21 @@ async def test_calls_that_are_cancelled_lose_nothing_that_was_added(nats_server:
     assert len(found) <= 3_000 + ingest.ack.maybe_twice, f"seed {seed}"
 
 
-async def test_a_subject_that_no_stream_takes_is_an_error_with_its_position(nats_server: EmbeddedServer) -> None:
+async def test_a_subject_that_no_stream_takes_is_an_error_with_its_position(
+    nats_server: EmbeddedServer, fast: Fast
+) -> None:
     await make_stream(nats_server.settings)
     with pytest.raises(WrongStream, match="no stream takes subject 'nowhere'"):
-        async with fast(nats_server.settings) as ingest:
+        async with fast(nats_server.settings, no_responders_timeout=0) as ingest:
             await ingest.add("nowhere", b"1")
     with pytest.raises(WrongStream) as raised:
-        async with fast(nats_server.settings) as ingest:
+        async with fast(nats_server.settings, no_responders_timeout=0) as ingest:
             await ingest.add_many([("s.a", b"1"), ("s.a", b"2"), ("nowhere", b"3"), ("s.a", b"4")])
     assert (raised.value.position, raised.value.stored, ingest.stored) == (3, 2, 2)
     assert await contents(nats_server.settings) == numbered(2)
 
 
-async def test_a_subject_of_another_stream_ends_the_ingest_before_it(nats_server: EmbeddedServer) -> None:
+async def test_a_subject_of_another_stream_ends_the_ingest_before_it(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     await make_stream(nats_server.settings, "T")
     with pytest.raises(WrongStream, match=r"stream 'T' takes subject 't\.a'"):
@@ -392,7 +457,7 @@ async def test_a_subject_of_another_stream_ends_the_ingest_before_it(nats_server
 @pytest.mark.parametrize("on_gap", ["fail", "resend"])
 @pytest.mark.parametrize("batched", [True, False])
 async def test_another_stream_never_gets_a_message_of_the_ingest_not_even_the_first(
-    nats_server: EmbeddedServer, on_gap: str, batched: bool
+    nats_server: EmbeddedServer, on_gap: str, batched: bool, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     await make_stream(nats_server.settings, "T", allow_batched=batched)
@@ -405,7 +470,7 @@ async def test_another_stream_never_gets_a_message_of_the_ingest_not_even_the_fi
     assert await contents(nats_server.settings, "T") == []
 
 
-async def test_a_first_message_as_large_as_the_server_takes_is_stored(nats_server: EmbeddedServer) -> None:
+async def test_a_first_message_as_large_as_the_server_takes_is_stored(nats_server: EmbeddedServer, fast: Fast) -> None:
     await make_stream(nats_server.settings)
     largest = bytes(1024 * 1024)
     async with fast(nats_server.settings) as ingest:
@@ -415,9 +480,11 @@ async def test_a_first_message_as_large_as_the_server_takes_is_stored(nats_serve
 
 
 @pytest.mark.parametrize("at", [1, 5])
-async def test_a_refused_message_ends_the_ingest_before_it(nats_server: EmbeddedServer, at: int) -> None:
+async def test_a_refused_message_ends_the_ingest_before_it(nats_server: EmbeddedServer, at: int, fast: Fast) -> None:
     await make_stream(nats_server.settings)
-    rows = [("s.a", data, {"Nats-Expected-Last-Sequence": "77"} if n == at else None) for n, data in enumerate_(20)]
+    rows: list[Publication] = [
+        ("s.a", data, {"Nats-Expected-Last-Sequence": "77"} if n == at else None) for n, data in enumerate_(20)
+    ]
     with pytest.raises(MessageRefused, match="wrong last sequence") as raised:
         async with fast(nats_server.settings) as ingest:
             await ingest.add_many(rows)
@@ -426,9 +493,11 @@ async def test_a_refused_message_ends_the_ingest_before_it(nats_server: Embedded
 
 
 @pytest.mark.parametrize("at", [1, 5])
-async def test_with_continue_a_refused_message_is_reported_and_left_out(nats_server: EmbeddedServer, at: int) -> None:
+async def test_with_continue_a_refused_message_is_reported_and_left_out(
+    nats_server: EmbeddedServer, at: int, fast: Fast
+) -> None:
     await make_stream(nats_server.settings, max_msg_size=1000)
-    rows = [("s.a", bytes(2000) if n == at else data) for n, data in enumerate_(20)]
+    rows: list[Publication] = [("s.a", bytes(2000) if n == at else data) for n, data in enumerate_(20)]
     lost: list[Lost] = []
     async with fast(nats_server.settings, lost.append, on_gap="continue") as ingest:
         await ingest.add_many(rows)
@@ -440,7 +509,7 @@ async def test_with_continue_a_refused_message_is_reported_and_left_out(nats_ser
 
 
 async def test_messages_the_server_would_hang_up_on_are_refused_before_they_are_sent(
-    nats_server: EmbeddedServer,
+    nats_server: EmbeddedServer, fast: Fast
 ) -> None:
     await make_stream(nats_server.settings)
     async with fast(nats_server.settings) as ingest:

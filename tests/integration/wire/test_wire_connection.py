@@ -1,4 +1,7 @@
-"""The data plane's connections against real servers: logins, TLS, requests, and what happens when things break."""
+"""The data plane's connections against real servers: logins, TLS, requests, and what happens when things break.
+
+A contract: each test runs on the asyncio and on the blocking connection, unless it says why not.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import hashlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import nkeys
 import pytest
 import trustme
 import uvloop
+from tests.support.connections import CONNECTION_HALVES, HALVES, AnyConnection, ConnectionHalf
 
 from penstock import errors
 from penstock.broker import JetStream
@@ -28,46 +32,61 @@ from penstock.wire import aio, blocking, frames
 Serve = Callable[[str], int]
 
 
-def works(settings: Settings) -> None:
-    """Both transports log in, and a round trip through the server works; in asyncio's own event loop, and in uvloop."""
-    with blocking.connect(settings) as connection:
-        connection.flush()
-        with pytest.raises(errors.Unavailable, match="nobody answers"):
-            connection.request("nobody.there", b"")
+@pytest.fixture(params=HALVES)
+def half(request: pytest.FixtureRequest) -> ConnectionHalf:
+    """Which of the two connections is tested."""
+    return CONNECTION_HALVES[request.param]
 
-    async def asynchronous() -> None:
-        async with await aio.connect(settings) as connection:
+
+@pytest.fixture
+async def connection(nats_server: EmbeddedServer, half: ConnectionHalf) -> AsyncIterator[AnyConnection]:
+    async with await half.connect(nats_server.settings) as made:
+        yield made
+
+
+def works(half: ConnectionHalf, settings: Settings) -> None:
+    """It logs in, and a round trip through the server works; in asyncio's own event loop, and in uvloop."""
+
+    async def round_trip() -> None:
+        async with await half.connect(settings) as connection:
             await connection.flush()
             with pytest.raises(errors.Unavailable, match="nobody answers"):
                 await connection.request("nobody.there", b"")
 
-    asyncio.run(asynchronous())
-    uvloop.run(asynchronous())
+    asyncio.run(round_trip())
+    if half.name == "asyncio":
+        uvloop.run(round_trip())
 
 
-def refused(settings: Settings, error: type[errors.PenstockError] = errors.AccessDenied, match: str = ".") -> None:
+def refused(
+    half: ConnectionHalf,
+    settings: Settings,
+    error: type[errors.PenstockError] = errors.AccessDenied,
+    match: str = ".",
+) -> None:
+    async def connect() -> None:
+        await half.connect(settings)
+
     with pytest.raises(error, match=match):
-        blocking.connect(settings)
-    with pytest.raises(error, match=match):
-        asyncio.run(aio.connect(settings))
+        asyncio.run(connect())
 
 
 # -- logins ------------------------------------------------------------------------------------------------------------
 
 
-def test_user_and_password_log_in_from_settings_or_url(serve: Serve) -> None:
+def test_user_and_password_log_in_from_settings_or_url(serve: Serve, half: ConnectionHalf) -> None:
     port = serve('authorization { user: "ann", password: "s e:c@ret" }')
-    works(Settings(servers=(f"nats://127.0.0.1:{port}",), user="ann", password="s e:c@ret"))
-    works(Settings(servers=(f"nats://ann:s%20e%3Ac%40ret@127.0.0.1:{port}",)))
-    refused(Settings(servers=(f"nats://ann:wrong@127.0.0.1:{port}",)), match="refused the login")
-    refused(Settings(servers=(f"nats://127.0.0.1:{port}",)), match="refused the login")
+    works(half, Settings(servers=(f"nats://127.0.0.1:{port}",), user="ann", password="s e:c@ret"))
+    works(half, Settings(servers=(f"nats://ann:s%20e%3Ac%40ret@127.0.0.1:{port}",)))
+    refused(half, Settings(servers=(f"nats://ann:wrong@127.0.0.1:{port}",)), match="refused the login")
+    refused(half, Settings(servers=(f"nats://127.0.0.1:{port}",)), match="refused the login")
 
 
-def test_a_token_logs_in_from_settings_or_url(serve: Serve) -> None:
+def test_a_token_logs_in_from_settings_or_url(serve: Serve, half: ConnectionHalf) -> None:
     port = serve('authorization { token: "t0ken" }')
-    works(Settings(servers=(f"nats://127.0.0.1:{port}",), token="t0ken"))
-    works(Settings(servers=(f"nats://t0ken@127.0.0.1:{port}",)))
-    refused(Settings(servers=(f"nats://127.0.0.1:{port}",), token="other"))
+    works(half, Settings(servers=(f"nats://127.0.0.1:{port}",), token="t0ken"))
+    works(half, Settings(servers=(f"nats://t0ken@127.0.0.1:{port}",)))
+    refused(half, Settings(servers=(f"nats://127.0.0.1:{port}",), token="other"))
 
 
 def new_key(prefix: int) -> nkeys.KeyPair:
@@ -75,13 +94,13 @@ def new_key(prefix: int) -> nkeys.KeyPair:
     return nkeys.from_seed(nkeys.encode_seed(hashlib.sha256(bytes([prefix])).digest(), prefix))
 
 
-def test_an_nkey_logs_in_by_signing(serve: Serve, tmp_path: Path) -> None:
+def test_an_nkey_logs_in_by_signing(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:
     user = new_key(nkeys.PREFIX_BYTE_USER)
     port = serve(f'authorization {{ users: [ {{ nkey: "{user.public_key.decode()}" }} ] }}')
     creds = tmp_path / "user.creds"
     creds.write_text(f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n")
-    works(Settings(servers=(f"nats://127.0.0.1:{port}",), credentials=str(creds)))
-    refused(Settings(servers=(f"nats://127.0.0.1:{port}",)))
+    works(half, Settings(servers=(f"nats://127.0.0.1:{port}",), credentials=str(creds)))
+    refused(half, Settings(servers=(f"nats://127.0.0.1:{port}",)))
 
 
 def jwt(signer: nkeys.KeyPair, subject: nkeys.KeyPair, name: str, claims: dict[str, object]) -> str:
@@ -96,7 +115,7 @@ def jwt(signer: nkeys.KeyPair, subject: nkeys.KeyPair, name: str, claims: dict[s
     return f"{text}.{base64.urlsafe_b64encode(signer.sign(text.encode())).rstrip(b'=').decode()}"
 
 
-def test_a_credentials_file_logs_in_with_jwt_and_seed(serve: Serve, tmp_path: Path) -> None:
+def test_a_credentials_file_logs_in_with_jwt_and_seed(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:
     operator, account, user = (
         new_key(prefix) for prefix in (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
     )
@@ -113,9 +132,9 @@ def test_a_credentials_file_logs_in_with_jwt_and_seed(serve: Serve, tmp_path: Pa
         f"------END NATS USER JWT------\n\n"
         f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n"
     )
-    works(Settings(servers=(f"nats://127.0.0.1:{port}",), credentials=str(creds)))
+    works(half, Settings(servers=(f"nats://127.0.0.1:{port}",), credentials=str(creds)))
     creds.write_text("nothing of use")
-    refused(Settings(servers=(f"nats://127.0.0.1:{port}",), credentials=str(creds)), errors.ConfigError, "SEED")
+    refused(half, Settings(servers=(f"nats://127.0.0.1:{port}",), credentials=str(creds)), errors.ConfigError, "SEED")
 
 
 # -- TLS ---------------------------------------------------------------------------------------------------------------
@@ -141,42 +160,51 @@ class Certificates:
         return f'tls {{ cert_file: "{self.server_cert}", key_file: "{self.server_key}", {more} }}'
 
 
-def test_tls_is_used_and_the_server_is_verified(serve: Serve, tmp_path: Path) -> None:
+def test_tls_is_used_and_the_server_is_verified(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:
     certificates = Certificates(tmp_path)
     port = serve(certificates.config())
-    works(Settings(servers=(f"tls://localhost:{port}",), tls_ca=certificates.ca))
-    works(Settings(servers=(f"nats://127.0.0.1:{port}",), tls_ca=certificates.ca))
-    refused(Settings(servers=(f"tls://localhost:{port}",)), errors.BrokerUnreachable, "certificate verify failed")
+    works(half, Settings(servers=(f"tls://localhost:{port}",), tls_ca=certificates.ca))
+    works(half, Settings(servers=(f"nats://127.0.0.1:{port}",), tls_ca=certificates.ca))
+    refused(half, Settings(servers=(f"tls://localhost:{port}",)), errors.BrokerUnreachable, "certificate verify failed")
 
 
-def test_a_client_certificate_is_presented(serve: Serve, tmp_path: Path) -> None:
+def test_a_client_certificate_is_presented(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:
     certificates = Certificates(tmp_path)
     port = serve(certificates.config(f'ca_file: "{certificates.ca}", verify: true'))
     server = f"tls://localhost:{port}"
     works(
+        half,
         Settings(servers=(server,), tls_ca=certificates.ca, tls_cert=certificates.cert, tls_key=certificates.key),
     )
-    refused(Settings(servers=(server,), tls_ca=certificates.ca), errors.BrokerUnreachable)
+    refused(half, Settings(servers=(server,), tls_ca=certificates.ca), errors.BrokerUnreachable)
 
 
-def test_tls_can_come_before_anything_else(serve: Serve, tmp_path: Path) -> None:
+def test_tls_can_come_before_anything_else(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:
     certificates = Certificates(tmp_path)
     port = serve(certificates.config("handshake_first: true"))
-    works(Settings(servers=(f"tls://localhost:{port}",), tls_ca=certificates.ca, tls_first=True))
+    works(half, Settings(servers=(f"tls://localhost:{port}",), tls_ca=certificates.ca, tls_first=True))
 
 
-def test_a_plain_server_is_refused_when_tls_is_asked_for(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_plain_server_is_refused_when_tls_is_asked_for(
+    nats_server: EmbeddedServer, tmp_path: Path, half: ConnectionHalf
+) -> None:
     settings = Settings(servers=(nats_server.url,), tls_ca=Certificates(tmp_path).ca)
-    refused(settings, match="does not offer TLS")
+    refused(half, settings, match="does not offer TLS")
 
 
 # -- servers that are not there, or are no servers ---------------------------------------------------------------------
 
 
-def test_the_next_server_is_tried_and_the_error_names_all_without_secrets(nats_server: EmbeddedServer) -> None:
-    works(Settings(servers=("nats://127.0.0.1:1", nats_server.url)))
+def test_the_next_server_is_tried_and_the_error_names_all_without_secrets(
+    nats_server: EmbeddedServer, half: ConnectionHalf
+) -> None:
+    works(half, Settings(servers=("nats://127.0.0.1:1", nats_server.url)))
+
+    async def connect(settings: Settings) -> None:
+        await half.connect(settings)
+
     with pytest.raises(errors.BrokerUnreachable) as caught:
-        blocking.connect(Settings(servers=("nats://ann:secret@127.0.0.1:1", "nats://127.0.0.1:2")))
+        asyncio.run(connect(Settings(servers=("nats://ann:secret@127.0.0.1:1", "nats://127.0.0.1:2"))))
     assert "127.0.0.1:1" in str(caught.value)
     assert "127.0.0.1:2" in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -226,28 +254,50 @@ def impostor() -> Iterator[Callable[[bytes], Settings]]:
     ],
 )
 def test_what_is_no_nats_server_is_an_error_in_time(
-    impostor: Callable[[bytes], Settings], greeting: bytes, reason: str
+    impostor: Callable[[bytes], Settings], greeting: bytes, reason: str, half: ConnectionHalf
 ) -> None:
-    refused(impostor(greeting), errors.BrokerUnreachable, reason)
+    refused(half, impostor(greeting), errors.BrokerUnreachable, reason)
 
 
-def test_a_server_that_goes_away_is_connection_lost_and_can_be_reconnected(nats_server: EmbeddedServer) -> None:
-    connection = blocking.connect(nats_server.settings)
+async def test_a_server_that_goes_away_is_connection_lost_and_can_be_reconnected(
+    nats_server: EmbeddedServer, connection: AnyConnection
+) -> None:
+    opened = connection.opened
     nats_server.kill()
     with pytest.raises(errors.ConnectionLost):
-        connection.flush()
+        await connection.flush()
     assert not connection.connected
-    with pytest.raises(errors.ConnectionLost, match="closed"):
-        connection.publish("a", b"")
+    with pytest.raises(errors.ConnectionLost, match=r"closed|reset"):
+        await connection.publish("a", b"")
     with pytest.raises(errors.BrokerUnreachable):
-        connection.reconnect()
+        await connection.reconnect()
     nats_server.start()
-    connection.reconnect()
-    connection.flush()
-    connection.close()
+    await connection.reconnect()
+    await connection.flush()
+    assert connection.opened == opened + 1
 
 
-async def test_waiting_calls_raise_when_the_server_goes_away(nats_server: EmbeddedServer) -> None:
+@pytest.mark.parametrize("call", ["receive", "wait"])
+async def test_a_waiting_call_raises_when_the_server_goes_away(
+    nats_server: EmbeddedServer, connection: AnyConnection, call: str
+) -> None:
+    await connection.subscribe("a")
+    reply = connection.inbox()
+    await connection.flush()
+    waiting = asyncio.create_task(connection.receive(30) if call == "receive" else connection.wait(reply, 30))
+    await asyncio.sleep(0)  # it begins to wait
+    nats_server.kill()
+    with pytest.raises(errors.ConnectionLost):
+        await waiting
+    with pytest.raises(errors.ConnectionLost):
+        await connection.publish("a", b"")
+    nats_server.start()
+    await connection.reconnect()
+    await connection.flush()
+
+
+async def test_all_waiting_calls_raise_when_the_server_goes_away(nats_server: EmbeddedServer) -> None:
+    """Asyncio only: one call at a time waits on a blocking connection."""
     connection = await aio.connect(nats_server.settings)
     await connection.subscribe("a")
     waiting = [
@@ -258,15 +308,30 @@ async def test_waiting_calls_raise_when_the_server_goes_away(nats_server: Embedd
     nats_server.kill()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
         assert isinstance(outcome, errors.ConnectionLost)
-    with pytest.raises(errors.ConnectionLost):
-        await connection.publish("a", b"")
-    nats_server.start()
-    await connection.reconnect()
-    await connection.flush()
     await connection.close()
 
 
+async def test_an_answer_that_was_expected_on_an_earlier_connection_is_not_waited_for(
+    connection: AnyConnection,
+) -> None:
+    reply = connection.inbox()
+    await connection.reconnect()
+    with pytest.raises(errors.ConnectionLost, match="earlier connection"):
+        await connection.wait(reply, 30)
+
+
+async def test_a_closed_connection_says_so_to_every_call(connection: AnyConnection) -> None:
+    await connection.close()
+    assert not connection.connected
+    for call in (connection.flush(), connection.receive(), connection.publish("a", b""), connection.subscribe("a")):
+        with pytest.raises(errors.ConnectionLost, match="it is closed"):
+            await call
+    with pytest.raises(errors.ConnectionLost, match="it is closed"):
+        connection.inbox()
+
+
 def test_pings_are_answered_while_waiting_and_by_poll(serve: Serve) -> None:
+    """Blocking only: the event loop answers them at any time, and needs no `poll`."""
     port = serve('ping_interval: "200ms"\nping_max: 10\n')
     with blocking.connect(Settings(servers=(f"nats://127.0.0.1:{port}",))) as connection:
         # Twice as long as the server waits for an answer.
@@ -278,6 +343,7 @@ def test_pings_are_answered_while_waiting_and_by_poll(serve: Serve) -> None:
 
 
 def test_poll_notices_that_the_server_went_away(nats_server: EmbeddedServer) -> None:
+    """Blocking only: the event loop notices by itself."""
     connection = blocking.connect(nats_server.settings)
     connection.poll()
     nats_server.kill()
@@ -295,28 +361,112 @@ def test_poll_notices_that_the_server_went_away(nats_server: EmbeddedServer) -> 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_messages_and_requests_share_a_blocking_connection(nats_server: EmbeddedServer) -> None:
-    with blocking.connect(nats_server.settings) as connection, blocking.connect(nats_server.settings) as other:
-        sid = connection.subscribe("a.*")
-        connection.flush()
-        other.publish("a.1", b"one", {"X": ["1", "2"]}, reply="back")
-        other.publish("a.2", b"")
-        other.flush()
-        info = json.loads(connection.request("$JS.API.INFO", b"").data)
+async def test_messages_and_requests_share_a_connection(nats_server: EmbeddedServer, half: ConnectionHalf) -> None:
+    async with (
+        await half.connect(nats_server.settings) as connection,
+        await half.connect(nats_server.settings) as other,
+    ):
+        sid = await connection.subscribe("a.*")
+        await connection.flush()
+        await other.publish("a.1", b"one", {"X": ["1", "2"]}, reply="back")
+        await other.publish("a.2", b"")
+        await other.flush()
+        info = json.loads((await connection.request("$JS.API.INFO", b"")).data)
         assert info["type"] == "io.nats.jetstream.api.v1.account_info_response"
-        first, second = connection.receive(), connection.receive()
+        first, second = await connection.receive(), await connection.receive()
         assert (first.subject, first.sid, first.reply, first.data) == ("a.1", sid, "back", b"one")
         assert first.header_values() == {"X": ["1", "2"]}
         assert (second.subject, second.headers, second.data) == ("a.2", b"", b"")
-        connection.unsubscribe(sid)
-        connection.flush()
-        other.publish("a.3", b"")
-        other.flush()
+        await connection.unsubscribe(sid)
+        await connection.flush()
+        await other.publish("a.3", b"")
+        await other.flush()
         with pytest.raises(errors.DeadlineExceeded):
-            connection.receive(0.05)
+            await connection.receive(0.05)
+
+
+async def test_a_subscription_ends_after_as_many_messages_as_were_asked_for(
+    nats_server: EmbeddedServer, half: ConnectionHalf
+) -> None:
+    async with await half.connect(nats_server.settings, echo=True) as connection:
+        sid = await connection.subscribe("a")
+        await connection.unsubscribe(sid, after=2)
+        for number in range(3):
+            await connection.publish("a", b"%d" % number)
+        await connection.flush()
+        assert [(await connection.receive()).data for _ in range(2)] == [b"0", b"1"]
+        with pytest.raises(errors.DeadlineExceeded):
+            await connection.receive(0.05)
+
+
+async def test_members_of_a_queue_share_its_messages(nats_server: EmbeddedServer, half: ConnectionHalf) -> None:
+    async with (
+        await half.connect(nats_server.settings) as connection,
+        await half.connect(nats_server.settings) as other,
+    ):
+        await connection.subscribe("a", "workers")
+        await connection.subscribe("a", "workers")
+        await connection.flush()
+        for number in range(10):
+            await other.publish("a", b"%d" % number)
+        await other.flush()
+        found = [(await connection.receive()).data for _ in range(10)]
+        assert sorted(found) == [b"%d" % number for number in range(10)]
+        with pytest.raises(errors.DeadlineExceeded):
+            await connection.receive(0.05)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_own_messages_come_back_only_with_echo(
+    nats_server: EmbeddedServer, half: ConnectionHalf, echo: bool
+) -> None:
+    async with await half.connect(nats_server.settings, echo=echo) as connection:
+        await connection.subscribe("a")
+        await connection.publish("a", b"mine")
+        await connection.flush()
+        if echo:
+            assert (await connection.receive()).data == b"mine"
+        else:
+            with pytest.raises(errors.DeadlineExceeded):
+                await connection.receive(0.05)
+
+
+async def test_an_answer_that_is_forgotten_or_late_disturbs_nobody(
+    nats_server: EmbeddedServer, half: ConnectionHalf
+) -> None:
+    async with (
+        await half.connect(nats_server.settings) as connection,
+        await half.connect(nats_server.settings) as other,
+    ):
+        forgotten, late = connection.inbox(), connection.inbox()
+        connection.forget(forgotten)
+        with pytest.raises(errors.DeadlineExceeded, match="an answer"):
+            await connection.wait(late, 0.05, "an answer")
+        connection.forget(late)
+        for reply in (forgotten, late):
+            await other.publish(reply, b"")
+        await other.flush()
+        await connection.flush()
+        with pytest.raises(errors.DeadlineExceeded):
+            await connection.receive(0.05)
+
+
+async def test_answers_are_kept_until_they_are_asked_for(nats_server: EmbeddedServer, half: ConnectionHalf) -> None:
+    async with (
+        await half.connect(nats_server.settings) as connection,
+        await half.connect(nats_server.settings) as other,
+    ):
+        first, second = connection.inbox(), connection.inbox()
+        await connection.flush()
+        for reply, data in ((second, b"2"), (first, b"1")):
+            await other.publish(reply, data)
+        await other.flush()
+        await connection.flush()
+        assert [(await connection.wait(reply)).data for reply in (first, second)] == [b"1", b"2"]
 
 
 async def test_messages_go_to_handlers_and_to_receive(nats_server: EmbeddedServer) -> None:
+    """Asyncio only: nobody could call a handler between two calls of blocking code."""
     async with await aio.connect(nats_server.settings, echo=True) as connection:
         seen: list[frames.Message] = []
         await connection.subscribe("handled", handler=seen.append)
@@ -328,6 +478,7 @@ async def test_messages_go_to_handlers_and_to_receive(nats_server: EmbeddedServe
 
 
 def test_the_raw_stream_can_be_taken_over_and_given_back(nats_server: EmbeddedServer) -> None:
+    """Blocking only: the Spark source reads whole pages off the socket; on asyncio `skim_with` does it."""
     with blocking.connect(nats_server.settings) as connection, blocking.connect(nats_server.settings) as other:
         connection.subscribe("a")
         connection.flush()
@@ -346,6 +497,7 @@ def test_the_raw_stream_can_be_taken_over_and_given_back(nats_server: EmbeddedSe
 
 
 def test_the_jetstream_api_works_from_blocking_code(nats_server: EmbeddedServer) -> None:
+    """Blocking only: `run` is what blocking code has instead of `await`."""
     with blocking.connect(nats_server.settings) as connection:
         jetstream = JetStream(connection.requester())
         blocking.run(jetstream.create_stream({"name": "S", "subjects": ["s"]}))
@@ -357,47 +509,43 @@ def test_the_jetstream_api_works_from_blocking_code(nats_server: EmbeddedServer)
         assert asyncio.run(in_a_notebook()) == 0
 
 
-async def test_the_jetstream_api_works_over_the_asyncio_connection(nats_server: EmbeddedServer) -> None:
-    async with await aio.connect(nats_server.settings) as connection:
-        jetstream = JetStream(connection.requester())
-        with pytest.raises(errors.StreamNotFound):
-            await jetstream.stream_info("S")
+async def test_the_jetstream_api_works_over_the_connection(connection: AnyConnection) -> None:
+    jetstream = JetStream(connection.requester())
+    with pytest.raises(errors.StreamNotFound):
+        await jetstream.stream_info("S")
+    await jetstream.create_stream({"name": "S", "subjects": ["s"]})
+    assert (await jetstream.stream_info("S")).state.messages == 0
 
 
-def test_a_server_without_jetstream_says_so(serve: Serve) -> None:
+async def test_a_server_without_jetstream_says_so(serve: Serve, half: ConnectionHalf) -> None:
     settings = Settings(servers=(f"nats://127.0.0.1:{serve('')}",))
-    with blocking.connect(settings) as connection, pytest.raises(errors.JetStreamDisabled):
-        connection.request("$JS.API.INFO", b"")
+    async with await half.connect(settings) as connection:
+        with pytest.raises(errors.JetStreamDisabled):
+            await connection.request("$JS.API.INFO", b"")
 
 
-def test_a_forbidden_subject_is_access_denied_at_once_and_survived(serve: Serve) -> None:
+async def test_a_forbidden_subject_is_access_denied_at_once_and_survived(serve: Serve, half: ConnectionHalf) -> None:
     permissions = 'permissions: { publish: { deny: "secret.>" } }'
     port = serve(f'authorization {{ users: [ {{ user: "a", password: "b", {permissions} }} ] }}')
-    settings = Settings(servers=(f"nats://a:b@127.0.0.1:{port}",))
-    with blocking.connect(settings) as connection:
+    async with await half.connect(Settings(servers=(f"nats://a:b@127.0.0.1:{port}",))) as connection:
         with pytest.raises(errors.AccessDenied, match=r"secret\.x"):
-            connection.request("secret.x", b"")
-        connection.flush()
-
-    async def asynchronous() -> None:
-        async with await aio.connect(settings) as connection:
-            with pytest.raises(errors.AccessDenied, match=r"secret\.x"):
-                await connection.request("secret.x", b"")
-            await connection.flush()
-
-    asyncio.run(asynchronous())
+            await connection.request("secret.x", b"")
+        await connection.flush()
 
 
-def test_a_message_that_is_too_large_is_refused_before_the_server_hangs_up(serve: Serve) -> None:
+async def test_a_message_that_is_too_large_is_refused_before_the_server_hangs_up(
+    serve: Serve, half: ConnectionHalf
+) -> None:
     port = serve("max_payload: 1000")
-    with blocking.connect(Settings(servers=(f"nats://127.0.0.1:{port}",))) as connection:
+    async with await half.connect(Settings(servers=(f"nats://127.0.0.1:{port}",))) as connection:
         with pytest.raises(errors.ConfigError, match="1001 bytes"):
-            connection.publish("a", b"x" * 1001)
-        connection.publish("a", b"x" * 1000)
-        connection.flush()
+            await connection.publish("a", b"x" * 1001)
+        await connection.publish("a", b"x" * 1000)
+        await connection.flush()
 
 
 async def test_a_login_cancelled_at_any_moment_leaves_nothing_to_complain_about(nats_server: EmbeddedServer) -> None:
+    """Asyncio only: a blocking login cannot be cancelled."""
     complaints: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     for turns in range(12):  # of the event loop, until the task is cancelled
