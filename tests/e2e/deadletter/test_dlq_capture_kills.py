@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from tests.integration.deadletter.stage import Stage, events
 
 from penstock.broker.embedded import EmbeddedServer
@@ -43,6 +44,8 @@ async def die(stage: Stage) -> None:
     await eventually_async(all_dead, 120, "the server to give up on all of them")
 
 
+@pytest.mark.kills
+@pytest.mark.short
 async def test_a_capturer_killed_in_the_middle_again_and_again_leaves_each_letter_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:

@@ -43,6 +43,7 @@ def finish(process: subprocess.Popen[bytes]) -> int:
     return process.returncode
 
 
+@pytest.mark.kills
 async def test_killed_at_every_step_and_run_again_outside_the_window_everything_is_stored_once(
     nats_server: EmbeddedServer, stage: Stage, tmp_path: Path
 ) -> None:
@@ -86,6 +87,8 @@ async def fewer_letters(stage: Stage, left: int) -> bool:
     return await stage.messages("DLQ") < left
 
 
+@pytest.mark.kills
+@pytest.mark.short
 async def test_hundreds_replayed_with_kills_in_the_middle_are_each_processed_once(
     nats_server: EmbeddedServer, stage: Stage
 ) -> None:

@@ -208,6 +208,8 @@ def ordeals(facts: int, kills: int, short_with: tuple[int, ...] = (1, 4)) -> lis
     return [*named, *(pytest.param(one, marks=pytest.mark.soak, id=f"{one.readers} of 100000") for one in long)]
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("ordeal", ordeals(facts=1_000, kills=8))
 def test_readers_and_broker_killed_at_random_lose_nothing_and_repeat_only_the_unconfirmed(
     nats_server: EmbeddedServer, tmp_path: Path, ordeal: Ordeal
@@ -216,6 +218,8 @@ def test_readers_and_broker_killed_at_random_lose_nothing_and_repeat_only_the_un
     ordeal.run(nats_server, tmp_path / "log", [nats_server.url])
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("ordeal", ordeals(facts=300, kills=5, short_with=(4,)))
 def test_the_same_holds_through_a_gateway_that_is_killed_too(
     nats_server: EmbeddedServer, tmp_path: Path, ordeal: Ordeal, monkeypatch: pytest.MonkeyPatch

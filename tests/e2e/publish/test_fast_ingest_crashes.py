@@ -126,6 +126,8 @@ async def test_connections_cut_again_and_again_lose_nothing(nats_server: Embedde
     assert int(found[-1]) == count
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("with_ids", [False, True])
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
@@ -166,6 +168,8 @@ async def test_a_killed_server_loses_nothing_that_was_told_to_be_stored(
         assert ingest.maybe_twice == 0
 
 
+@pytest.mark.kills
+@pytest.mark.short
 async def test_with_on_doubt_fail_a_killed_server_is_reported_with_what_is_stored(nats_server: EmbeddedServer) -> None:
     await prepare(nats_server.settings)
     ingest = fast(nats_server.settings, flow=50, on_doubt="fail", idle_after=60)
@@ -199,6 +203,8 @@ with BlockingFastIngest(Settings(servers=(sys.argv[1],)), "S", IngestOptions(flo
 """
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_killed_publisher_leaves_what_it_reported_in_order(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     asyncio.run(prepare(nats_server.settings))
     output = tmp_path / "stored"
@@ -215,6 +221,7 @@ def test_a_killed_publisher_leaves_what_it_reported_in_order(nats_server: Embedd
     assert verdict(found, told, 10_000_000, 0) == []
 
 
+@pytest.mark.kills
 async def test_a_killed_leader_of_a_replicated_stream_loses_nothing(nats_cluster: EmbeddedCluster) -> None:
     count = 10_000
     patient = replace(nats_cluster.settings, timeout=30.0)  # a cluster without a node takes its time to answer

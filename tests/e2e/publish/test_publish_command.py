@@ -301,6 +301,8 @@ def test_a_load_that_ends_at_its_first_line_leaves_no_words_of_the_reading_threa
         assert done.stderr.count(b"\n") == 2, done.stderr
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_killed_server_during_an_atomic_load_leaves_whole_batches_and_loses_no_line(server: EmbeddedServer) -> None:
     command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", "--atomic"]
     child = subprocess.Popen(
@@ -340,6 +342,8 @@ def test_an_interrupted_load_says_what_is_stored(server: EmbeddedServer, mode: s
     assert 0 < told["messages"] <= len(stream_data(server.settings, "ORDERS"))
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_killed_server_during_a_fast_load_loses_no_line(server: EmbeddedServer) -> None:
     command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", "--fast", "--message-id", "id"]
     read, write = os.pipe()

@@ -367,6 +367,8 @@ def test_the_digest_tells_a_lost_a_repeated_and_a_swapped_message(nats_server: E
     assert len(digests) == 4
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
 def test_nothing_is_lost_or_repeated_through_kills_of_the_bridge_and_of_both_servers(
     tmp_path: Path, retention: str

@@ -274,6 +274,8 @@ def warned_of_ephemeral(path: Path) -> None:
     assert hits == {name for name, stream in platform.streams.items() if not stream.origins[0].consumer}
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_every_message_is_copied_once_and_in_order_through_a_cut_link_and_kills_of_both_sides(tmp_path: Path) -> None:
     through_blows(tmp_path, SOME, count=5_000, blows=["copy", "cut", "origin"], within=240, pace=0.2)
 

@@ -296,6 +296,7 @@ def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: Embed
     assert "'platform.billing.>' overlaps 'platform.billing.usage' of stream 'OLD'" in one_line(failed)
 
 
+@pytest.mark.kills
 def test_a_cluster_without_a_quorum_is_ill_and_no_error(tmp_path: Path, nats_cluster: EmbeddedCluster) -> None:
     first, *others = nats_cluster.nodes
     file = written(tmp_path, first.url)
@@ -313,6 +314,8 @@ def test_a_cluster_without_a_quorum_is_ill_and_no_error(tmp_path: Path, nats_clu
     assert answer["error"]
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_server_killed_in_the_middle_of_an_apply_leaves_something_that_a_second_apply_completes(
     tmp_path: Path, nats_server: EmbeddedServer
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.workers.group_fleet import STREAM, Fleet, fleet
@@ -16,12 +17,19 @@ from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.workers.sources import InBucket
 
 RETENTIONS = ["limits", "workqueue", "interest"]
-ONE_OF_THEM = ["limits", *(pytest.param(other, marks=pytest.mark.soak) for other in RETENTIONS[1:])]
-"""For what takes long and hardly differs: `make soak` tests the others."""
+pytestmark = pytest.mark.kills
+
+
+def short_on(retention: str) -> list[Any]:
+    """All three retentions, of which `make test` takes one."""
+    return [pytest.param(one, marks=pytest.mark.short if one == retention else ()) for one in RETENTIONS]
+
+
 LONG_TTL = 3.0
 """Seconds: where nobody may lose its partitions, also on a machine that has too much to do."""
 
 
+@pytest.mark.short
 def test_the_judge_sees_loss_disorder_and_stale_effects() -> None:
     good = [Effect(1, 5, "a"), Effect(2, 5, "a"), Effect(2, 8, "b"), Effect(3, 8, "b")]
     verdict = judge({"p": 3}, {"p": good})
@@ -33,7 +41,7 @@ def test_the_judge_sees_loss_disorder_and_stale_effects() -> None:
     assert judge({"p": 3}, {"p": [*good, Effect(3, 8, "b")]}).unexplained
 
 
-@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("retention", short_on("limits"))
 async def test_nothing_is_lost_when_a_group_grows_is_killed_and_shrinks(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
@@ -78,7 +86,7 @@ async def test_nothing_is_lost_when_a_group_grows_is_killed_and_shrinks(
         )
 
 
-@pytest.mark.parametrize("retention", ONE_OF_THEM)
+@pytest.mark.parametrize("retention", short_on("limits"))
 async def test_without_the_handoff_messages_are_lost(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
@@ -99,7 +107,7 @@ async def test_without_the_handoff_messages_are_lost(
         assert " done by " in trace, "who did what of it"
 
 
-@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("retention", short_on("interest"))
 async def test_an_owner_that_was_stopped_past_its_lease_is_fenced_and_takes_part_again(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
@@ -121,7 +129,7 @@ async def test_an_owner_that_was_stopped_past_its_lease_is_fenced_and_takes_part
         assert verdict.clean, await group.explain(verdict)
 
 
-@pytest.mark.parametrize("retention", ONE_OF_THEM)
+@pytest.mark.parametrize("retention", short_on("limits"))
 async def test_a_worker_that_is_killed_and_started_again_has_its_id_and_its_partitions_back(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
@@ -140,7 +148,7 @@ async def test_a_worker_that_is_killed_and_started_again_has_its_id_and_its_part
         assert {p: claim.owner for p, claim in (await group.claims()).items()} == owners
 
 
-@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize("retention", short_on("workqueue"))
 async def test_a_worker_that_comes_back_into_another_assignment_hands_over_what_it_had(
     nats_server: EmbeddedServer, tmp_path: Path, retention: str
 ) -> None:
@@ -162,6 +170,7 @@ async def test_a_worker_that_comes_back_into_another_assignment_hands_over_what_
         assert verdict.clean, await group.explain(verdict)
 
 
+@pytest.mark.short
 async def test_a_group_goes_on_working_while_its_bucket_is_away(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     """Degraded: nobody renews, nobody is given up, and messages are handled all the same."""
     async with fleet(nats_server, tmp_path, "limits", ttl=LONG_TTL) as group:
@@ -185,7 +194,7 @@ async def test_a_group_goes_on_working_while_its_bucket_is_away(nats_server: Emb
         assert verdict.duplicates == 0
 
 
-@pytest.mark.parametrize("retention", ONE_OF_THEM)
+@pytest.mark.parametrize("retention", RETENTIONS)
 async def test_nothing_is_lost_when_nodes_of_a_cluster_are_killed(
     nats_cluster: EmbeddedCluster, tmp_path: Path, retention: str
 ) -> None:

@@ -80,12 +80,13 @@ async def ended(group: Fleet, migration: Migration) -> None:
     await group.eventually(cleaned, "the group to have passed what the old side has done")
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(
     ("retention", "killed"),
     [
-        ("limits", [("o1", "begun"), ("o1", "effect"), ("o1", "done"), ("n3", "effect")]),
-        ("interest", [("o1", "effect"), ("n3", "done")]),
-        pytest.param("interest", [(p, at) for p in ("o1", "n3") for at in POINTS], marks=pytest.mark.soak),
+        ("limits", [(p, at) for p in ("o1", "n3") for at in POINTS]),
+        pytest.param("interest", [("o1", "effect"), ("n3", "done")], marks=pytest.mark.short),
+        ("interest", [(p, at) for p in ("o1", "n3") for at in POINTS]),
     ],
 )
 async def test_each_effect_happens_once_while_old_consumers_and_a_group_work_and_are_killed(
@@ -132,6 +133,8 @@ async def test_each_effect_happens_once_while_old_consumers_and_a_group_work_and
         print(f"{retention}: {group.flood.total} messages")
 
 
+@pytest.mark.kills
+@pytest.mark.short
 async def test_without_the_marks_messages_are_handled_twice(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     """The same with sides that know nothing of each other: it is refused, and would go wrong."""
     told = {"module": "tests.e2e.workers.overlap_side", "overlap": False}

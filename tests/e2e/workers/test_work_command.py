@@ -182,9 +182,10 @@ def test_metrics_have_the_names_that_were_promised(shop: Shop) -> None:
     assert 'parti_consumer_subject_count{consumer="penstock-w1",worker="w1"} 1.0' in text
 
 
-KILLS = pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.soak)])
+KILLS = pytest.mark.parametrize("kills", [pytest.param(2, marks=pytest.mark.short), 25])
 
 
+@pytest.mark.kills
 @KILLS
 @pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
 def test_a_worker_that_is_killed_again_and_again_loses_nothing_and_keeps_the_order(

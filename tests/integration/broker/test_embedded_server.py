@@ -230,6 +230,8 @@ async def test_a_message_of_eight_mebibytes_fits_when_asked_for(tmp_path: Path) 
             assert len((await broker.jetstream.get_message("S", 1)).data) == 8 << 20
 
 
+@pytest.mark.kills
+@pytest.mark.short
 async def test_three_nodes_keep_a_stream_when_one_is_killed(nats_cluster: EmbeddedCluster) -> None:
     await store_and_read(nats_cluster, replicas=3)
     leader = eventually(lambda: nats_cluster.leader, what="a leader")
@@ -247,6 +249,7 @@ async def test_three_nodes_keep_a_stream_when_one_is_killed(nats_cluster: Embedd
     assert await eventually_async(read, within=60, what="the stream's leader") == b"kept"
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("unlucky", [0, 1, 2])
 def test_a_cluster_of_which_a_route_port_was_taken_meanwhile_chooses_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlucky: int

@@ -221,6 +221,7 @@ async def test_a_listing_misses_nothing_while_streams_come_and_go(js: JetStream)
     await changing
 
 
+@pytest.mark.kills
 async def test_a_stream_that_no_server_answers_for_is_not_taken_for_absent(nats_cluster: EmbeddedCluster) -> None:
     async with connect(replace(nats_cluster.settings, timeout=15)) as broker:
         js = broker.jetstream

@@ -50,6 +50,8 @@ async def all_taken(stage: Stage, count: int) -> bool:
     return kept.state.messages >= count and done == [True]
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("retention", RETENTIONS)
 async def test_a_consumer_that_crashes_on_poison_leaves_each_letter_once_and_blocks_nothing(
     nats_server: EmbeddedServer, stage: Stage, retention: str
@@ -92,6 +94,8 @@ async def test_letters_of_crashes_carry_all_that_the_server_knows(nats_server: E
     assert letter.stored < letter.last_failure
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("retention", RETENTIONS)
 async def test_a_worker_killed_between_its_letter_and_its_answer_leaves_one_letter(
     nats_server: EmbeddedServer, stage: Stage, retention: str
@@ -195,6 +199,7 @@ async def test_a_capturer_waits_out_a_restart_of_the_server(nats_server: Embedde
     assert await stage.dead_events() == {"e0": 1, "e1": 1}
 
 
+@pytest.mark.kills
 async def test_in_a_cluster_a_dead_message_goes_when_its_letter_is_stored(nats_cluster: EmbeddedCluster) -> None:
     async with await aio.connect(nats_cluster.settings) as connection:
         stage = Stage(nats_cluster.settings, connection)

@@ -167,6 +167,8 @@ async def test_ten_thousand_ids_retried_by_concurrent_writers(nats_server: Embed
     await retried_by_concurrent_writers(nats_server, facts, 10_000)
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_writer_and_a_broker_that_are_killed_at_any_time_leave_one_fact_an_id(nats_server: EmbeddedServer) -> None:
     asyncio.run(prepare(nats_server))
     rng, count = random.Random(SEED), 900

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
+import pytest
 from tests.support.streams import make_stream
 
 from penstock.broker.cluster import EmbeddedCluster
@@ -107,6 +108,7 @@ async def kill_leaders(cluster: EmbeddedCluster, facts: Facts, reading: Reading)
         await asyncio.to_thread(node.start)
 
 
+@pytest.mark.kills
 async def test_leaders_killed_while_facts_are_appended_and_read_lose_and_repeat_nothing(
     nats_cluster: EmbeddedCluster,
 ) -> None:

@@ -48,6 +48,7 @@ def stream(nats_cluster: EmbeddedCluster) -> Iterator[EmbeddedServer]:
         yield leader_of(nats_cluster, publisher)
 
 
+@pytest.mark.kills
 def test_a_commit_that_the_cluster_cannot_decide_yet_is_not_called_lost(
     nats_cluster: EmbeddedCluster, stream: EmbeddedServer
 ) -> None:
@@ -81,7 +82,8 @@ def resolved(publisher: BlockingPublisher, ref: BatchRef) -> BatchAck | None:
     return said[0]
 
 
-@pytest.mark.parametrize("frames_sent", [5, pytest.param(3, marks=pytest.mark.soak)], ids=["commit", "no commit"])
+@pytest.mark.kills
+@pytest.mark.parametrize("frames_sent", [5, 3], ids=["commit", "no commit"])
 def test_a_leader_killed_before_or_after_the_commit_leaves_all_or_nothing(
     nats_cluster: EmbeddedCluster, stream: EmbeddedServer, frames_sent: int
 ) -> None:

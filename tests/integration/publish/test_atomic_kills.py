@@ -142,6 +142,8 @@ NURSERY = """
 """Starts one publisher a step, each in a process of its own; each says so when it has come to its step, and stops."""
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_publisher_killed_at_any_step_leaves_all_or_nothing(
     nats_server: EmbeddedServer, judge: BlockingPublisher
 ) -> None:
@@ -164,6 +166,8 @@ def test_a_publisher_killed_at_any_step_leaves_all_or_nothing(
 # -- the server dies ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("storage", ["file", "memory"])
 def test_a_server_killed_at_any_step_leaves_all_or_nothing(
     nats_server: EmbeddedServer, judge: BlockingPublisher, storage: str
@@ -206,6 +210,8 @@ def killed_at(
     return all_or_none(judge, flight.ref) is not None
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize(
     "rounds", [12, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])], ids=["short", "soak"]
 )

@@ -212,6 +212,8 @@ async def kill_now_and_then(server: EmbeddedServer, kills: int, rng: random.Rand
         await asyncio.to_thread(server.start)
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("writers", "rounds", "kills", "seed"),
     [

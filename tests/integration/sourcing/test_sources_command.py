@@ -86,7 +86,7 @@ async def origin(leaf: Broker, retention: str) -> None:
 
 
 SOME = [("sources", "limits"), ("sources", "workqueue"), ("sources", "interest"), ("mirror", "interest")]
-REST = [pytest.param("mirror", one, marks=pytest.mark.soak) for one in ("limits", "workqueue")]
+REST = [pytest.param("mirror", one, marks=pytest.mark.kills) for one in ("limits", "workqueue")]
 
 
 @pytest.mark.parametrize(("kind", "retention"), [*SOME, *REST])
@@ -136,17 +136,18 @@ async def reached(hub: Broker, count: int) -> bool:
     return (await hub.jetstream.stream_info("COPY")).state.messages >= count
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(
     ("kind", "retention", "before", "after", "step"),
     [
-        ("sources", "limits", EPHEMERAL, MANAGED, 4),
-        ("sources", "interest", MANAGED, EPHEMERAL, 4),
-        ("mirror", "interest", EPHEMERAL, MANAGED, 3),
-        pytest.param("sources", "workqueue", EPHEMERAL, MANAGED, 1, marks=pytest.mark.soak),
-        pytest.param("sources", "interest", EPHEMERAL, OWN, 1, marks=pytest.mark.soak),
-        pytest.param("sources", "limits", MANAGED, EPHEMERAL, 1, marks=pytest.mark.soak),
-        pytest.param("mirror", "workqueue", MANAGED, EPHEMERAL, 1, marks=pytest.mark.soak),
-        pytest.param("mirror", "limits", EPHEMERAL, MANAGED, 1, marks=pytest.mark.soak),
+        pytest.param("sources", "interest", MANAGED, EPHEMERAL, 4, marks=pytest.mark.short),
+        pytest.param("mirror", "interest", EPHEMERAL, MANAGED, 3, marks=pytest.mark.short),
+        ("sources", "limits", EPHEMERAL, MANAGED, 1),
+        pytest.param("sources", "workqueue", EPHEMERAL, MANAGED, 1),
+        pytest.param("sources", "interest", EPHEMERAL, OWN, 1),
+        pytest.param("sources", "limits", MANAGED, EPHEMERAL, 1),
+        pytest.param("mirror", "workqueue", MANAGED, EPHEMERAL, 1),
+        pytest.param("mirror", "limits", EPHEMERAL, MANAGED, 1),
     ],
 )
 async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_next(
@@ -170,7 +171,8 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
         requests += step
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 6])
+@pytest.mark.kills
+@pytest.mark.parametrize("step", [1, pytest.param(6, marks=pytest.mark.short)])
 @pytest.mark.parametrize("back", [False, True], ids=["to managed", "to ephemeral"])
 async def test_a_migration_leaves_the_messages_of_others_in_a_workqueue_wherever_it_is_killed(
     pair: LeafPair, tmp_path: Path, back: bool, step: int
@@ -291,12 +293,13 @@ async def test_the_command_shows_the_plan_first_and_then_does_it(pair: LeafPair,
         await arrived(pair, hub, 30)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize(
     ("kind", "sign"),
     [
-        pytest.param("sources", NOTE, marks=pytest.mark.soak),
-        pytest.param("mirror", NOTE, marks=pytest.mark.soak),
-        ("mirror", "gone"),
+        ("sources", NOTE),
+        ("mirror", NOTE),
+        pytest.param("mirror", "gone", marks=pytest.mark.short),
     ],
 )
 async def test_the_command_killed_in_the_middle_is_finished_by_the_next(

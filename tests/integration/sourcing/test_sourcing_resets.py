@@ -176,7 +176,8 @@ def test_careful_resets_under_load_skip_as_told_repeat_nothing_and_do_not_stop_i
         list(threads.map(one, ("limits", "workqueue", "interest")))
 
 
-@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.soak), 60])
+@pytest.mark.kills
+@pytest.mark.parametrize("step", [3, pytest.param(60, marks=pytest.mark.short)])
 def test_a_reset_killed_after_any_of_its_requests_loses_nothing_and_the_next_one_sets_all_right(
     shared_server: EmbeddedServer, step: int
 ) -> None:

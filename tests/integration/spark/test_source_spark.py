@@ -291,6 +291,7 @@ def stepped_down(streams: Streams) -> bool:
     return True
 
 
+@pytest.mark.kills
 def test_a_query_outlives_leader_changes_and_the_death_of_a_node(
     jetstream: SparkSession,
     nats_cluster: EmbeddedCluster,

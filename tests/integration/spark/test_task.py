@@ -101,6 +101,8 @@ def test_a_task_writes_its_rows_once_in_their_order_and_names_its_chunks(link: L
     assert headers[999]["Nats-Msg-Id"] == names[0]
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("stored", [False, True], ids=["before it is stored", "after it is stored"])
 @pytest.mark.parametrize("chunk", [0, 2, 4])
 def test_an_attempt_after_a_crash_writes_only_what_is_missing(link: Link, chunk: int, stored: bool) -> None:
@@ -190,6 +192,8 @@ def test_an_attempt_that_freezes_before_it_sends_does_not_send_when_it_wakes(
     assert ids_stored(link) == once(COUNT)
 
 
+@pytest.mark.kills
+@pytest.mark.short
 def test_a_killed_server_in_the_middle_costs_nothing(link: Link, nats_server: EmbeddedServer) -> None:
     def rows() -> Iterator[Rows]:
         for number, part in enumerate(batches(list(range(COUNT)), size=500)):
@@ -231,6 +235,7 @@ def test_chunks_that_were_consumed_meanwhile_are_not_written_again(link: Link, w
     assert consumed == once(COUNT) + in_doubt
 
 
+@pytest.mark.kills
 def test_a_change_of_leaders_in_the_middle_costs_nothing(nats_cluster: EmbeddedCluster) -> None:
     with Link(nats_cluster.settings) as link:
         config = {"name": "OUT", "subjects": ["o.>"], "allow_atomic": True, "num_replicas": 3}

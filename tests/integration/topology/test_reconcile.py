@@ -318,6 +318,8 @@ CRASH_PLATFORM = desired(
 )
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("steps", [1, 4, 7])
 async def test_a_server_killed_in_the_middle_of_an_apply_is_told_apart_and_completed(
     nats_server: EmbeddedServer, steps: int
@@ -416,6 +418,7 @@ async def test_verify_is_content_with_what_somebody_else_marked_or_nobody(empty:
     assert await verified(empty.jetstream, desired(BASE)) == []
 
 
+@pytest.mark.kills
 async def test_verify_notices_a_dead_replica_and_a_stream_without_a_leader(nats_cluster: EmbeddedCluster) -> None:
     want = desired({**BASE, "num_replicas": 3}, {"name": "ONE", "subjects": ["one"], "num_replicas": 1}, c={})
     async with connect(replace(nats_cluster.settings, timeout=15.0)) as broker:

@@ -145,6 +145,8 @@ def test_no_consumer_is_left_behind(nats_server: EmbeddedServer) -> None:
     eventually(lambda: not consumers(settings), what="no consumers", state=lambda: consumers(settings))
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @MODES
 def test_a_killed_server_in_the_middle_costs_no_row(tmp_path: Path, direct: bool) -> None:
     with EmbeddedServer(data=tmp_path / "nats") as server:
@@ -180,6 +182,7 @@ def test_a_deleted_consumer_is_replaced(nats_server: EmbeddedServer, monkeypatch
     assert len(removed) == 3
 
 
+@pytest.mark.kills
 @MODES
 def test_the_death_of_any_node_of_a_cluster_costs_no_row(nats_cluster: EmbeddedCluster, direct: bool) -> None:
     settings = nats_cluster.settings

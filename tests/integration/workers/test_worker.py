@@ -480,6 +480,8 @@ async def test_a_consumer_that_vanishes_is_made_again_and_nothing_is_lost_or_rep
     await world.all_acknowledged()
 
 
+@pytest.mark.kills
+@pytest.mark.short
 @pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
 async def test_a_server_that_is_killed_and_comes_back_loses_nothing_and_keeps_the_order(
     world: World, retention: str
