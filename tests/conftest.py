@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,9 +27,10 @@ settings.register_profile("steady", deadline=None, derandomize=True, suppress_he
 settings.load_profile("steady")
 
 OLD_VERSION = "2.10.25"
+ROOT = Path(__file__).parents[1]
 SPARK = "spark"
-"""The group of tests that share one Spark session, and so run in one process; kill tests start JVMs of their own
-there, one after the other."""
+"""The tests that share one Spark session. They run one after the other in one process, and kill tests start JVMs of
+their own there."""
 
 
 def pytest_configure() -> None:
@@ -40,24 +42,34 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups after this
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Decide what runs together in one process, and begin with what takes longest: all tests with Spark.
-
-    Tests that share a fixture of their module stay together; all others go wherever there is room.
-    """
-    for item in items:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _group(item) != SPARK)
+    """Begin with what takes longest: all tests with Spark."""
+    items.sort(key=lambda item: _together(item.nodeid) != SPARK)
 
 
-def _group(item: pytest.Item) -> str:
-    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
-    if SPARK in fixtures or item.get_closest_marker("jvm"):
-        return SPARK
-    shared = any(definition.scope == "module" for definitions in fixtures.values() for definition in definitions)
-    return item.nodeid.partition("::")[0] if shared else ""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """All tests with Spark go to one process of the run, those of any other file to one each, in the order above."""
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return _together(nodeid)
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+def _together(nodeid: str) -> str:
+    """What a test runs together with in one process: the tests with Spark, or those of its file."""
+    file = nodeid.partition("::")[0]
+    return SPARK if _needs_spark(file) else file
+
+
+@cache
+def _needs_spark(file: str) -> bool:
+    """Whether a file uses the session, or starts Spark by itself."""
+    text = (ROOT / file).read_text()
+    return file.startswith("tests/e2e/spark/") or "SparkSession" in text or 'usefixtures("spark")' in text
 
 
 @pytest.fixture(scope="session")

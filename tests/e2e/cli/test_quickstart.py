@@ -9,15 +9,12 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.dataset
 import pytest
-from tests.support import processes
 from tests.support.commands import here
+from tests.support.quickstarts import PENSTOCK, as_process, running_servers
 
 from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
@@ -25,24 +22,10 @@ from penstock.cli.home import Home
 from penstock.settings import Settings
 from penstock.testing import eventually
 
-PENSTOCK = [sys.executable, "-m", "penstock"]
-Quickstart = Callable[..., subprocess.CompletedProcess[str]]
-
 
 def quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Without Spark: that takes most of the time, and has a test of its own."""
-    return full_quickstart(where, "--no-spark", *arguments)
-
-
-def full_quickstart(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [*PENSTOCK, "quickstart", *arguments]
-    return subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=500, check=False)
-
-
-def running_servers(where: Path) -> list[str]:
-    """nats-servers that use a configuration below `where`."""
-    shown = subprocess.run(["ps", "-eww", "-o", "pid,command"], capture_output=True, text=True, check=True).stdout
-    return [line for line in shown.splitlines() if "nats-server" in line and str(where) in line]
+    """Without Spark: that takes most of the time, and has tests of its own."""
+    return as_process(where, "--no-spark", *arguments)
 
 
 @dataclass(frozen=True)
@@ -102,85 +85,6 @@ async def subject_counts(settings: Settings) -> dict[str, int]:
     async with connect(settings) as broker:
         found = [await broker.jetstream.stream_info(name, subjects_filter=">") for name in ("PROVISIONING", "BILLING")]
     return {subject: count for stream in found for subject, count in stream.state.subjects.items()}
-
-
-def rows_read(output: str) -> dict[str, int]:
-    """What the table of pipelines says each of them has read."""
-    lines = output.split("Pipelines (4)", 1)[1].splitlines()[2:6]
-    return {name: int(read.replace(",", "")) for name, read, *_ in map(str.split, lines)}
-
-
-def usage_lake(where: Path) -> int:
-    """GPU seconds in the table that `usage_hourly` keeps."""
-    table = pyarrow.dataset.dataset(where / ".penstock/lake/usage_hourly", format="parquet").to_table()
-    return sum(table["gpu_seconds"].to_pylist())
-
-
-def dead_letters(where: Path) -> dict[str, int]:
-    """Letters in the table that `dlq_report` keeps, by who gave up."""
-    table = pyarrow.dataset.dataset(where / ".penstock/lake/dlq_report", format="parquet").to_table()
-    return {row["gave_up"]: row["letters"] for row in table.to_pylist()}
-
-
-def quickstart_here(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """In this process, with its Spark session."""
-    return here("quickstart", *arguments, cwd=where)
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(quickstart_here, id="here"),
-        pytest.param(full_quickstart, marks=[pytest.mark.kills, pytest.mark.timeout(1200)], id="as processes"),
-    ],
-)
-@pytest.mark.usefixtures("spark")
-def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path, run: Quickstart) -> None:
-    first = run(tmp_path, "--events", "1000")
-    assert first.returncode == 0, first.stderr
-    assert f"failures  {dead_letters(tmp_path)['billing_worker_balance_credited']} of" in first.stdout
-    once, seconds = rows_read(first.stdout), usage_lake(tmp_path)
-    assert once["event_lake"] >= 1000
-    assert once["usage_hourly"] > 0
-    second = run(tmp_path, "--events", "1000")
-    assert second.returncode == 0, second.stderr
-    assert usage_lake(tmp_path) > seconds
-    assert "incubator" not in first.stderr + second.stderr, "a line of the JVM that nobody can act on"
-    check_lake(tmp_path, at_least=2000)
-
-
-@pytest.mark.kills
-@pytest.mark.short
-@pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("spark")
-def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(tmp_path: Path) -> None:
-    command = [*PENSTOCK, "quickstart", "--events", "1000"]
-    first = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        started = ".penstock/.penstock/checkpoints/*/offsets/0"
-        eventually(lambda: list(tmp_path.glob(started)), within=500, what="a micro-batch", state=first.poll)
-        os.killpg(first.pid, signal.SIGINT)  # to the whole group, as a terminal does
-        _, complaints = first.communicate(timeout=120)
-        assert (first.returncode, complaints.splitlines()[-1]) == (1, "error: interrupted")
-        assert "Traceback" not in complaints
-        eventually(lambda: not processes.in_session(first.pid), 120, what="the end of Spark's JVM and its workers")
-    finally:
-        first.kill()
-        first.communicate()
-    assert running_servers(tmp_path) == []
-    second = quickstart_here(tmp_path, "--events", "1000")
-    assert second.returncode == 0, second.stderr
-    check_lake(tmp_path, at_least=2000)
-
-
-def check_lake(where: Path, at_least: int) -> None:
-    """Every event is in the lake, and none twice."""
-    events = pyarrow.dataset.dataset(where / ".penstock/lake/events", format="parquet", partitioning="hive")
-    keys = [(key["stream"], key["sequence"]) for key in events.to_table(columns=["stream", "sequence"]).to_pylist()]
-    assert len(set(keys)) == len(keys), "no event twice in the lake"
-    assert len(keys) >= at_least
 
 
 def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(two_runs: TwoRuns, tmp_path: Path) -> None:

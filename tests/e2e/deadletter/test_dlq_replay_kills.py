@@ -104,7 +104,6 @@ async def test_ten_thousand_replayed_with_kills_in_the_middle_are_each_processed
 
 
 @pytest.mark.kills
-@pytest.mark.jvm
 async def test_a_replay_by_spark_killed_in_the_middle_is_finished_by_the_next_run(
     nats_server: EmbeddedServer, stage: Stage, tmp_path: Path
 ) -> None:

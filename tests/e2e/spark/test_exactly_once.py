@@ -26,7 +26,7 @@ from penstock.testing import eventually
 SEED = 20_240_615
 RETENTIONS = pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.kills, pytest.mark.jvm]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.kills]
 
 Begin = Callable[..., Copy]
 

@@ -52,7 +52,7 @@ def loud(events):
     return events.select(F.udf(shout, useArrow=False)("id").alias("id"))
 """
 SMALL = ["--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false", "--conf", "spark.cores.max=2"]
-pytestmark = [pytest.mark.timeout(600), pytest.mark.kills, pytest.mark.jvm]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.kills]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from tests.support.streams import Streams
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
@@ -20,8 +21,6 @@ from penstock.spark.offsets import CheckpointMismatch
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
 from penstock.wire.blocking import run
 from penstock.wire.direct import DirectGetRefused
-
-Streams = Any  # the fixture's class: test files cannot import from conftest
 
 
 @pytest.fixture
@@ -74,7 +73,9 @@ def rows(reader: Any, parts: list[Part]) -> list[int]:
 def test_positions_are_found_by_name_sequence_and_time(streams: Streams, batch_reader: Any) -> None:
     streams.make("S")
     streams.number("s.a", 1, 10)
-    middle = run(streams.api.get_message("S", 10)).time + timedelta(microseconds=1)
+    last = run(streams.api.get_message("S", 10)).time
+    assert last
+    middle = last + timedelta(microseconds=1)
     streams.number("s.a", 11, 20)
     for options, expected in [
         ({}, (1, 20)),

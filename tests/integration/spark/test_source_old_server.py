@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.streams import Streams
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import FeatureMissing
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
-
-Streams = Any  # the fixture's class: test files cannot import from conftest
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.support.streams import Streams
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
@@ -20,7 +21,6 @@ from penstock.settings import Settings
 from penstock.testing import Certificates, eventually
 from penstock.wire.blocking import run
 
-Streams = Any  # the fixture's class: test files cannot import from conftest
 RETENTIONS = pytest.mark.parametrize("retention", ["workqueue", "interest"])
 
 
