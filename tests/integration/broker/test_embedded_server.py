@@ -28,13 +28,18 @@ from penstock.broker.embedded import EmbeddedServer, PortTaken, find_binary
 from penstock.broker.ports import free_ports
 from penstock.broker.server_config import ClusterMember
 from penstock.errors import ConfigError, DeadlineExceeded, ServerFailed
+from penstock.publish.plain import PlainPublisher
 from penstock.testing import Certificates, LeafPair, eventually, eventually_async, leaf_pair
 
 
 async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int = 1) -> None:
     async with connect(server.settings) as broker:
         await make_stream(broker.jetstream, subjects=["s"], num_replicas=replicas)
-        await broker.request("s", b"kept", 20)
+        async with PlainPublisher(
+            server.settings
+        ) as publisher:  # patient: a cluster hears of a new stream with a delay
+            await publisher.add("s", b"kept")
+            await publisher.finish()
         assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
 
 

@@ -81,7 +81,8 @@ def test_a_batch_read_has_the_columns_of_the_contract(
     assert [row.headers for row in rows] == [{"A": ["1"], "B": ["2"]}, {}, {}]
     stored = run(streams.api.get_message("S", 1)).time
     microseconds = frame.where("sequence = 1").selectExpr("unix_micros(timestamp) AS t").first()
-    assert microseconds is not None
+    assert microseconds
+    assert stored
     assert microseconds.t == round(stored.timestamp() * 1_000_000)
 
 
