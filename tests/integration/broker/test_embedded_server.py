@@ -37,7 +37,7 @@ async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int
         await make_stream(broker.jetstream, subjects=["s"], num_replicas=replicas)
         async with PlainPublisher(
             server.settings
-        ) as publisher:  # patient: a cluster hears of a new stream with a delay
+        ) as publisher:  # it waits until the cluster knows the stream
             await publisher.add("s", b"kept")
             await publisher.finish()
         assert (await broker.jetstream.get_message("S", 1)).data == b"kept"
