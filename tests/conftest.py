@@ -47,6 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _together(item.nodeid) != SPARK)
 
 
+@pytest.hookimpl(optionalhook=True)  # there is no such hook without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """All tests with Spark go to one process of the run, those of any other file to one each, in the order above."""
     from xdist.scheduler.loadscope import LoadScopeScheduling

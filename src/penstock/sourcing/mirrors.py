@@ -18,7 +18,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from penstock.broker import codes
@@ -30,6 +29,8 @@ from penstock.sourcing import migrate
 from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
 from penstock.wire import blocking
 
+RESTORED = "penstock.restored"
+"""In the metadata of a mirror: the backup that it was restored from. The server gives a restored stream a new age."""
 CHUNK = 128 * 1024
 ANSWER_WITHIN = 60.0
 """Seconds for a chunk; the server may have to read or write a large one behind others."""
@@ -79,7 +80,7 @@ async def run(js: JetStream, settings: Settings, migration: Migration, folder: P
     assert begun is not None, "noted, begun just now, or read from the file"
     if info:
         await migrate.still(js, begun.stream)
-        await asyncio.to_thread(save, settings, begun, backup, info.created)
+        await asyncio.to_thread(save, settings, begun, backup)
     copied = int(backup.facts()["state"]["last_seq"])
     await migrate.place(there, begun, copied, retention)
     if info:
@@ -109,8 +110,9 @@ async def _stopped(
 
 
 def _require_restored(info: StreamInfo, backup: Backup) -> None:
-    """A restored stream keeps its age. Another one of that name is no reason to throw the file away."""
-    if str(info.created) != backup.facts()["created"]:
+    """Raise unless the stream is the one in the file: another one of that name is no reason to delete the file."""
+    mark = backup.facts().get("restored")
+    if not mark or (info.config.get("metadata") or {}).get(RESTORED) != mark:
         raise MigrationRefused(
             f"stream {info.name!r} was made anew after its migration was interrupted; what it held before is in "
             f"{str(backup.data)!r}: delete the stream and run this again, or delete {str(backup.about)!r} to give it up"
@@ -127,10 +129,10 @@ def _nobodys(stream: str) -> str:
     return f"_penstock.migrating.{stream}"
 
 
-def _restored(config: Json, begun: Migration) -> Json:
+def _restored(config: Json, begun: Migration, mark: str) -> Json:
     kept = {key: value for key, value in config.items() if key not in ("subjects", "mirror")}
     metadata = {key: value for key, value in (config.get("metadata") or {}).items() if key != NOTE}
-    return {**kept, "mirror": begun.new, "metadata": metadata}
+    return {**kept, "mirror": begun.new, "metadata": {**metadata, RESTORED: mark}}
 
 
 async def _finished(there: JetStream, begun: Migration, copied: int, backup: Backup) -> int:
@@ -142,7 +144,7 @@ async def _finished(there: JetStream, begun: Migration, copied: int, backup: Bac
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def save(settings: Settings, begun: Migration, backup: Backup, created: datetime | None) -> None:
+def save(settings: Settings, begun: Migration, backup: Backup) -> None:
     """Step 2: the data first, what it is about last, both forced to disk."""
     backup.folder.mkdir(parents=True, exist_ok=True)
     backup.about.unlink(missing_ok=True)
@@ -155,9 +157,9 @@ def save(settings: Settings, begun: Migration, backup: Backup, created: datetime
             file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
-    note = json.loads(begun.note())
-    facts = {"migration": note, "config": _restored(about["config"], begun), "state": about["state"]}
-    facts["created"] = str(created)
+    note, mark = json.loads(begun.note()), secrets.token_hex(8)
+    config = _restored(about["config"], begun, mark)
+    facts = {"migration": note, "config": config, "state": about["state"], "restored": mark}
     draft = backup.about.with_suffix(".draft")
     draft.write_text(json.dumps(facts))
     draft.replace(backup.about)

@@ -35,9 +35,7 @@ from penstock.testing import Certificates, LeafPair, eventually, eventually_asyn
 async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int = 1) -> None:
     async with connect(server.settings) as broker:
         await make_stream(broker.jetstream, subjects=["s"], num_replicas=replicas)
-        async with PlainPublisher(
-            server.settings
-        ) as publisher:  # it waits until the cluster knows the stream
+        async with PlainPublisher(server.settings) as publisher:  # it waits until the cluster knows the stream
             await publisher.add("s", b"kept")
             await publisher.finish()
         assert (await broker.jetstream.get_message("S", 1)).data == b"kept"

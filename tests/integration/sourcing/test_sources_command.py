@@ -354,6 +354,28 @@ async def test_a_mirror_that_is_in_a_file_alone_is_not_given_up_for_one_that_was
         assert data[:20] == [b"%d" % number for number in range(20)]
 
 
+async def test_a_mirror_that_was_restored_before_the_migration_died_is_recognised(
+    pair: LeafPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with both(pair) as (hub, leaf):
+        await origin(leaf, "workqueue")
+        await apply(hub, platform_file(tmp_path, MANAGED, "mirror"))
+        await publish(leaf, 0, 20)
+        await arrived(pair, hub, 20)
+        path = platform_file(tmp_path, EPHEMERAL, "mirror")
+        with monkeypatch.context() as context:
+
+            async def die(*_: object) -> int:
+                raise Dead
+
+            context.setattr(mirrors, "_finished", die)
+            assert not await lived(hub.jetstream, pair, path)
+        assert await migrated(hub.jetstream, pair, path) == [20]
+        await publish(leaf, 20, 5)
+        await arrived(pair, hub, 25)
+        assert not list((tmp_path / "backup").glob("*"))
+
+
 async def seen(hub: Broker, sign: str) -> bool:
     """Whether the migration has come so far: its note is there, or the mirror is gone."""
     try:
