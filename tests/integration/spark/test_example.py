@@ -178,11 +178,12 @@ def check_dead_letters(base: Path, shifts: int) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("shifts", [1, pytest.param(2, marks=pytest.mark.kills)])
 def test_the_examples_pipelines_compute_what_the_books_say_run_after_run(
-    jetstream: SparkSession, nats_server: EmbeddedServer, platform: Platform, tmp_path: Path
+    jetstream: SparkSession, nats_server: EmbeddedServer, platform: Platform, tmp_path: Path, shifts: int
 ) -> None:
     settings, books, changed = nats_server.settings, Books(), []
-    for shift in range(2):
+    for shift in range(shifts):
         changed.append(books.enter(publish_shift(settings, shift)))
         published = everything(settings, platform)
         results = run_all(jetstream, platform, settings, tmp_path)
