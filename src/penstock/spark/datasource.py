@@ -19,7 +19,6 @@ from penstock.spark.options import check_source_names, sink_options, source_opti
 from penstock.wire import compiled
 
 FORMAT = "jetstream"
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 COLUMNS = (
     StructType()
     .add("stream", StringType())
@@ -34,11 +33,10 @@ COLUMNS = (
 def register(spark: SparkSession) -> None:
     """Make `format("jetstream")` known to a Spark session.
 
-    Also lets Spark hand the filters of a query to Python sources, and starts to compile the reader's inner loops in the
-    background if nobody has on this machine; reading works meanwhile, only slower.
+    Also starts to compile the reader's inner loops in the background if nobody has on this machine; reading works
+    meanwhile, only slower.
     """
     _register_once(spark)
-    spark.conf.set(PUSHDOWN, "true")
     compiled.prepare()
 
 

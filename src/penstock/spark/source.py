@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -27,7 +27,6 @@ from penstock.spark.link import PATIENCE, Link
 from penstock.spark.offsets import Offset, span, split, task_count
 from penstock.spark.options import CONSUMER, EARLIEST, SourceOptions
 from penstock.spark.origin import Origin, check_readable, created, needs_direct_get
-from penstock.spark.pushdown import Narrowed, push
 from penstock.wire import compiled
 from penstock.wire.reader import Range, read_range
 
@@ -71,28 +70,24 @@ def parts(options: SourceOptions, first: int, last: int, tasks: int, direct: boo
 
 
 class JetStreamReader(TaskReader, DataSourceReader):
-    """Reads a stream, or a part of it, once."""
+    """Reads a stream, or a part of it, once.
+
+    It takes no filters of a query (`pushFilters`): Spark 4.3 keeps the partitions that are planned with them for all
+    queries on one `load()`, so that the filters of one would cut the rows of another.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__()
         self._options = options
-        self._narrowed = Narrowed(options.subjects)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._narrowed, rest = push(filters, self._narrowed)
-        return rest
 
     def partitions(self) -> list[Part]:
         """Find where the read starts and ends. Everything that can be wrong is found here, before a job starts."""
-        options, narrowed = self._options, self._narrowed
+        options = self._options
         with Link(options.settings, options.settings.timeout) as link:
             info, before, last = self._bounds(link)
-        if narrowed.nothing:
-            return []
-        first = max(before + 1, info.state.first_seq, narrowed.first)
-        last = last if narrowed.last is None else min(last, narrowed.last)
+        first = max(before + 1, info.state.first_seq)
         tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
-        return parts(replace(options, subjects=narrowed.subjects), first, last, tasks, needs_direct_get(info))
+        return parts(options, first, last, tasks, needs_direct_get(info))
 
     def _bounds(self, link: Link) -> tuple[StreamInfo, int, int]:
         """The stream, the sequence before the first to read, and the last to read."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.streams import Streams
 
@@ -86,25 +87,66 @@ def test_a_batch_read_has_the_columns_of_the_contract(
     assert microseconds.t == round(stored.timestamp() * 1_000_000)
 
 
-def test_filters_of_a_query_reach_the_server(
-    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams
-) -> None:
+@pytest.fixture
+def thirds(jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams) -> DataFrame:
+    """One DataFrame over a stream with the numbers 1 to 30, by turns on three subjects."""
     streams.make("S")
     for n in range(1, 31):
         streams.number(f"s.{n % 3}.x", n, n)
-    frame = batch(jetstream, nats_server.settings, partitions="2")
-    for where, expected in [
-        ("subject = 's.1.x'", list(range(1, 31, 3))),
-        ("subject IN ('s.1.x', 's.2.x') AND sequence > 10", [n for n in range(11, 31) if n % 3]),
-        ("subject LIKE 's.0.%'", list(range(3, 31, 3))),
-        ("subject LIKE 's.0%'", list(range(3, 31, 3))),
-        ("subject = 's.none'", []),
-    ]:
-        assert numbers(frame.where(where)) == expected, where
-    # Spark checks no filter again that the server has applied exactly.
-    plan = frame.where("subject = 's.1.x'")._jdf.queryExecution().executedPlan().toString()
-    assert "s.1.x" not in plan.replace("PushedFilters", "")
-    assert frame.rdd.getNumPartitions() == 2
+    return batch(jetstream, nats_server.settings, partitions="2")
+
+
+WHERES = [
+    ("subject = 's.1.x'", list(range(1, 31, 3))),
+    ("subject IN ('s.1.x', 's.2.x') AND sequence > 10", [n for n in range(11, 31) if n % 3]),
+    ("subject LIKE 's.0.%'", list(range(3, 31, 3))),
+    ("sequence BETWEEN 5 AND 7", [5, 6, 7]),
+    ("subject = 's.none'", []),
+    ("true", list(range(1, 31))),
+]
+
+
+def test_the_filters_of_one_query_do_not_cut_another_on_the_same_load(thirds: DataFrame) -> None:
+    for where, expected in [*WHERES, *reversed(WHERES)]:
+        assert numbers(thirds.where(where)) == expected, where
+    assert thirds.count() == 30
+    assert thirds.rdd.getNumPartitions() == 2
+
+
+def test_a_union_of_two_parts_of_a_stream_has_both(thirds: DataFrame) -> None:
+    low, high = thirds.where("sequence <= 10"), thirds.where("sequence > 10")
+    assert numbers(low.union(high)) == list(range(1, 31))
+    assert numbers(high.union(low).where("subject = 's.1.x'")) == list(range(1, 31, 3))
+
+
+def test_a_stream_joined_with_itself_gives_the_pairs(thirds: DataFrame) -> None:
+    ones, twos = thirds.where("subject = 's.1.x'").alias("a"), thirds.where("subject = 's.2.x'").alias("b")
+    pairs = ones.join(twos, F.expr("b.sequence = a.sequence + 1")).select("a.sequence", "b.sequence")
+    assert sorted(tuple(row) for row in pairs.collect()) == [(n, n + 1) for n in range(1, 31, 3)]
+
+
+def test_cached_parts_and_views_of_a_stream_stay_what_they_are(jetstream: SparkSession, thirds: DataFrame) -> None:
+    cached = thirds.where("subject = 's.0.x'").cache()
+    thirds.createOrReplaceTempView("thirds")
+    try:
+        assert cached.count() == 10
+        view = "SELECT * FROM thirds WHERE sequence "
+        assert numbers(jetstream.sql(view + "> 28")) == [29, 30]
+        assert numbers(jetstream.sql(view + "< 3 UNION ALL " + view + "= 9")) == [1, 2, 9]
+        assert numbers(cached) == list(range(3, 31, 3))
+        assert numbers(thirds) == list(range(1, 31))
+    finally:
+        cached.unpersist()
+        jetstream.catalog.dropTempView("thirds")
+
+
+def test_a_dataframe_is_pinned_at_its_first_action(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, thirds: DataFrame
+) -> None:
+    assert thirds.count() == 30
+    streams.number("s.1.x", 31, 40)
+    assert thirds.count() == 30
+    assert batch(jetstream, nats_server.settings).count() == 40
 
 
 @RETENTIONS

@@ -10,23 +10,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    Not,
-    StringContains,
-    StringStartsWith,
-)
 
 from penstock.errors import ConfigError
 from penstock.spark.loss import Holes, MessagesGone, StreamReplaced, is_sparse, missing
 from penstock.spark.offsets import CheckpointMismatch, Offset, span, split, task_count
-from penstock.spark.pushdown import Narrowed, push
 
 
 def offset(sequence: int, *, created: str = "then", tasks: int = 1, end: int = 0, gone: int = 0) -> Offset:
@@ -105,49 +92,3 @@ def test_losses_say_how_many_and_what_to_do() -> None:
 def test_streams_that_drop_messages_by_nature_have_no_losses() -> None:
     assert is_sparse({"max_msgs_per_subject": 1})
     assert not is_sparse({"retention": "limits", "max_msgs_per_subject": -1, "max_age": 5})
-
-
-EQUAL = EqualTo(("subject",), "a.b")
-PREFIX = StringStartsWith(("subject",), "a.b.")
-
-
-@pytest.mark.parametrize(
-    ("filters", "before", "after", "left"),
-    [
-        ([EQUAL], (), ("a.b",), []),
-        ([EQUAL], ("a.>",), ("a.b",), []),
-        ([In(("subject",), ("a.b", "a.c", "x"))], ("a.*",), ("a.b", "a.c"), []),
-        ([PREFIX], (), ("a.b.>",), []),
-        ([PREFIX], ("a.>",), ("a.b.>",), []),
-        ([PREFIX], ("a.b.c", "x"), ("a.b.c",), []),
-        ([PREFIX, EqualTo(("subject",), "a.b.c")], (), ("a.b.c",), []),
-        ([PREFIX], ("*.*.c",), ("*.*.c",), [PREFIX]),
-        ([StringStartsWith(("subject",), "a.b")], (), (), [StringStartsWith(("subject",), "a.b")]),
-        ([EqualTo(("subject",), "a.*")], (), (), [EqualTo(("subject",), "a.*")]),
-        ([EqualTo(("stream",), "S")], (), (), [EqualTo(("stream",), "S")]),
-        ([StringContains(("subject",), "b")], (), (), [StringContains(("subject",), "b")]),
-        ([Not(EQUAL), IsNotNull(("subject",))], (), (), [Not(EQUAL), IsNotNull(("subject",))]),
-    ],
-)
-def test_filters_on_the_subject_become_subject_filters(
-    filters: list[Filter], before: tuple[str, ...], after: tuple[str, ...], left: list[Filter]
-) -> None:
-    narrowed, rest = push(filters, Narrowed(before))
-    assert (narrowed.subjects, rest, narrowed.nothing) == (after, left, False)
-
-
-def test_filters_that_exclude_each_other_leave_nothing() -> None:
-    assert push([EQUAL, EqualTo(("subject",), "a.c")], Narrowed(()))[0].nothing
-    assert push([PREFIX], Narrowed(("x.y",)))[0].nothing
-
-
-def test_filters_on_the_sequence_shorten_the_range() -> None:
-    filters: list[Filter] = [
-        GreaterThan(("sequence",), 10),
-        GreaterThanOrEqual(("sequence",), 5),
-        LessThan(("sequence",), 20),
-    ]
-    narrowed, rest = push(filters, Narrowed(()))
-    assert (narrowed.first, narrowed.last, rest) == (11, 19, [])
-    narrowed, _ = push([EqualTo(("sequence",), 15)], narrowed)
-    assert (narrowed.first, narrowed.last) == (15, 15)
