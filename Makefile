@@ -3,6 +3,11 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Where HOME cannot be written, downloads are kept in the environment.
+ifneq ($(shell test -w "$$HOME" || echo no),)
+export UV_CACHE_DIR := $(abspath $(VENV))/cache
+export PIP_NO_CACHE_DIR := 1
+endif
 
 .PHONY: run test kills soak check format docs bench bench-peers lock java clean
 
