@@ -24,6 +24,7 @@ from penstock.broker import codes
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError, StreamNotFound, Unavailable
+from penstock.retry import retrying_blocking
 from penstock.settings import Settings
 from penstock.sourcing import migrate
 from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
@@ -32,6 +33,9 @@ from penstock.wire import blocking
 RESTORED = "penstock.restored"
 """In the metadata of a mirror: the backup that it was restored from. The server gives a restored stream a new age."""
 CHUNK = 128 * 1024
+INTERNAL_ERROR = 500
+RESTORED_WITHIN = 10.0
+"""Seconds in which a restore that failed inside the server is tried again."""
 ANSWER_WITHIN = 60.0
 """Seconds for a chunk; the server may have to read or write a large one behind others."""
 
@@ -178,8 +182,34 @@ def _chunks(connection: blocking.Connection, stream: str) -> Iterator[bytes]:
             connection.publish(message.reply, b"")
 
 
+class NotRestored(ConfigError):
+    """The server did not take a saved stream back. Its file stays."""
+
+    def __init__(self, stream: str, reason: str, data: str, transient: bool) -> None:
+        super().__init__(stream, reason, data, transient)
+        self.stream, self.reason, self.data, self.transient = stream, reason, data, transient
+
+    def __str__(self) -> str:
+        return (
+            f"the server does not take stream {self.stream!r} back ({self.reason}); its messages are in {self.data!r}, "
+            "and the next run tries again"
+        )
+
+
 def restore(settings: Settings, backup: Backup) -> None:
-    """Step 5. Raises when the server does not take it; the file stays."""
+    """Step 5. Raises `NotRestored` when the server does not take it; the file stays.
+
+    A failure inside the server is retried: while it still removes the directories of the deleted stream, it may fail
+    to create new ones.
+    """
+
+    def is_transient(error: BaseException) -> bool:
+        return isinstance(error, NotRestored) and error.transient
+
+    retrying_blocking(lambda: _restore(settings, backup), RESTORED_WITHIN, retry_on=is_transient)
+
+
+def _restore(settings: Settings, backup: Backup) -> None:
     facts = backup.facts()
     with blocking.connect(settings, name="penstock migrate") as connection, backup.data.open("rb") as file:
         ask = {"config": facts["config"], "state": facts["state"]}
@@ -193,10 +223,8 @@ def restore(settings: Settings, backup: Backup) -> None:
 def _refused(backup: Backup, answer: bytes) -> None:
     error = json.loads(answer).get("error") if answer else None
     if error:
-        raise ConfigError(
-            f"the server does not take stream {backup.stream!r} back ({error.get('description')}); its messages are in "
-            f"{str(backup.data)!r}, and the next run tries again"
-        )
+        transient = error.get("code") == INTERNAL_ERROR
+        raise NotRestored(backup.stream, str(error.get("description")), str(backup.data), transient)
 
 
 def _asked(connection: blocking.Connection, settings: Settings, verb: str, body: bytes) -> Json:
