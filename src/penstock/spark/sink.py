@@ -133,6 +133,7 @@ class JetStreamWriter(DataSourceArrowWriter):
                 Ledger(link).forget(self._write.stream, self._series)
             else:
                 Ledger(link).close(self._write.stream, self._series, self._write.batch)
+                steps.reached(steps.CLOSED)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What is written stays. With `txnAppId` the next run continues from the logs; else nobody will."""

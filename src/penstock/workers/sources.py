@@ -14,11 +14,14 @@ from penstock import subjects
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
 from penstock.errors import ConfigError, Unavailable
+from penstock.retry import retrying
 from penstock.workers.kv import Bucket
 from penstock.workers.partitions import Partition, SubjectPattern
 
 KEY = "partitions.list"
 VERSION = 1
+WRITTEN_WITHIN = 5.0
+"""Seconds in which a list that nobody takes is written again."""
 FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
 
 
@@ -121,10 +124,11 @@ class InBucket:
         return parse_partitions(entry.value["partitions"])
 
     async def write(self, partitions: Iterable[Partition]) -> None:
-        """Replace the list."""
+        """Replace the list. Retries for a moment: the servers of a cluster hear of a new bucket with a delay."""
         listed = tuple(partitions)
         _refuse_twins(listed)
-        await self.bucket.put(KEY, {"v": VERSION, "partitions": [partition_json(p) for p in listed]})
+        value = {"v": VERSION, "partitions": [partition_json(p) for p in listed]}
+        await retrying(lambda: self.bucket.put(KEY, value), WRITTEN_WITHIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -259,13 +259,15 @@ async def fleet(
     """A stream of that retention and a group on it that has no workers yet; replicated, on a cluster."""
     names = [f"p{number}" for number in range(partitions)]
     replicas = 3 if isinstance(server, EmbeddedCluster) else 1
-    control = await Control.connect(server.settings)
-    config = {"name": STREAM, "subjects": ["s.>"], "retention": retention, "num_replicas": replicas}
-    await control.jetstream.create_stream(config)
-    bucket = Bucket(control, bucket_name("g"), like=STREAM)
-    await bucket.ensure()
-    await InBucket(bucket).write(Partition(name, (f"s.{name}",)) for name in names)
-    async with Sink(directory / "sink") as sink:
+    async with AsyncExitStack() as closing:
+        control = await Control.connect(server.settings)
+        closing.push_async_callback(control.close)
+        config = {"name": STREAM, "subjects": ["s.>"], "retention": retention, "num_replicas": replicas}
+        await control.jetstream.create_stream(config)
+        bucket = Bucket(control, bucket_name("g"), like=STREAM)
+        await bucket.ensure()
+        await InBucket(bucket).write(Partition(name, (f"s.{name}",)) for name in names)
+        sink = await closing.enter_async_context(Sink(directory / "sink"))
         told = {
             "servers": list(server.settings.servers),
             "stream": STREAM,
@@ -282,4 +284,3 @@ async def fleet(
             for process in made.processes.values():
                 process.kill()
             await made.flood.end()
-            await control.close()

@@ -355,6 +355,18 @@ async def test_an_assignment_is_seen_whole_and_a_leader_of_yesterday_cannot_publ
     assert isinstance(current, Published)
 
 
+async def test_a_list_is_written_to_a_bucket_that_this_server_does_not_know_yet(control: Control) -> None:
+    """In a cluster the servers hear of a new bucket with a delay; until then nobody takes a write."""
+    late = Bucket(control, "late")
+    partitions = (Partition("a", ("s.a",)),)
+    writing = asyncio.create_task(InBucket(late).write(partitions))
+    await asyncio.sleep(0.3)  # the delay is what is tested
+    assert not writing.done()
+    await late.ensure()
+    await writing
+    assert tuple(await InBucket(late).partitions()) == partitions
+
+
 async def test_partitions_in_the_bucket_can_be_changed_while_a_group_runs(bucket: Bucket) -> None:
     source = InBucket(bucket)
     with pytest.raises(Unavailable, match="no list of partitions"):
