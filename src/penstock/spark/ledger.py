@@ -22,13 +22,13 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from typing import Any, Self
 
-from penstock.broker.codes import api_error
+from penstock.broker.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
 from penstock.broker.model import Json, StoredMessage
 from penstock.errors import ApiError, MessageNotFound, PenstockError
 from penstock.spark.link import Link
@@ -36,7 +36,8 @@ from penstock.spark.link import Link
 BUCKET = "penstock_ledger"
 STREAM = f"KV_{BUCKET}"
 VERSION = 1
-WRONG_LAST_SEQUENCE = 10071
+WRITE_PAUSE = 0.1
+"""Seconds between two tries of an append while another write to the key is on its way to the replicas."""
 KEEP_BATCH_WRITES = "720h"
 """How long the server keeps the log of a batch write that neither committed nor aborted: nobody will continue it."""
 
@@ -181,6 +182,10 @@ class Ledger:
         domain = link.settings.domain
         self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."
 
+    @property
+    def patience(self) -> float:
+        return self._link.patience
+
     def create_bucket(self, replicas: int) -> None:
         """Make the bucket if it is missing; one that is there stays as it is."""
         if not self._link.has_stream(STREAM):
@@ -207,8 +212,10 @@ class Ledger:
         while _closed(found := self.last(key)) < batch:
             expected = str(found.sequence if found else 0)
             headers = {"Nats-Expected-Last-Subject-Sequence": expected, "Nats-Rollup": "sub"}
-            with suppress(WrongRevision):  # another driver closed a batch of this query meanwhile: look again
+            try:
                 self.put(key, {"version": VERSION, "closed": batch}, headers)
+            except WrongRevision:  # another driver closed a batch of this query meanwhile: look again
+                time.sleep(WRITE_PAUSE)
         self.forget(stream, series)
 
     def forget(self, stream: str, series: str) -> None:
@@ -223,7 +230,7 @@ class Ledger:
         answer = self._link.ask(self._prefix + key, _encoded(value), headers)
         if error := answer.get("error"):
             refusal = api_error(f"write {key!r} to the ledger", error)
-            raise WrongRevision(*refusal.args) if refusal.err_code == WRONG_LAST_SEQUENCE else refusal
+            raise WrongRevision(*refusal.args) if refusal.err_code in WRONG_LAST_SEQUENCE else refusal
         return int(answer["seq"])
 
     def last(self, key: str) -> StoredMessage | None:
@@ -299,14 +306,23 @@ class Log:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}
         if self._ttl:
             headers["Nats-TTL"] = self._ttl
-        try:
-            self._revision = self._ledger.put(self._key, entry, headers)
-        except WrongRevision as exc:
-            newest = self._ledger.last(self._key)
-            if newest is None or newest.data != _encoded(entry):
-                raise Superseded(self._key) from exc
-            self._revision = newest.sequence
+        self._revision = self._put(entry, headers)
         self._appended += 1
+
+    def _put(self, entry: Json, headers: dict[str, str]) -> int:
+        """Append, and return the revision. Another write that the replicas do not have yet is waited for."""
+        until = time.monotonic() + self._ledger.patience
+        while True:
+            try:
+                return self._ledger.put(self._key, entry, headers)
+            except WrongRevision as exc:
+                newest = self._ledger.last(self._key)
+                if newest and newest.data == _encoded(entry):
+                    return newest.sequence
+                under_way = (newest.sequence if newest else 0) == self._revision and exc.err_code == WRITE_UNDER_WAY
+                if not under_way or time.monotonic() > until:
+                    raise Superseded(self._key) from exc
+            time.sleep(WRITE_PAUSE)
 
 
 def _closed(record: StoredMessage | None) -> int:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
+from tests.support.freezing import freeze
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.spark.ledger import Intent, Ledger, Place, Superseded, Written
+from penstock.spark.ledger import STREAM, Intent, Ledger, Place, Superseded, Written, WrongRevision
 from penstock.spark.link import Link
+from penstock.testing import EmbeddedCluster, eventually
+from penstock.wire import frames, headers
 
 PLACE = Place("OUT", "query", 3, 0)
 
@@ -86,3 +93,30 @@ def test_the_ledger_survives_a_killed_server_and_the_link_comes_back(nats_server
         log.chunk(intent(1), previous=10)
         ledger.create_bucket(replicas=1)
         assert ledger.open_log(PLACE).history.doubtful == intent(1)
+
+
+@pytest.mark.kills
+def test_a_write_that_the_replicas_do_not_have_yet_is_a_conflict_too(nats_cluster: EmbeddedCluster) -> None:
+    """A replicated stream refuses an append with 10164 while another one is on its way to the followers."""
+    with Link(nats_cluster.settings) as link:
+        Ledger(link).create_bucket(replicas=3)
+        eventually(lambda: link.stream_info(STREAM).leader, what="a leader of the ledger")
+        name = link.stream_info(STREAM).leader
+    leader = next(node for node in nats_cluster.nodes if node.config.name == name)
+    followers = [node for node in nats_cluster.nodes if node is not leader]
+    with Link(replace(leader.settings, timeout=1.0)) as link:
+        ledger = Ledger(link)
+        first = ledger.open_log(PLACE)
+        expected = headers.encode({"Nats-Expected-Last-Subject-Sequence": str(first._revision)})
+        entry = json.dumps({"version": 1, "kind": "open"}).encode()
+        freeze(*(node.pid for node in followers))
+        try:
+            link.connection.send(frames.publish(f"$KV.penstock_ledger.{PLACE.key}", entry, headers=expected))
+            with pytest.raises(WrongRevision, match="wrong last sequence") as refused:
+                ledger.put(PLACE.key, {"kind": "open"}, {"Nats-Expected-Last-Subject-Sequence": str(first._revision)})
+            assert refused.value.err_code == 10164
+        finally:
+            for node in followers:
+                os.kill(node.pid, signal.SIGCONT)
+        with pytest.raises(Superseded):
+            first.chunk(intent(0), previous=0)
