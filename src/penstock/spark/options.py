@@ -47,11 +47,13 @@ SOURCE = (
     "failOnDataLoss",
     "keepBatchesWhole",
 )
-SINK = ("stream", "subject", "delivery", "txnAppId", "txnVersion", "checkpointLocation")
+SINK = ("stream", "subject", "delivery", "txnAppId", "txnVersion", "onFinishedBatch", "checkpointLocation")
 """`checkpointLocation` is Spark's own; it is handed to the sink of a streaming query too."""
 DEAD_LETTERS = "penstockDeadLetters"
 """Says that rows are the bad records of a pipeline, which go among the dead letters. For pipelines, and no user."""
 DELIVERIES = ("atomic", "fast")
+FAIL, SKIP, WRITE = FINISHED = ("fail", "skip", "write")
+"""What to do when a batch that is finished comes again with other rows."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)")
 
@@ -118,6 +120,8 @@ class SinkOptions:
     txn_app_id: str | None = None
     """Names a series of batch writes; with `txn_version` it says which write this is, so that it happens once."""
     txn_version: int = 0
+    finished: str = FAIL
+    """What to do when a batch that is finished comes again with other rows: one of `FINISHED`."""
     dead_letters: bool = False
     """Rows are the bad records of a pipeline: they may go where nobody else writes."""
 
@@ -158,6 +162,10 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     delivery = given.text("delivery") or DELIVERIES[0]
     if delivery not in DELIVERIES:
         raise ConfigError(f"delivery must be {' or '.join(DELIVERIES)}, not {delivery!r}{_near(delivery, DELIVERIES)}")
+    finished = given.text("onFinishedBatch") or FAIL
+    if finished not in FINISHED:
+        choices = f"{', '.join(FINISHED[:-1])} or {FINISHED[-1]}"
+        raise ConfigError(f"onFinishedBatch must be {choices}, not {finished!r}{_near(finished, FINISHED)}")
     if bool(given.text("txnAppId")) != bool(given.text("txnVersion")):
         raise ConfigError("txnAppId and txnVersion go together: give both, or neither")
     return SinkOptions(
@@ -167,6 +175,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         delivery=delivery,
         txn_app_id=given.text("txnAppId"),
         txn_version=given.read("txnVersion", _whole, 0),
+        finished=finished,
         dead_letters=given.read(DEAD_LETTERS, _boolean, False),
     )
 

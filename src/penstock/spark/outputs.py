@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.spark import delta, steps
 from penstock.spark.decode import MESSAGE
 from penstock.spark.functions import load_function
-from penstock.spark.options import DEAD_LETTERS
+from penstock.spark.options import DEAD_LETTERS, WRITE
 from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
 from penstock.spark.tables import FORMATS, Table
 from penstock.subjects import matches
@@ -164,6 +164,8 @@ class Outputs:
     ) -> None:
         assert sink.stream
         once = {"txnAppId": f"{self._query_id}-{part}", "txnVersion": str(number)}
+        # A run that ended between two sinks has closed the batch in the first one: it must not fail there for good.
+        once["onFinishedBatch"] = WRITE
         given = {"stream": sink.stream, "delivery": sink.delivery, **once, **self.flow.connection(), **(more or {})}
         if sink.subject:
             given["subject"] = sink.subject
