@@ -36,6 +36,8 @@ class Offset:
     """The stream's last sequence when the query began."""
     backlog_missing: int = 0
     """Sequences behind `sequence`, up to `backlog_end`, that were already gone when the query began."""
+    stored_at: str = ""
+    """When the message at `sequence` was stored; empty when it is not known. Another time is another message."""
     open_start: bool = False
     """The query began here because it was the oldest message there was: if that expires before it is read, so be it."""
 
@@ -49,6 +51,7 @@ class Offset:
             "tasks": self.tasks,
             "backlogEnd": self.backlog_end,
             "backlogMissing": self.backlog_missing,
+            "storedAt": self.stored_at,
             "openStart": self.open_start,
         }
 
@@ -73,6 +76,7 @@ class Offset:
             tasks=int(raw.get("tasks", 1)),
             backlog_end=int(raw.get("backlogEnd", 0)),
             backlog_missing=int(raw.get("backlogMissing", 0)),
+            stored_at=str(raw.get("storedAt", "")),
             open_start=bool(raw.get("openStart", False)),
         )
 

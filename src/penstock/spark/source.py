@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 class Part(InputPartition):
     """The range that one task reads."""
 
-    def __init__(self, settings: Settings, wanted: Range) -> None:
+    def __init__(self, settings: Settings, wanted: Range, expected: loss.Expected | None = None) -> None:
         super().__init__(wanted)
         self.settings = settings
+        self.expected = expected
+        """What the range held when it was planned; None: what is missing does not matter."""
 
 
 class TaskReader:
@@ -52,18 +54,50 @@ class TaskReader:
         if self._code:
             compiled.offer(self._code_name, self._code)
         if isinstance(partition, Part):  # Spark makes up an empty partition when there are none
-            yield from read_range(partition.settings, partition.value)
+            yield from read_part(partition)
 
 
-def parts(options: SourceOptions, first: int, last: int, tasks: int, direct: bool) -> list[Part]:
-    """The range as partitions for Spark."""
-    return [
-        Part(
-            options.settings,
-            Range(stream=options.stream, first=low, last=high, subjects=options.subjects, direct=direct),
+def read_part(part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of a part. Raises `MessagesGone` at its end when it held more when it was planned."""
+    rows = first_row = 0
+    for batch in read_range(part.settings, part.value):
+        first_row = first_row or batch.column("sequence")[0].as_py()
+        rows += batch.num_rows
+        yield batch
+    if part.expected is not None and part.expected.short(rows, first_row):
+        with Link(part.settings) as link:
+            stream_first = link.stream_info(part.value.stream).state.first_seq
+        if gone := part.expected.missed(rows, first_row, stream_first):
+            raise gone
+
+
+def parts(
+    options: SourceOptions,
+    origin: Origin,
+    info: StreamInfo,
+    span: tuple[int, int],
+    tasks: int,
+    open_start: bool,
+    holes: loss.Holes | None = None,
+) -> list[Part]:
+    """The range as partitions for Spark, each with what it holds now. `open_start`: it begins at the oldest message."""
+    holes = holes or origin.holes(info, bool(options.subjects))
+    may_go = open_start and loss.removes_oldest(info.config)
+    found = []
+    for low, high in split(*span, tasks):
+        wanted = Range(
+            stream=options.stream, first=low, last=high, subjects=options.subjects, direct=needs_direct_get(info)
         )
-        for low, high in split(first, last, tasks)
-    ]
+        expected = None
+        if options.fail_on_data_loss and holes.complete:
+            count = high - low + 1 - holes.gone(low, high)
+            expected = loss.Expected(info.name, low, high, rows=count, old_end_may_go=may_go)
+        elif options.fail_on_data_loss and holes.first:
+            first_row = origin.next_sequence(low)
+            first_row = first_row if first_row <= high else 0
+            expected = loss.Expected(info.name, low, high, first_row=first_row, old_end_may_go=may_go)
+        found.append(Part(options.settings, wanted, expected))
+    return found
 
 
 # -- batch -------------------------------------------------------------------------------------------------------------
@@ -85,9 +119,10 @@ class JetStreamReader(TaskReader, DataSourceReader):
         options = self._options
         with Link(options.settings, options.settings.timeout) as link:
             info, before, last = self._bounds(link)
-        first = max(before + 1, info.state.first_seq)
-        tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
-        return parts(options, first, last, tasks, needs_direct_get(info))
+            first = max(before + 1, info.state.first_seq)
+            tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
+            open_start = options.starting == EARLIEST
+            return parts(options, Origin(link, options), info, (first, last), tasks, open_start)
 
     def _bounds(self, link: Link) -> tuple[StreamInfo, int, int]:
         """The stream, the sequence before the first to read, and the last to read."""
@@ -132,6 +167,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._target: int | None = None
         """With availableNow: where the query ends."""
         self._committed: int | None = None
+        self._verified: int | None = None
+        """The offset whose message is known to be the one that was read."""
         self._first_end: int | None = None
         """End of the first micro-batch, when it was planned in this process: not a re-run."""
 
@@ -183,7 +220,9 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if end <= begin.sequence and begin == logged:
             return start
         self._first_end = end if logged.open_start else None
-        return self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end).json()
+        offset = self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end)
+        self._verified = offset.sequence
+        return replace(offset, stored_at=origin.stored_at(offset.sequence)).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """The tasks between two offsets: a function of what was logged, also after a crash."""
@@ -192,8 +231,11 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if created(info) != stop.created:
             _lost(self._options, self._replaced(stop, info))
             return []
-        self._check_holes(begin, stop, origin, info)
-        return parts(self._options, *span(begin, stop), stop.tasks, needs_direct_get(info))
+        begin = replace(begin, open_start=begin.open_start and self._first_end == stop.sequence)
+        holes = origin.holes(info, bool(self._options.subjects))
+        if gone := loss.missing(begin, stop, holes):
+            _lost(self._options, gone)
+        return parts(self._options, origin, info, span(begin, stop), stop.tasks, begin.open_start, holes)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The micro-batch up to `end` is in Spark's commit log."""
@@ -289,13 +331,12 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 loss.MessagesGone(info.name, gone, info.state.last_seq + 1, logged.sequence, why),
             )
             return replace(logged, sequence=info.state.last_seq, backlog_end=0, backlog_missing=0)
+        if logged.stored_at and self._verified != logged.sequence:
+            now = origin.stored_at(logged.sequence)
+            if now and now != logged.stored_at:
+                _lost(self._options, loss.HistoryChanged(info.name, logged.sequence, now, logged.stored_at))
+            self._verified = logged.sequence
         return logged
-
-    def _check_holes(self, begin: Offset, stop: Offset, origin: Origin, info: StreamInfo) -> None:
-        begin = replace(begin, open_start=begin.open_start and self._first_end == stop.sequence)
-        gone = loss.missing(begin, stop, origin.holes(info, bool(self._options.subjects)))
-        if gone is not None:
-            _lost(self._options, gone)
 
     def _replaced(self, offset: Offset, info: StreamInfo) -> loss.StreamReplaced:
         return loss.StreamReplaced(info.name, created(info), offset.created, offset.sequence)

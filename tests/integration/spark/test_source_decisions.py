@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +18,11 @@ from penstock.errors import ConfigError
 from penstock.spark.commit import Acknowledging
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.spark.durable import UnfitConsumer
-from penstock.spark.loss import MessagesGone, StreamReplaced
+from penstock.spark.loss import HistoryChanged, MessagesGone, StreamReplaced
 from penstock.spark.offsets import CheckpointMismatch
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
-from penstock.wire.blocking import run
+from penstock.testing import eventually
+from penstock.wire.blocking import connect, run
 from penstock.wire.direct import DirectGetRefused
 
 
@@ -390,6 +393,134 @@ def test_superseded_values_are_no_loss(streams: Streams, stream_reader: Any) -> 
     streams.number("s.a", 11, 15)
     reader = stream_reader()
     assert rows(reader, reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))) == [15]
+
+
+@pytest.mark.parametrize("subjects", ["", "s.a"], ids=["all", "filtered"])
+def test_what_vanishes_between_planning_and_reading_is_an_error(
+    streams: Streams, stream_reader: Any, batch_reader: Any, subjects: str
+) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 80)
+    options = {"partitions": "8", "subjects": subjects}
+    batch, streaming, relaxed = (
+        batch_reader(**options),
+        stream_reader(**options),
+        batch_reader(**options, failOnDataLoss="false"),
+    )
+    begin = logged(streaming.initialOffset())
+    planned_parts = [
+        (batch, batch.partitions()),
+        (streaming, streaming.partitions(begin, logged(streaming.latestOffset(begin, ReadAllAvailable())))),
+        (relaxed, relaxed.partitions()),
+    ]
+    for reader, parts in planned_parts:
+        assert len(rows(reader, parts[:2])) == 20
+    run(streams.api.purge_stream("S"))
+    for reader, parts in planned_parts[:2]:
+        with pytest.raises(MessagesGone, match="removed between planning and reading, between sequence 21 and 30"):
+            rows(reader, parts[2:])
+    assert rows(relaxed, planned_parts[2][1]) == []
+
+
+def test_a_single_message_that_vanishes_before_it_is_read_is_an_error(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 30)
+    run(streams.api.delete_message("S", 5))
+    reader = batch_reader()
+    parts = reader.partitions()
+    assert len(rows(reader, parts)) == 29
+    run(streams.api.delete_message("S", 12))
+    with pytest.raises(MessagesGone, match="1 message of stream 'S' is gone"):
+        rows(reader, parts)
+
+
+def test_the_oldest_messages_of_a_full_stream_may_go_while_they_are_read(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S", max_msgs=10)
+    streams.number("s.a", 1, 10)
+    reader = batch_reader()
+    parts = reader.partitions()
+    exact = batch_reader(startingOffsets="1")
+    exact_parts = exact.partitions()
+    streams.number("s.a", 11, 13)
+    assert rows(reader, parts) == list(range(4, 11))
+    with pytest.raises(MessagesGone, match="3 messages"):
+        rows(exact, exact_parts)
+    run(streams.api.delete_message("S", 7))
+    with pytest.raises(MessagesGone, match="4 messages"):
+        rows(reader, parts)
+
+
+@pytest.mark.parametrize("flag", ["allow_msg_ttl", "allow_rollup_hdrs"])
+def test_a_stream_that_allows_ttl_or_roll_ups_can_lose_messages(
+    streams: Streams, stream_reader: Any, flag: str
+) -> None:
+    streams.make("S", **{flag: True})
+    streams.number("s.a", 1, 30)
+    _, end = started(stream_reader())
+    run(streams.api.delete_message("S", 17))  # by its own time to live, or a roll-up
+    reader = stream_reader()
+    again = logged(reader.latestOffset(end, ReadAllAvailable()))
+    assert len(rows(reader, reader.partitions(end, again))) == 19
+    run(streams.api.purge_stream("S", before_seq=25))
+    with pytest.raises(MessagesGone, match="14 messages"):
+        stream_reader().partitions(end, again)
+
+
+def test_messages_that_were_rolled_up_are_no_loss(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", allow_rollup_hdrs=True)
+    streams.number("s.a", 1, 30)
+    _, end = started(stream_reader())
+    streams.publish("s.a", [b"31"], **{"Nats-Rollup": "all"})
+    reader = stream_reader()
+    assert rows(reader, reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))) == [31]
+
+
+def test_a_mirror_of_some_subjects_is_sparse_and_not_lossy(streams: Streams, stream_reader: Any) -> None:
+    streams.make("O", subjects=["s.>"])
+    streams.make("S", mirror={"name": "O", "filter_subject": "s.a"})
+    streams.number("s.a", 1, 1)
+    eventually(lambda: streams.info("S").state.messages == 1, what="the mirror to begin")
+    reader = stream_reader(maxRowsPerTrigger="4")
+    start, seen = logged(reader.initialOffset()), []
+    for n in range(2, 31):
+        streams.number("s.a" if n % 3 == 0 else "s.b", n, n)
+    eventually(lambda: streams.info("S").state.messages == 11, what="the mirror to catch up")
+    while (end := logged(reader.latestOffset(start, reader.getDefaultReadLimit()))) != start:
+        seen += rows(reader, reader.partitions(start, end))
+        start = end
+    assert seen == [1, *range(3, 31, 3)]
+
+
+def test_a_stream_restored_to_an_older_state_that_has_grown_is_noticed(tmp_path: Path) -> None:
+    """A stream that is restored keeps its creation time: only its messages tell."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+
+    def published(server: EmbeddedServer, first: int, last: int) -> None:
+        with connect(server.settings) as connection:
+            Streams(connection).number("s.a", first, last)
+
+    def read(server: EmbeddedServer, start: dict[str, Any] | None, **options: str) -> dict[str, Any]:
+        reader = source(server, options).streamReader(COLUMNS)
+        try:
+            return logged(reader.latestOffset(start or logged(reader.initialOffset()), ReadAllAvailable()))
+        finally:
+            reader.stop()
+
+    with EmbeddedServer(data=data) as server:
+        with connect(server.settings) as connection:
+            Streams(connection).make("S")
+        published(server, 1, 20)
+        old = read(server, None)
+    shutil.copytree(data, backup)
+    with EmbeddedServer(data=data) as server:
+        published(server, 21, 30)
+        end = read(server, old)
+    with EmbeddedServer(data=backup) as server:
+        published(server, 21, 40)
+        assert read(server, old)["sequence"] == 40, "the stream still holds what was read"
+        with pytest.raises(HistoryChanged, match="message 30, which the query read last, was stored at"):
+            read(server, end)
+        assert read(server, end, failOnDataLoss="false")["sequence"] == 40
 
 
 def test_a_start_that_is_gone_fails_a_batch_read(streams: Streams, batch_reader: Any) -> None:
