@@ -32,6 +32,9 @@ from penstock.wire.reader import Range, read_range
 
 log = logging.getLogger(__name__)
 
+NAMELESS = "a checkpoint without owner of"
+"""Names a query whose checkpoint was written before there were owners."""
+
 
 class Part(InputPartition):
     """The range that one task reads."""
@@ -167,6 +170,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._target: int | None = None
         """With availableNow: where the query ends."""
         self._committed: int | None = None
+        self._owner = ""
+        """This query, as its durable names it."""
         self._verified: int | None = None
         """The offset whose message is known to be the one that was read."""
         self._first_end: int | None = None
@@ -186,7 +191,10 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 f"startingOffsets {options.starting} would leave messages of {info.name!r} behind that are never "
                 "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
             )
-        held = self._durable(info)
+        if options.consumer:
+            # Whoever begins without a checkpoint goes on where the durable is, and takes it over.
+            self._owner = durable.new_owner()
+        held = self._durable(info, take=True)
         before = origin.before(options.starting, info, durable.floor(held) if held else 0)
         if needs_direct_get(info):
             # A server that was killed may have forgotten acknowledgements, but not what they deleted.
@@ -277,15 +285,26 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if self._options.consumer:
             durable.ensure(link, info, self._options.consumer, self._options.subjects)
 
-    def _durable(self, info: StreamInfo) -> ConsumerInfo | None:
-        """The query's durable, made again if it went away together with its stream."""
+    def _durable(self, info: StreamInfo, take: bool = False) -> ConsumerInfo | None:
+        """The query's durable, made again if it went away together with its stream.
+
+        Raises `ConsumerTaken` when another query has taken it over, unless this one is to `take` it.
+        """
         assert self._link
-        name = self._options.consumer
-        return durable.ensure(self._link, info, name, self._options.subjects) if name else None
+        if not (name := self._options.consumer):
+            return None
+        found = durable.ensure(self._link, info, name, self._options.subjects)
+        theirs = durable.owner(found)
+        if take or not theirs:
+            return durable.take(self._link, found, self._owner)
+        if theirs != self._owner:
+            raise durable.ConsumerTaken(info.name, name, theirs, self._owner)
+        return found
 
     def _commit(self, offset: Offset, info: StreamInfo) -> None:
         """Move the durable, unless it is there or belongs to another stream."""
         if self._options.consumer and self._committed != offset.sequence and offset.created == created(info):
+            self._owner = self._owner or offset.owner or f"{NAMELESS} {info.name} {created(info)}"
             steps.reached(steps.COMMITTING)
             self._move(offset.sequence, info)
 
@@ -316,6 +335,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             tasks=tasks,
             backlog_end=backlog,
             backlog_missing=missing,
+            owner=self._owner,
         )
 
     def _checked(self, logged: Offset, origin: Origin, info: StreamInfo) -> Offset:

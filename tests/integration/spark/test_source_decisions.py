@@ -15,9 +15,10 @@ from tests.support.streams import Streams
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.spark import durable
 from penstock.spark.commit import Acknowledging
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
-from penstock.spark.durable import UnfitConsumer
+from penstock.spark.durable import ConsumerTaken, UnfitConsumer
 from penstock.spark.loss import HistoryChanged, MessagesGone, StreamReplaced
 from penstock.spark.offsets import CheckpointMismatch
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
@@ -541,6 +542,49 @@ def test_a_checkpoint_of_another_stream_is_refused(streams: Streams, stream_read
 
 
 # -- the durable -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_of_two_queries_on_one_durable_one_is_refused_with_both_names(
+    streams: Streams, stream_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    first = stream_reader(consumer="d")
+    start = logged(first.initialOffset())
+    streams.number("s.a", 1, 10)
+    end = logged(first.latestOffset(start, ReadAllAvailable()))
+    first.commit(end)
+    second = stream_reader(consumer="d")
+    begun = logged(second.initialOffset())
+    assert begun["sequence"] == 10, "it continues where the durable is"
+    streams.number("s.a", 11, 20)
+    both = f"{begun['owner']}.*{end['owner']}"
+    further = logged(first.latestOffset(end, ReadAllAvailable()))
+    for again, commit in ((first, further), (stream_reader(consumer="d"), further)):
+        with pytest.raises(ConsumerTaken, match=both):
+            again.commit(commit)
+    with pytest.raises(ConsumerTaken, match=both):
+        stream_reader(consumer="d").latestOffset(further, ReadAllAvailable())
+    assert durable.floor(streams.consumer("S", "d")) == 10, "nothing was committed for the one that is refused"
+    second.commit(logged(second.latestOffset(begun, ReadAllAvailable())))
+    assert durable.floor(streams.consumer("S", "d")) == 20
+
+
+def test_a_checkpoint_of_before_there_were_owners_takes_a_durable_that_nobody_has(
+    streams: Streams, stream_reader: Any
+) -> None:
+    created = streams.make("S").raw["created"]
+    streams.number("s.a", 1, 10)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit", "metadata": {"my": "own"}}))
+    old = {"version": 1, "stream": "S", "created": created, "sequence": 4, "tasks": 1, "openStart": False}
+    for _ in range(2):  # also after a crash before the next offset was logged
+        end = logged(stream_reader(consumer="d").latestOffset(old, ReadAllAvailable()))
+    assert end["owner"] == streams.consumer("S", "d").config["metadata"]["penstock.query"] != ""
+    assert streams.consumer("S", "d").config["metadata"]["my"] == "own"
+    stream_reader(consumer="d").commit(end)
+    stream_reader(consumer="d").initialOffset()
+    with pytest.raises(ConsumerTaken):
+        stream_reader(consumer="d").latestOffset(old, ReadAllAvailable())
 
 
 def test_the_durable_is_made_with_the_filters_of_the_query(streams: Streams, stream_reader: Any) -> None:
