@@ -164,9 +164,11 @@ class Outputs:
     ) -> None:
         assert sink.stream
         once = {"txnAppId": f"{self._query_id}-{part}", "txnVersion": str(number)}
-        # A run that ended between two sinks has closed the batch in the first one: it must not fail there for good.
-        once["onFinishedBatch"] = WRITE
-        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **self.flow.connection(), **(more or {})}
+        # A run that ended between two sinks has closed the batch in the first one: it must not fail there for good, and
+        # neither at a message whose headers cannot be published.
+        going_on = {"onFinishedBatch": WRITE, "invalidHeaders": "replace"}
+        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **going_on, **self.flow.connection()}
+        given |= more or {}
         if sink.subject:
             given["subject"] = sink.subject
         rows.write.format("jetstream").mode("append").options(**given).save()

@@ -189,7 +189,12 @@ def prepared(options: SinkOptions, schema: StructType, patience: float, numbered
         info = existing(link, options.stream)
         check_delivery(options.delivery, info, level, link.connection.info.version)
         subjects = info.config.get("subjects") or ()
-        columns = columns_of(schema, options.stream, subjects, options.subject, options.dead_letters)
+        columns = replace(
+            columns_of(schema, options.stream, subjects, options.subject, options.dead_letters),
+            invalid_headers=options.invalid_headers,
+            orders=options.server_headers == "keep",
+            ttl=bool(info.config.get("allow_msg_ttl")),
+        )
         ledger = Ledger(link)
         ledger.create_bucket(int(info.config.get("num_replicas", 1)))
         run = ledger.next_run() if numbered else 0

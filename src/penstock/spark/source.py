@@ -89,7 +89,12 @@ def parts(
     found = []
     for low, high in split(*span, tasks):
         wanted = Range(
-            stream=options.stream, first=low, last=high, subjects=options.subjects, direct=needs_direct_get(info)
+            stream=options.stream,
+            first=low,
+            last=high,
+            subjects=options.subjects,
+            direct=needs_direct_get(info),
+            invalid_text=options.invalid_text,
         )
         expected = None
         if options.fail_on_data_loss and holes.complete:

@@ -19,7 +19,7 @@ from penstock.broker.jetstream import JetStream
 from penstock.errors import DeadlineExceeded, PenstockError, ProtocolError, Unavailable
 from penstock.wire import frames
 from penstock.wire.blocking import Connection, run
-from penstock.wire.scan import Scanner, Stop
+from penstock.wire.scan import REPLACE, Scanner, Stop
 
 PULL_MESSAGES = 20_000
 PULL_BYTES = 8 * 1024 * 1024
@@ -43,7 +43,14 @@ class PullRead:
     """One consumer's try at the messages from `first` to `last`."""
 
     def __init__(
-        self, connection: Connection, stream: str, first: int, last: int, subjects: tuple[str, ...], domain: str | None
+        self,
+        connection: Connection,
+        stream: str,
+        first: int,
+        last: int,
+        subjects: tuple[str, ...],
+        domain: str | None,
+        invalid_text: str = REPLACE,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -58,7 +65,9 @@ class PullRead:
         self._oversized = False
         """The next message is larger than a pull request may have bytes: ask for it alone."""
         self._caught_up = self._create(domain, consumer_config(self._name, first, subjects)) == 0
-        self._scanner = Scanner(stream, connection.subscribe(f"{self._inbox}.*"), last_wanted=last)
+        self._scanner = Scanner(
+            stream, connection.subscribe(f"{self._inbox}.*"), last_wanted=last, invalid_text=invalid_text
+        )
 
     def _create(self, domain: str | None, config: dict[str, Any]) -> int:
         """Create the consumer; returns how many messages it has to deliver."""

@@ -541,6 +541,32 @@ def test_a_checkpoint_of_another_stream_is_refused(streams: Streams, stream_read
         stream_reader(stream="T").latestOffset(end, ReadAllAvailable())
 
 
+# -- bytes of the real world -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_headers_and_subjects_that_are_no_text_are_made_readable(
+    streams: Streams, batch_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
+    block = b"NATS/1.0\r\nLatin: caf\xe9\r\nGood: \xc3\xa9\r\n\r\n"
+    body = b"\xff"
+    head = b"HPUB s.\xe9 %d %d\r\n" % (len(block), len(block) + len(body))
+    streams.connection.send(head + block + body + b"\r\n")
+    streams.number("s.a", 2, 2)
+    for option, latin, subject in (("replace", "caf\ufffd", "s.\ufffd"), ("escape", "caf\\xe9", "s.\\xe9")):
+        reader = batch_reader(invalidText=option, consumer="d")
+        (found,) = (batch for part in reader.partitions() for batch in reader.read(part))
+        found.validate(full=True)
+        row = found.slice(0, 1).to_pylist()[0]
+        assert (row["subject"], dict(row["headers"]), row["data"]) == (
+            subject,
+            {"Latin": [latin], "Good": ["é"]},
+            body,
+        )
+
+
 # -- the durable -------------------------------------------------------------------------------------------------------
 
 

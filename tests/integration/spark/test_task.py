@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.spark import steps
@@ -22,6 +23,7 @@ from penstock.spark.history import Intent, Place, Series
 from penstock.spark.ledger import Ledger, OtherRows, Rewound, Superseded
 from penstock.spark.link import Link
 from penstock.spark.origin import created
+from penstock.spark.output import RowMaker, columns_of
 from penstock.spark.task import Tally, write_partition
 from penstock.testing import EmbeddedCluster, LeafPair
 from penstock.testing.contents import stream_data, stream_messages
@@ -523,6 +525,22 @@ def test_a_batch_without_rows_leaves_no_trace(link: Link) -> None:
     assert write(link, iter([])) == Tally()
     assert link.last_sequence("OUT") == 0
     assert link.last_sequence("KV_penstock_ledger") == 0
+
+
+@pytest.mark.parametrize("kind", ["atomic", "fast"])
+def test_rows_that_carry_orders_of_their_old_stream_are_written_without_them(link: Link, kind: str) -> None:
+    """A copy of a stream with roll-ups, schedules and TTLs into a stream that has none of it."""
+    types = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+    fields = [("data", "string"), ("headers", types)]
+    schema = StructType.fromJson(
+        {"fields": [{"name": name, "type": kind_, "nullable": True, "metadata": {}} for name, kind_ in fields]}
+    )
+    maker = RowMaker(replace(columns_of(schema, "OUT", ["o.>"], "o.x"), ttl=False))
+    orders = [("Nats-Rollup", "all"), ("Nats-Schedule", "@every 1s"), ("Nats-TTL", "1h"), ("Own", "1")]
+    headers = pa.array([orders] * 3, pa.map_(pa.string(), pa.string()))
+    rows = maker.rows(pa.record_batch({"data": pa.array(["0", "1", "2"]), "headers": headers}))
+    assert write(link, iter([rows]), kind).written == 3
+    assert ids_stored(link) == once(3)
 
 
 @pytest.mark.parametrize("kind", ["atomic", "fast"])
