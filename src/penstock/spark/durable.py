@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock import subjects as subject_rules
 from penstock.broker.metadata import QUERY
-from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.broker.model import NANOSECONDS, ConsumerInfo, StreamInfo
 from penstock.errors import AccessDenied, ConfigError, ConsumerNotFound, InvalidConfiguration
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
@@ -88,6 +88,12 @@ def ensure(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -
 
 def _made(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -> ConsumerInfo:
     config = configuration(info, name, subjects)
+    if threshold := (info.config.get("consumer_limits") or {}).get("inactive_threshold"):
+        log.warning(
+            "stream %r removes consumers that are inactive for %d s, consumer %r too: it does not keep the query's "
+            "position for longer than that; raise the stream's consumer_limits.inactive_threshold",
+            info.name, threshold // NANOSECONDS, name,
+        )  # fmt: skip
     try:
         return link.call(lambda api: api.create_consumer(info.name, config))
     except InvalidConfiguration as exc:
@@ -112,12 +118,13 @@ def _rivals(link: Link, info: StreamInfo, subjects: tuple[str, ...]) -> list[str
 
 def configuration(info: StreamInfo, name: str, subjects: tuple[str, ...]) -> dict[str, Any]:
     """A durable that nobody works from: it stands for what the query has committed."""
+    limit = (info.config.get("consumer_limits") or {}).get("max_ack_pending") or MAX_ACK_PENDING
     config: dict[str, Any] = {
         "durable_name": name,
         "description": "position of a Spark query",
         "ack_policy": "explicit",
         "deliver_policy": "all",
-        "max_ack_pending": MAX_ACK_PENDING,
+        "max_ack_pending": min(MAX_ACK_PENDING, limit) if limit > 0 else MAX_ACK_PENDING,
         "metadata": {"penstock.service": "spark"},
     }
     if len(subjects) == 1:

@@ -15,7 +15,7 @@ from penstock.spark.link import Link
 from penstock.spark.loss import MANY, Holes, is_sparse, removes_inside
 from penstock.spark.options import Position, PositionKind, SourceOptions
 from penstock.wire.direct import DirectGetRefused
-from penstock.wire.pull import consumer_config
+from penstock.wire.pull import consumer_config, create_reader
 
 ROLLUP = "Nats-Rollup"
 NAMED = 10
@@ -88,10 +88,13 @@ class Origin:
             return {}
 
     def count_from(self, first: int, subjects: tuple[str, ...]) -> int:
-        """How many messages that the query wants lie at or behind `first`. Asks by a consumer: Limits streams only."""
+        """How many messages that the query wants lie at or behind `first`. Asks by a consumer: Limits streams only.
+
+        Raises `ConsumersUsedUp` when the stream may have no more of them.
+        """
         name = f"penstock-count-{secrets.token_hex(8)}"
         config = consumer_config(name, first, subjects)
-        counted = self._link.call(lambda api: api.create_consumer(self._stream, config)).pending
+        counted = self._link.call(lambda api: create_reader(api, self._stream, config)).pending
         self._link.call(lambda api: api.delete_consumer(self._stream, name))
         return counted
 

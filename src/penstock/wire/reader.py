@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -84,6 +84,11 @@ def read_range(settings: Settings, wanted: Range, patience: float = PATIENCE) ->
             if not something_left(settings, wanted, position):
                 return
             reason: PenstockError = Unavailable("the replica that answers lags behind the stream's leader")
+        except pull.ConsumersUsedUp as exc:
+            if not exc.allows_direct:
+                raise
+            wanted = replace(wanted, direct=True)
+            continue
         except PenstockError as exc:
             if not is_retryable(exc):
                 raise

@@ -25,6 +25,7 @@ from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
 from penstock.testing import eventually
 from penstock.wire.blocking import connect, run
 from penstock.wire.direct import DirectGetRefused
+from penstock.wire.pull import ConsumersUsedUp
 
 
 @pytest.fixture
@@ -539,6 +540,46 @@ def test_a_checkpoint_of_another_stream_is_refused(streams: Streams, stream_read
     _, end = started(stream_reader())
     with pytest.raises(CheckpointMismatch, match="belongs to stream 'S', the query reads 'T'"):
         stream_reader(stream="T").latestOffset(end, ReadAllAvailable())
+
+
+# -- streams with limits for consumers ---------------------------------------------------------------------------------
+
+
+def test_a_stream_whose_consumers_go_away_soon_is_read(streams: Streams, batch_reader: Any, stream_reader: Any) -> None:
+    streams.make("S", consumer_limits={"inactive_threshold": 5_000_000_000})
+    for n in range(1, 31):
+        streams.number("s.a" if n % 3 == 0 else "s.b", n, n)
+    reader = batch_reader()
+    assert rows(reader, reader.partitions()) == list(range(1, 31))
+    assert planned(stream_reader(subjects="s.a", maxRowsPerTrigger="4"))[0] == (1, 14)
+
+
+def test_a_stream_that_takes_no_more_consumers_is_read_without_one(
+    streams: Streams, batch_reader: Any, stream_reader: Any
+) -> None:
+    streams.make("S", max_consumers=1)
+    run(streams.api.create_consumer("S", {"durable_name": "other", "ack_policy": "explicit"}))
+    for n in range(1, 31):
+        streams.number("s.a" if n % 3 == 0 else "s.b", n, n)
+    reader = batch_reader(subjects="s.a")
+    assert rows(reader, reader.partitions()) == list(range(3, 31, 3))
+    batches = planned(stream_reader(subjects="s.a", maxRowsPerTrigger="4"))
+    assert batches[0][0] == 1
+    assert batches[-1][1] == 30
+    run(streams.api.update_stream("S", {"allow_direct": False}))
+    with pytest.raises(ConsumersUsedUp, match="raise max_consumers, or set `allow_direct: true`"):
+        rows(reader, reader.partitions())
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_a_durable_keeps_within_the_limits_of_its_stream(streams: Streams, stream_reader: Any, retention: str) -> None:
+    streams.make("S", retention=retention, consumer_limits={"max_ack_pending": 10})
+    streams.number("s.a", 1, 30)
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    reader.commit(logged(reader.latestOffset(start, ReadAllAvailable())))
+    assert streams.consumer("S", "d").config["max_ack_pending"] == 10
+    assert durable.floor(streams.consumer("S", "d")) == 30
 
 
 # -- bytes of the real world -------------------------------------------------------------------------------------------
