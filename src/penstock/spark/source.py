@@ -32,6 +32,7 @@ from penstock.wire.reader import Range, read_range
 
 log = logging.getLogger(__name__)
 
+LAST_TWO = 2
 NAMELESS = "a checkpoint without owner of"
 """Names a query whose checkpoint was written before there were owners."""
 
@@ -175,6 +176,10 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._target: int | None = None
         """With availableNow: where the query ends."""
         self._committed: int | None = None
+        self._told: int | None = None
+        """The last offset that Spark said is committed."""
+        self._handed_out: tuple[int, ...] = ()
+        """The ends of the last two micro-batches planned in this process."""
         self._owner = ""
         """This query, as its durable names it."""
         self._verified: int | None = None
@@ -224,6 +229,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """Where the next micro-batch ends; `start` itself when there is nothing new."""
         logged = Offset.parse(start, self._options.stream)
         origin, info = self._observed()
+        if needs_direct_get(info):
+            self._check_synchronous(logged)
         begin = self._checked(logged, origin, info)
         # Spark asks for a new batch when the one before is committed, and tells us so only with the next one.
         self._commit(begin, info)
@@ -235,6 +242,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._first_end = end if logged.open_start else None
         offset = self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end)
         self._verified = offset.sequence
+        self._handed_out = (*self._handed_out[-1:], offset.sequence)
         return replace(offset, stored_at=origin.stored_at(offset.sequence)).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
@@ -254,7 +262,9 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """The micro-batch up to `end` is in Spark's commit log."""
         steps.reached(steps.COMMITTING)
         _, info = self._observed()
-        self._commit(Offset.parse(end, self._options.stream), info)
+        offset = Offset.parse(end, self._options.stream)
+        self._told = offset.sequence
+        self._commit(offset, info)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The stream's end, for the query's progress: how far behind it is."""
@@ -318,6 +328,21 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             assert self._link
             commit(self._link, info, found, sequence)
         self._committed = sequence
+
+    def _check_synchronous(self, begin: Offset) -> None:
+        """Refuse asynchronous progress tracking where acknowledging deletes.
+
+        Spark says that batch n is committed when it has logged the offsets of batch n + 1, before it runs that. With
+        asynchronous progress tracking it says so after they are on disk, while batches go on: so it has not by the time
+        it asks for batch n + 2. Then a batch that it asks to go on from may not be on disk either.
+        """
+        if len(self._handed_out) < LAST_TWO or begin.sequence != self._handed_out[1]:
+            return
+        if self._told is None or self._told < self._handed_out[0]:
+            raise ConfigError(
+                f"stream {self._options.stream!r} deletes what is acknowledged, and this query's checkpoint is written "
+                "later (asyncProgressTrackingEnabled): after a crash messages would be missing; leave that option out"
+            )
 
     # -- decisions -------------------------------------------------------------------------------------------------
 

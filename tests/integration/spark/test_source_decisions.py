@@ -637,6 +637,30 @@ def test_of_two_queries_on_one_durable_one_is_refused_with_both_names(
     assert durable.floor(streams.consumer("S", "d")) == 20
 
 
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_batches_that_spark_does_not_commit_in_time_are_refused_where_acknowledging_deletes(
+    streams: Streams, stream_reader: Any, retention: str
+) -> None:
+    """With asynchronous progress tracking Spark runs batches whose predecessors are not on disk."""
+    streams.make("S", retention=retention)
+    first, second = (stream_reader(consumer=name, maxRowsPerTrigger="5", subjects=f"s.{name}") for name in "ab")
+    starts = [logged(reader.initialOffset()) for reader in (first, second)]
+    for _ in range(3):
+        for name in "ab":
+            streams.number(f"s.{name}", 1, 5)
+    for synchronous, reader, end in zip((True, False), (first, second), starts, strict=True):
+        ends = [end]
+        for _ in range(2):
+            ends.append(logged(reader.latestOffset(ends[-1], ReadMaxRows(5))))
+            if synchronous:
+                reader.commit(ends[-2])
+        if synchronous or retention == "limits":
+            assert reader.latestOffset(ends[-1], ReadMaxRows(5))["sequence"] > ends[-1]["sequence"]
+        else:
+            with pytest.raises(ConfigError, match="asyncProgressTrackingEnabled"):
+                reader.latestOffset(ends[-1], ReadMaxRows(5))
+
+
 def test_a_checkpoint_of_before_there_were_owners_takes_a_durable_that_nobody_has(
     streams: Streams, stream_reader: Any
 ) -> None:
