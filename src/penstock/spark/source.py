@@ -182,6 +182,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """The ends of the last two micro-batches planned in this process."""
         self._owner = ""
         """This query, as its durable names it."""
+        self._is_new = False
+        """The query began in this process."""
         self._verified: int | None = None
         """The offset whose message is known to be the one that was read."""
         self._first_end: int | None = None
@@ -201,10 +203,11 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 f"startingOffsets {options.starting} would leave messages of {info.name!r} behind that are never "
                 "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
             )
-        if options.consumer:
-            # Whoever begins without a checkpoint goes on where the durable is, and takes it over.
-            self._owner = durable.new_owner()
-        held = self._durable(info, take=True)
+        # Whoever begins without a checkpoint goes on where the durable is, and takes it over. Spark asks more than once
+        # before the first batch is committed, also after a crash.
+        take, self._is_new = not self._is_new, True
+        self._owner = self._owner or durable.new_owner()
+        held = self._durable(info, take=take)
         before = origin.before(options.starting, info, durable.floor(held) if held else 0)
         if needs_direct_get(info):
             # A server that was killed may have forgotten acknowledgements, but not what they deleted.
@@ -231,6 +234,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         origin, info = self._observed()
         if needs_direct_get(info):
             self._check_synchronous(logged)
+        self._adopt(logged, info)
         begin = self._checked(logged, origin, info)
         # Spark asks for a new batch when the one before is committed, and tells us so only with the next one.
         self._commit(begin, info)
@@ -252,6 +256,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if created(info) != stop.created:
             _lost(self._options, self._replaced(stop, info))
             return []
+        self._adopt(stop, info)
         begin = replace(begin, open_start=begin.open_start and self._first_end == stop.sequence)
         holes = origin.holes(info, bool(self._options.subjects))
         if gone := loss.missing(begin, stop, holes):
@@ -316,6 +321,12 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             raise durable.ConsumerTaken(info.name, name, theirs, self._owner)
         return found
 
+    def _adopt(self, offset: Offset, info: StreamInfo) -> None:
+        """Go by the name in the checkpoint: Spark began anew after a batch was planned and before it was committed."""
+        if self._is_new and self._options.consumer and offset.owner not in ("", self._owner):
+            self._owner = offset.owner
+            self._durable(info, take=True)
+
     def _commit(self, offset: Offset, info: StreamInfo) -> None:
         """Move the durable, unless it is there or belongs to another stream."""
         if self._options.consumer and self._committed != offset.sequence and offset.created == created(info):
@@ -365,7 +376,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             tasks=tasks,
             backlog_end=backlog,
             backlog_missing=missing,
-            owner=self._owner,
+            owner=self._owner if self._options.consumer else "",
         )
 
     def _checked(self, logged: Offset, origin: Origin, info: StreamInfo) -> Offset:

@@ -661,6 +661,22 @@ def test_batches_that_spark_does_not_commit_in_time_are_refused_where_acknowledg
                 reader.latestOffset(ends[-1], ReadMaxRows(5))
 
 
+def test_a_query_stays_the_owner_however_often_spark_asks_where_to_begin(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    end = logged(reader.latestOffset(start, ReadAllAvailable()))
+    assert logged(reader.initialOffset())["owner"] == start["owner"] == end["owner"]
+    # The driver dies before the batch is committed: Spark asks again, and goes on with the offsets that it has logged.
+    second = stream_reader(consumer="d")
+    assert rows(second, second.partitions(logged(second.initialOffset()), end)) == list(range(1, 11))
+    assert second.latestOffset(end, ReadAllAvailable()) == end
+    third = stream_reader(consumer="d")
+    assert third.latestOffset(end, ReadAllAvailable()) == end
+    assert durable.floor(streams.consumer("S", "d")) == 10
+
+
 def test_a_checkpoint_of_before_there_were_owners_takes_a_durable_that_nobody_has(
     streams: Streams, stream_reader: Any
 ) -> None:
