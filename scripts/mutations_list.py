@@ -356,6 +356,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=("tests/integration/spark/test_ledger.py::test_a_second_attempt_sees_what_the_first_wrote_and_stops_it",),
     ),
     Mutation(
+        name="leave-out-without-a-claim",
+        file="src/penstock/spark/earlier.py",
+        old="if self._claim(part):",
+        new="if self._pool:",
+        breaks="Two tasks of a re-run take the same stored row for theirs: an equal row is lost.",
+        tests=(
+            "tests/integration/spark/test_task.py::test_equal_rows_in_several_partitions_are_written_as_often_as_they_come",
+        ),
+    ),
+    Mutation(
+        name="closed-is-written",
+        file="src/penstock/spark/task.py",
+        old="if closed and (closed.rows is None or finished == SKIP):",
+        new="if closed:",
+        breaks="A checkpoint that is one batch back loses what Spark planned anew.",
+        tests=(
+            "tests/integration/spark/test_task.py::test_a_closed_batch_that_comes_with_other_rows_loses_nothing_silently",
+        ),
+    ),
+    Mutation(
         name="expired-is-no-loss",
         file="src/penstock/spark/loss.py",
         old="return max(0, min(self.first - 1, last) - first + 1) + self.inside(first, last)",

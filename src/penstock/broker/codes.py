@@ -13,6 +13,11 @@ DELETE_FAILED = 10057
 SUBJECTS_OVERLAP = 10065
 """A stream captures what another one captures already; the server does not say which."""
 
+WRITE_UNDER_WAY = 10164
+"""A wrong last sequence on a replicated stream: another write may still be on its way to the replicas."""
+WRONG_LAST_SEQUENCE = frozenset({10071, WRITE_UNDER_WAY})
+"""The last sequence of stream or subject is not the one that a publish expects: somebody else was first."""
+
 BUSY = {
     10004,  # incomplete results: some servers of the cluster did not answer
     10005,  # no suitable peers for placement, as while a cluster forms

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from penstock import retry
-from penstock.broker.codes import api_error
+from penstock.broker.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
 from penstock.broker.jetstream import JetStream
 from penstock.deadletter import streams
 from penstock.deadletter.letters import DeadLetter
@@ -25,7 +25,6 @@ from penstock.wire.frames import Message
 from penstock.wire.headers import Headers
 
 EXPECT_LAST: Final = "Nats-Expected-Last-Subject-Sequence"
-WRONG_LAST, WRITE_UNDER_WAY = 10071, 10164
 RESERVE: Final = 256
 """Bytes for the headers that are added last."""
 
@@ -120,7 +119,7 @@ async def _store(connection: Connection, subject: str, letter: DeadLetter) -> tu
     try:
         told = json.loads(answer.data)
         if error := told.get("error"):
-            if error["err_code"] == WRONG_LAST:
+            if error["err_code"] in WRONG_LAST_SEQUENCE - {WRITE_UNDER_WAY}:
                 return None
             raise api_error(f"dead letter {subject!r}", error)
         return told["stream"], told["seq"]

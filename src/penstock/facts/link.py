@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from penstock.broker.codes import api_error
+from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
 from penstock.errors import AccessDenied, ApiError, ProtocolError
@@ -15,9 +15,6 @@ from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.headers import Headers
 from penstock.wire.session import NO_RESPONDERS
-
-WRONG_LAST_SEQUENCE = (10071, 10164)
-"""The second one is how a cluster says it, where the first message is still on its way to the replicas."""
 
 
 class WrongRevision(ApiError):

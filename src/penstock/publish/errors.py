@@ -19,7 +19,7 @@ OutcomeUnknown
 
 from __future__ import annotations
 
-from penstock.broker.codes import api_error
+from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.errors import ApiError, OutcomeUnknown, Unavailable
 from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchRef
 
@@ -228,7 +228,7 @@ class BatchOutcomeUnknown(OutcomeUnknown):
 
 DISABLED, MISSING_SEQUENCE, INCOMPLETE, UNSUPPORTED_HEADER, BAD_ID = 10174, 10175, 10176, 10177, 10179
 TOO_LARGE, BAD_COMMIT, DUPLICATE, TOO_MANY = 10199, 10200, 10201, 10210
-WRONG_SEQUENCE, WRONG_SEQUENCE_BUSY, DUPLICATE_BUSY = 10071, 10164, 10158
+WRONG_SEQUENCE, DUPLICATE_BUSY = 10071, 10158
 OTHER_STREAM = 10060
 """The batch came to another stream than its first message says."""
 
@@ -242,8 +242,7 @@ BY_ERR_CODE: dict[int, type[BatchRejected]] = {
     DUPLICATE: DuplicateId,
     DUPLICATE_BUSY: TooManyInFlight,
     TOO_MANY: TooManyInFlight,
-    WRONG_SEQUENCE: WrongSequence,
-    WRONG_SEQUENCE_BUSY: WrongSequence,
+    **dict.fromkeys(WRONG_LAST_SEQUENCE, WrongSequence),
 }
 
 

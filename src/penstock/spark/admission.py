@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.broker.model import StreamInfo
 from penstock.spark.options import SourceOptions
 from penstock.spark.origin import Origin, needs_direct_get
+from penstock.wire.pull import ConsumersUsedUp
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
 MAX_BATCH = 1000
@@ -53,7 +54,10 @@ class Admission:
         if dense == last or not sparse or needs_direct_get(info):
             # Counting would take a consumer, which a WorkQueue or Interest stream must not get.
             return dense
-        return self._searched(begin, dense, last, rows)
+        try:
+            return self._searched(begin, dense, last, rows)
+        except ConsumersUsedUp:
+            return dense  # fewer rows than allowed, and never too many
 
     def _searched(self, begin: int, low: int, high: int, rows: int) -> int:
         """By bisection: `low` is known to be allowed."""

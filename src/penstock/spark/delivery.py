@@ -18,7 +18,7 @@ from penstock.publish.model import BatchAck, BatchRef
 from penstock.publish.options import IngestOptions
 from penstock.retry import is_retryable
 from penstock.spark.chunks import Limits, Rows, row_digest
-from penstock.spark.ledger import Intent, Written
+from penstock.spark.history import Intent, Written
 from penstock.spark.link import Link
 from penstock.spark.output import CHUNK_HEADER, MESSAGE_ID, is_own_header
 from penstock.wire import headers as header_block

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+import socket
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock import subjects as subject_rules
-from penstock.broker.model import ConsumerInfo, StreamInfo
-from penstock.errors import ConfigError, ConsumerNotFound, InvalidConfiguration
+from penstock.broker.metadata import QUERY
+from penstock.broker.model import NANOSECONDS, ConsumerInfo, StreamInfo
+from penstock.errors import AccessDenied, ConfigError, ConsumerNotFound, InvalidConfiguration
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
+
+log = logging.getLogger(__name__)
 
 MAX_ACK_PENDING = 20_000
 """How many messages may be under way while a range is acknowledged."""
@@ -19,6 +26,47 @@ MOVABLE = ("all", "by_start_sequence", "by_start_time")
 
 class UnfitConsumer(ConfigError):
     """The durable of a query cannot hold its position."""
+
+
+class ConsumerTaken(UnfitConsumer):
+    """The durable holds the position of another query."""
+
+    def __init__(self, stream: str, consumer: str, theirs: str, ours: str) -> None:
+        super().__init__(stream, consumer, theirs, ours)
+        self.stream = stream
+        self.consumer = consumer
+        self.theirs = theirs
+        self.ours = ours
+
+    def __str__(self) -> str:
+        return (
+            f"consumer {self.consumer!r} of stream {self.stream!r} holds the position of another query: "
+            f"{self.theirs!r} has taken it over from this one, {self.ours!r}; give each query a consumer of its own. "
+            "To go on with this query, stop the other one, and start this one with a new checkpoint: it continues "
+            "where the consumer is"
+        )
+
+
+def new_owner() -> str:
+    """A name for a query that begins without a checkpoint: where, when, and a token that makes it unique."""
+    return f"{socket.gethostname()} {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {secrets.token_hex(4)}"
+
+
+def owner(found: ConsumerInfo) -> str:
+    """The query whose position it holds; empty when nobody has said so."""
+    return str((found.config.get("metadata") or {}).get(QUERY, ""))
+
+
+def take(link: Link, found: ConsumerInfo, name: str) -> ConsumerInfo:
+    """Make it hold the position of the query of that name from now on; another query is refused at its next commit."""
+    metadata = {**(found.config.get("metadata") or {}), QUERY: name}
+    try:
+        return link.call(lambda api: api.update_consumer(found.stream, found.name, {"metadata": metadata}))
+    except AccessDenied as exc:
+        log.warning(
+            "consumer %r cannot be marked as this query's, so a second query goes unnoticed: %s", found.name, exc
+        )
+        return found
 
 
 def find(link: Link, info: StreamInfo, name: str) -> ConsumerInfo | None:
@@ -40,6 +88,12 @@ def ensure(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -
 
 def _made(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -> ConsumerInfo:
     config = configuration(info, name, subjects)
+    if threshold := (info.config.get("consumer_limits") or {}).get("inactive_threshold"):
+        log.warning(
+            "stream %r removes consumers that are inactive for %d s, consumer %r too: it does not keep the query's "
+            "position for longer than that; raise the stream's consumer_limits.inactive_threshold",
+            info.name, threshold // NANOSECONDS, name,
+        )  # fmt: skip
     try:
         return link.call(lambda api: api.create_consumer(info.name, config))
     except InvalidConfiguration as exc:
@@ -64,12 +118,13 @@ def _rivals(link: Link, info: StreamInfo, subjects: tuple[str, ...]) -> list[str
 
 def configuration(info: StreamInfo, name: str, subjects: tuple[str, ...]) -> dict[str, Any]:
     """A durable that nobody works from: it stands for what the query has committed."""
+    limit = (info.config.get("consumer_limits") or {}).get("max_ack_pending") or MAX_ACK_PENDING
     config: dict[str, Any] = {
         "durable_name": name,
         "description": "position of a Spark query",
         "ack_policy": "explicit",
         "deliver_policy": "all",
-        "max_ack_pending": MAX_ACK_PENDING,
+        "max_ack_pending": min(MAX_ACK_PENDING, limit) if limit > 0 else MAX_ACK_PENDING,
         "metadata": {"penstock.service": "spark"},
     }
     if len(subjects) == 1:

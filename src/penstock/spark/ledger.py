@@ -1,49 +1,64 @@
 """The ledger: which chunks of which micro-batch are written, kept in the KV bucket `penstock_ledger`.
 
-Every task that writes keeps a log under the key `<stream>.<series>.<batch>.<partition>`, where the series is the
-streaming query (its id) or one batch write. It says what the task is about to write, before it writes it:
+Every task that writes keeps a log under the key `<stream>.<created>.<series>.<batch>.<partition>`, where `created` is
+the stream's creation time, and the series is the streaming query (its id) or one batch write. It says what the task is
+about to write, before it writes it:
 
-    open    an attempt begins; attempts before it can no longer append, so they stop
-    chunk   a chunk of that digest is about to be written; all chunks before it are written
-    done    a look into the stream found the last chunk there (after a crash)
-    void    a look into the stream did not find the last chunk: it was never written
-    end     everything is written
+    open     an attempt begins; attempts before it can no longer append, so they stop
+    chunk    a chunk of that digest is about to be written; all chunks before it are written
+    done     a look into the stream found the last chunk there (after a crash)
+    void     a look into the stream did not find the last chunk: it was never written
+    refused  the server knows the message id of these rows already, and does not store them again
+    end      everything is written
+    sealed   the batch is closed: no attempt can append any more
 
 An append states the log's last revision, and the server refuses it when somebody else has appended meanwhile. So
 between two attempts of a task there is always one that knows that it must stop, whatever Spark's attempt numbers say:
 a stage that runs again counts its tasks from 0 again, and PySpark does not tell a task which run of a stage it is in.
 
-The record `<stream>.<series>` holds the last batch that the driver has closed. Batches close in order, so one number
-says it for all of them, and nothing has to be pruned but the logs of what is closed.
+The record `<stream>.<created>.<series>` holds the last batch that the driver has closed, and how many rows it had.
+Batches close in order, so one number says it for all of them. The logs of the last closed batch are kept until the
+next one is closed: when Spark runs it again, its rows are compared with them (`runs` in `earlier`).
+
+Version 1 had neither creation time nor row digests; its keys and entries are still read.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import logging
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any, Self
 
-from penstock.broker.codes import api_error
+from penstock.broker.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
 from penstock.broker.model import Json, StoredMessage
 from penstock.errors import ApiError, MessageNotFound, PenstockError
+from penstock.spark.history import History, Intent, Place, Series, history_of, packed
 from penstock.spark.link import Link
+from penstock.spark.options import FAIL, SKIP
+
+log = logging.getLogger(__name__)
 
 BUCKET = "penstock_ledger"
 STREAM = f"KV_{BUCKET}"
-VERSION = 1
-WRONG_LAST_SEQUENCE = 10071
+SUBJECTS = f"$KV.{BUCKET}."
+VERSION = 2
+RUNS = "runs"
+"""The key whose revisions number the runs of all writes."""
+WRITE_PAUSE = 0.1
+"""Seconds between two tries of an append while another write to the key is on its way to the replicas."""
 KEEP_BATCH_WRITES = "720h"
 """How long the server keeps the log of a batch write that neither committed nor aborted: nobody will continue it."""
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+REPLACE = {"Nats-Rollup": "sub"}
 
 BUCKET_CONFIG: Json = {
     "name": STREAM,
     "description": "Penstock's Spark sink: chunks written and batches closed",
-    "subjects": [f"$KV.{BUCKET}.>"],
+    "subjects": [f"{SUBJECTS}>"],
     "max_msgs_per_subject": -1,  # a log a key, not only its last value
     "allow_rollup_hdrs": True,
     "allow_msg_ttl": True,
@@ -79,179 +94,187 @@ class Rewound(PenstockError):
         )
 
 
+class OtherRows(PenstockError):
+    """The last finished batch runs again, and its rows are not those that were written."""
+
+    def __init__(self, series: str, batch: int, difference: str) -> None:
+        super().__init__(series, batch, difference)
+        self.series = series
+        self.batch = batch
+        self.difference = difference
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.batch} of {self.series} is already finished, and now comes with other rows ({self.difference}"
+            "): the checkpoint was taken back by one batch, a copy of it is in use, txnVersion was used before, or the "
+            "plan computes other rows each time. Set onFinishedBatch=write to write the rows that are not there yet, "
+            "onFinishedBatch=skip to write nothing, or use a new checkpoint (or txnVersion)"
+        )
+
+
 class WrongRevision(ApiError):
     """The key has another revision than the one that was to be replaced."""
 
 
-# -- what the log says, without I/O --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Intent:
-    """A chunk that was about to be written."""
+class Closed:
+    """The record of a series: the last batch that is closed."""
 
-    number: int
-    digest: str
-    rows: int
-    after: int
-    """The output stream's last sequence known at that moment: the chunk can only lie beyond it."""
-    batch_id: str
-    """The id of the atomic batch that carries it."""
-    subject: str
-    """A subject of the batch."""
+    batch: int = -1
+    rows: int | None = None
+    """How many rows it had; None: not known, and its logs are gone (version 1)."""
+    previous: int = -1
+    """The batch closed before it."""
+    revision: int = 0
+    """Of the record; 0 when there is none, or one of version 1."""
+    first: bool = False
+    """It is the first one under its key: logs of version 1 may be left."""
 
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A chunk that lies in the output stream, or did once."""
-
-    intent: Intent
-    last: int
-    """Sequence of its last message; 0 when that is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What earlier attempts of a task have written."""
-
-    written: tuple[Written, ...] = ()
-    """Chunk n is at position n."""
-    doubtful: Intent | None = None
-    """The chunk after them, if an attempt ended while writing it: it may lie in the stream or not."""
-
-    def after(self, entry: Json) -> Self:
-        """The history with one more entry of the log."""
-        match entry["kind"]:
-            case "chunk":
-                return replace(self._settled(entry["previous"]), doubtful=Intent(**entry["chunk"]))
-            case "done" | "end":
-                return self._settled(entry["previous"])
-            case "void":
-                return replace(self, doubtful=None)
-            case _:
-                return self
-
-    def _settled(self, last: int) -> Self:
-        if self.doubtful is None:
-            return self
-        return replace(self, written=(*self.written, Written(self.doubtful, last)), doubtful=None)
-
-
-def history_of(entries: Iterable[Json]) -> History:
-    """All of a log."""
-    history = History()
-    for entry in entries:
-        history = history.after(entry)
-    return history
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Whose log it is: one partition of one batch of one series that goes into one stream."""
-
-    stream: str
-    series: str
-    batch: int
-    partition: int
-
-    @property
-    def key(self) -> str:
-        return f"{series_key(self.stream, self.series)}.{self.batch}.{self.partition}"
-
-
-def series_key(stream: str, series: str) -> str:
-    """The key of the record that says which batches are closed, and the prefix of the logs."""
-    return f"{stream}.{key_token(series)}"
-
-
-def key_token(text: str) -> str:
-    """Any text as one token of a KV key; the same text gives the same token, different texts different ones."""
-    safe = re.sub(r"[^A-Za-z0-9_-]", "_", text)
-    return safe if safe == text else f"{safe[:80]}-{blake2b(text.encode(), digest_size=6).hexdigest()}"
-
-
-# -- the log on the server -----------------------------------------------------------------------------------------
+    def differs(self, rows: int | None) -> bool:
+        """Whether the batch is known to have had another number of rows."""
+        return None not in (self.rows, rows) and self.rows != rows
 
 
 class Ledger:
     """The ledger's records over one link. Everything is asked of the bucket's leader, never of a lagging replica."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
         domain = link.settings.domain
-        self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."
+        self._prefix = f"$JS.{domain}.API.{SUBJECTS}" if domain else SUBJECTS
 
     def create_bucket(self, replicas: int) -> None:
-        """Make the bucket if it is missing; one that is there stays as it is."""
-        if not self._link.has_stream(STREAM):
-            self._link.call(lambda api: api.create_stream({**BUCKET_CONFIG, "num_replicas": replicas}))
+        """Create the bucket if it is missing. One with fewer replicas than the stream gets as many."""
+        if not self.link.has_stream(STREAM):
+            self.link.call(lambda api: api.create_stream({**BUCKET_CONFIG, "num_replicas": replicas}))
+            return
+        there = int(self.link.stream_info(STREAM).config.get("num_replicas", 1))
+        if there < replicas:
+            try:
+                self.link.call(lambda api: api.update_stream(STREAM, {"num_replicas": replicas}))
+            except ApiError as exc:
+                log.warning("the ledger keeps %d replicas, and the stream has %d: %s", there, replicas, exc)
 
-    def open_log(self, place: Place, ttl: str | None = None) -> Log:
+    def next_run(self) -> int:
+        """A number for a run of a write, larger than those of all runs before."""
+        return self.put(RUNS, {"version": VERSION}, REPLACE)
+
+    def open_log(self, place: Place, ttl: str | None = None, run: int = 0) -> Log:
         """Begin an attempt: read what earlier ones wrote, and stop them."""
-        return Log(self, place.key, ttl).open()
+        return Log(self, place.key, ttl, run).open()
 
-    def is_closed(self, place: Place) -> bool:
-        """Whether the place's batch is closed. Raises `Rewound` when a later one is closed too."""
-        closed = self.closed(place.stream, place.series)
-        if closed > place.batch:
-            raise Rewound(place.series, place.batch, closed)
-        return closed == place.batch
+    # -- closed batches ------------------------------------------------------------------------------------------------
 
-    def closed(self, stream: str, series: str) -> int:
+    def closed(self, series: Series) -> int:
         """The last batch closed; -1 when there is none."""
-        return _closed(self.last(series_key(stream, series)))
+        return self.record(series).batch
 
-    def close(self, stream: str, series: str, batch: int) -> None:
-        """Close the batch and forget its logs. May be repeated: a batch that is closed stays closed."""
-        key = series_key(stream, series)
-        while _closed(found := self.last(key)) < batch:
-            expected = str(found.sequence if found else 0)
-            headers = {"Nats-Expected-Last-Subject-Sequence": expected, "Nats-Rollup": "sub"}
-            with suppress(WrongRevision):  # another driver closed a batch of this query meanwhile: look again
-                self.put(key, {"version": VERSION, "closed": batch}, headers)
-        self.forget(stream, series)
+    def record(self, series: Series) -> Closed:
+        """What is known about the batches that are closed."""
+        if found := self.last(series.key):
+            value = json.loads(found.data)
+            return Closed(
+                batch=int(value["closed"]),
+                rows=value.get("rows"),
+                previous=int(value.get("previous", -1)),
+                revision=found.sequence,
+                first=bool(value.get("first")),
+            )
+        old = self.last(series.version_1().key) if series.created else None
+        if old and is_of(old, series):
+            return Closed(int(json.loads(old.data)["closed"]))
+        return Closed()
 
-    def forget(self, stream: str, series: str) -> None:
+    def finished(self, place: Place) -> Closed | None:
+        """The record, if the place's batch is the last one closed. Raises `Rewound` when a later one is closed."""
+        record = self.record(place.of)
+        if record.batch > place.batch:
+            raise Rewound(place.series, place.batch, record.batch)
+        return record if record.batch == place.batch else None
+
+    def close(self, series: Series, batch: int, rows: int | None = None, finished: str = FAIL) -> None:
+        """Close a batch of that many rows. May be repeated: a batch that is closed stays closed.
+
+        1. write the record (crash after: attempts that begin now find the batch closed)
+        2. seal the batch's logs (crash after: attempts that are under way can append no more)
+        3. forget the logs of the batch before (crash after: nothing is left to do)
+
+        After a crash in between Spark runs the batch again, and all of it is done again. When the batch is closed with
+        another number of rows, `finished` says what to do; by default `OtherRows` is raised.
+        """
+        found = self.record(series)
+        while found.batch < batch or (found.batch == batch and finished != SKIP and found.differs(rows)):
+            if found.batch == batch and finished == FAIL:
+                raise OtherRows(series.name, batch, f"{rows} rows, and {found.rows} were written")
+            self._write_record(series, found, batch, rows)
+            found = self.record(series)
+        if found.batch > batch:
+            return
+        self._seal(series, batch)
+        if found.previous >= 0:
+            self._purge(f"{series.logs(found.previous)}.>")
+
+    def _write_record(self, series: Series, found: Closed, batch: int, rows: int | None) -> None:
+        previous = found.batch if found.batch < batch else found.previous
+        value = {"version": VERSION, "closed": batch, "rows": rows, "previous": previous, "first": not found.revision}
+        try:
+            self.put(series.key, value, {EXPECTED: str(found.revision), **REPLACE})
+        except WrongRevision:  # another driver closed a batch of this series meanwhile: the caller looks again
+            time.sleep(WRITE_PAUSE)
+            return
+        if found.first and series.created:
+            self.forget(series.version_1())
+
+    def _seal(self, series: Series, batch: int) -> None:
+        filter_ = f"{SUBJECTS}{series.logs(batch)}.>"
+        there = self.link.call(lambda api: api.stream_info(STREAM, subjects_filter=filter_)).state.subjects
+        for subject in there:
+            if subject.rsplit(".", 1)[1].isdecimal():
+                self.put(subject.removeprefix(SUBJECTS), {"version": VERSION, "kind": "sealed"})
+
+    def forget(self, series: Series) -> None:
         """Remove the logs of a series. The record of closed batches has no further token, and stays."""
-        logs = f"$KV.{BUCKET}.{series_key(stream, series)}.>"
-        self._link.call(lambda api: api.purge_stream(STREAM, subject=logs))
+        self._purge(f"{series.key}.>")
+
+    def _purge(self, keys: str) -> None:
+        self.link.call(lambda api: api.purge_stream(STREAM, subject=SUBJECTS + keys))
 
     # -- one message ---------------------------------------------------------------------------------------------------
 
     def put(self, key: str, value: Json, headers: dict[str, str] | None = None) -> int:
         """Store one value, and return its revision."""
-        answer = self._link.ask(self._prefix + key, _encoded(value), headers)
+        answer = self.link.ask(self._prefix + key, encoded(value), headers)
         if error := answer.get("error"):
             refusal = api_error(f"write {key!r} to the ledger", error)
-            raise WrongRevision(*refusal.args) if refusal.err_code == WRONG_LAST_SEQUENCE else refusal
+            raise WrongRevision(*refusal.args) if refusal.err_code in WRONG_LAST_SEQUENCE else refusal
         return int(answer["seq"])
 
     def last(self, key: str) -> StoredMessage | None:
         """The newest value of a key."""
         try:
-            return self._link.get_message(STREAM, last_of=f"$KV.{BUCKET}.{key}")
+            return self.link.get_message(STREAM, last_of=SUBJECTS + key)
         except MessageNotFound:
             return None
 
-    def values(self, key: str) -> list[StoredMessage]:
-        """All values of a key, oldest first."""
+    def values(self, key: str, after: int = 0) -> list[StoredMessage]:
+        """All values of a key behind a revision, oldest first."""
         found: list[StoredMessage] = []
-        at = 1
         while True:
             try:
-                found.append(self._link.get_message(STREAM, seq=at, next_of=f"$KV.{BUCKET}.{key}"))
+                found.append(self.link.get_message(STREAM, seq=after + 1, next_of=SUBJECTS + key))
             except MessageNotFound:
                 return found
-            at = found[-1].sequence + 1
+            after = found[-1].sequence
 
 
 class Log:
     """The log of one task, as seen by one attempt."""
 
-    def __init__(self, ledger: Ledger, key: str, ttl: str | None) -> None:
+    def __init__(self, ledger: Ledger, key: str, ttl: str | None, run: int = 0) -> None:
         self._ledger = ledger
         self._key = key
         self._ttl = ttl
+        self._run = run
         self._owner = secrets.token_hex(8)
         self._appended = 0
         self._revision = 0
@@ -262,7 +285,10 @@ class Log:
         while True:
             values = self._ledger.values(self._key) if self._ledger.last(self._key) else []
             self._revision = values[-1].sequence if values else 0
-            self.history = history_of(json.loads(value.data) for value in values)
+            entries = [json.loads(value.data) for value in values]
+            if any(entry.get("run", 0) > self._run for entry in entries):
+                raise Superseded(self._key)  # a later run of the batch has begun
+            self.history = history_of(entries)
             try:
                 self._append("open")
             except Superseded:
@@ -283,6 +309,10 @@ class Log:
         self._append("void")
         self.history = self.history.after({"kind": "void"})
 
+    def refused(self, digests: list[bytes]) -> None:
+        """These rows are in the stream already, by their message ids."""
+        self._append("refused", rows=packed(digests))
+
     def end(self, last: int) -> None:
         """Everything is written, and ends at this sequence."""
         self._append("end", previous=last)
@@ -295,23 +325,34 @@ class Log:
 
     def _append(self, kind: str, **fields: Any) -> None:
         # Owner and count make the entry unique: after a lost answer it tells whether it was ours that arrived.
-        entry = {"version": VERSION, "kind": kind, "owner": self._owner, "n": self._appended, **fields}
+        own = {"owner": self._owner, "n": self._appended}
+        entry = {"version": VERSION, "kind": kind, "run": self._run, **own, **fields}
         headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}
         if self._ttl:
             headers["Nats-TTL"] = self._ttl
-        try:
-            self._revision = self._ledger.put(self._key, entry, headers)
-        except WrongRevision as exc:
-            newest = self._ledger.last(self._key)
-            if newest is None or newest.data != _encoded(entry):
-                raise Superseded(self._key) from exc
-            self._revision = newest.sequence
+        self._revision = self._put(entry, headers)
         self._appended += 1
 
+    def _put(self, entry: Json, headers: dict[str, str]) -> int:
+        """Append, and return the revision. Another write that the replicas do not have yet is waited for."""
+        until = time.monotonic() + self._ledger.link.patience
+        while True:
+            try:
+                return self._ledger.put(self._key, entry, headers)
+            except WrongRevision as exc:
+                newest = self._ledger.last(self._key)
+                if newest and newest.data == encoded(entry):
+                    return newest.sequence
+                under_way = (newest.sequence if newest else 0) == self._revision and exc.err_code == WRITE_UNDER_WAY
+                if not under_way or time.monotonic() > until:
+                    raise Superseded(self._key) from exc
+            time.sleep(WRITE_PAUSE)
 
-def _closed(record: StoredMessage | None) -> int:
-    return int(json.loads(record.data)["closed"]) if record else -1
+
+def is_of(found: StoredMessage, series: Series) -> bool:
+    """Whether a value of version 1, whose key has no creation time, is about this stream and not one before it."""
+    return found.time is None or found.time >= datetime.fromisoformat(series.created)
 
 
-def _encoded(value: Json) -> bytes:
+def encoded(value: Json) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()

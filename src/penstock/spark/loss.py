@@ -35,6 +35,24 @@ class MessagesGone(DataLoss):
         )
 
 
+class HistoryChanged(DataLoss):
+    """The stream was restored to an older state, and has grown beyond what the query read last."""
+
+    def __init__(self, stream: str, sequence: int, time: str, before: str) -> None:
+        super().__init__(stream, sequence, time, before)
+        self.stream = stream
+        self.sequence = sequence
+        self.time = time
+        self.before = before
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} was restored to an older state: message {self.sequence}, which the query read "
+            f"last, was stored at {self.before}, and the one that has this sequence now at {self.time}; there are "
+            "messages before it that were never read. Use a new checkpoint, or set failOnDataLoss=false to go on"
+        )
+
+
 class StreamReplaced(DataLoss):
     """The stream was deleted and made anew since the checkpoint was written."""
 
@@ -62,6 +80,8 @@ class Holes:
     last: int
     deleted: Sequence[int] = ()
     """Missing sequences between them, in order."""
+    complete: bool = True
+    """Whether `deleted` has all of them; if not, nobody knows how many messages a range has."""
 
     def inside(self, first: int, last: int) -> int:
         """How many of the range were taken out of the middle of the stream."""
@@ -72,16 +92,57 @@ class Holes:
         return max(0, min(self.first - 1, last) - first + 1) + self.inside(first, last)
 
 
-def is_sparse(config: dict[str, Any]) -> bool:
-    """Whether messages vanish from this stream as a matter of course, so that a hole says nothing.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a range held when it was planned. The task that reads it compares: it may be gone by then."""
 
-    They do where new values replace old ones, and where messages have a time to live of their own.
+    stream: str
+    first: int
+    last: int
+    rows: int | None = None
+    """How many messages; None: not known."""
+    first_row: int = 0
+    """The sequence of the first message; 0: not known."""
+    old_end_may_go: bool = False
+    """The read began with the oldest message, and the stream's limits remove it: if it expires, so be it."""
+
+    def short(self, rows: int, first_row: int) -> bool:
+        """Whether a task that read so many rows, the first with that sequence (0: none), missed some."""
+        return (self.rows is not None and rows < self.rows) or (0 < self.first_row != first_row)
+
+    def missed(self, rows: int, first_row: int, stream_first: int) -> MessagesGone | None:
+        """The loss of a task that is `short`. `stream_first`: the stream's first sequence after the read."""
+        expired = max(0, min(stream_first - 1, self.last) - self.first + 1)
+        if self.old_end_may_go and (self.rows is None or rows + expired >= self.rows):
+            return None
+        count = max(1, self.rows - rows) if self.rows is not None else 1
+        why = "removed between planning and reading"
+        return MessagesGone(self.stream, count, self.first, self.last, why)
+
+
+def is_sparse(config: dict[str, Any]) -> bool:
+    """Whether messages are missing from this stream as a matter of course, so that nothing missing is a loss.
+
+    They are where new values replace old ones, and in a mirror that takes only some subjects: it keeps the sequences of
+    its origin.
     """
-    return (
-        config.get("max_msgs_per_subject", -1) > 0
-        or bool(config.get("allow_rollup_hdrs"))
-        or bool(config.get("allow_msg_ttl"))
-    )
+    mirror = config.get("mirror") or {}
+    partial = bool(mirror.get("filter_subject") or mirror.get("subject_transforms"))
+    return partial or config.get("max_msgs_per_subject", -1) > 0
+
+
+def removes_inside(config: dict[str, Any]) -> bool:
+    """Whether publishers remove messages anywhere in the stream, so that only its old end tells of losses.
+
+    They do by messages with a time to live of their own, and by roll-ups.
+    """
+    return bool(config.get("allow_rollup_hdrs") or config.get("allow_msg_ttl"))
+
+
+def removes_oldest(config: dict[str, Any]) -> bool:
+    """Whether the stream's limits remove its oldest messages."""
+    full = config.get("max_msgs", -1) > 0 or config.get("max_bytes", -1) > 0
+    return bool(config.get("max_age", 0) > 0) or (full and config.get("discard", "old") == "old")
 
 
 def missing(start: Offset, end: Offset, holes: Holes) -> MessagesGone | None:

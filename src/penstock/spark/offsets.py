@@ -36,6 +36,10 @@ class Offset:
     """The stream's last sequence when the query began."""
     backlog_missing: int = 0
     """Sequences behind `sequence`, up to `backlog_end`, that were already gone when the query began."""
+    stored_at: str = ""
+    """When the message at `sequence` was stored; empty when it is not known. Another time is another message."""
+    owner: str = ""
+    """The query, as its durable names it; empty without a durable, and in offsets of before there were owners."""
     open_start: bool = False
     """The query began here because it was the oldest message there was: if that expires before it is read, so be it."""
 
@@ -49,6 +53,8 @@ class Offset:
             "tasks": self.tasks,
             "backlogEnd": self.backlog_end,
             "backlogMissing": self.backlog_missing,
+            "storedAt": self.stored_at,
+            "owner": self.owner,
             "openStart": self.open_start,
         }
 
@@ -73,6 +79,8 @@ class Offset:
             tasks=int(raw.get("tasks", 1)),
             backlog_end=int(raw.get("backlogEnd", 0)),
             backlog_missing=int(raw.get("backlogMissing", 0)),
+            stored_at=str(raw.get("storedAt", "")),
+            owner=str(raw.get("owner", "")),
             open_start=bool(raw.get("openStart", False)),
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,6 +18,7 @@ from penstock import subjects as subject_rules
 from penstock.errors import ConfigError
 from penstock.settings import Settings
 from penstock.units import parse_size
+from penstock.wire import scan
 
 T = TypeVar("T")
 
@@ -46,12 +47,31 @@ SOURCE = (
     "partitions",
     "failOnDataLoss",
     "keepBatchesWhole",
+    "invalidText",
 )
-SINK = ("stream", "subject", "delivery", "txnAppId", "txnVersion", "checkpointLocation")
+SINK = (
+    "stream",
+    "subject",
+    "delivery",
+    "txnAppId",
+    "txnVersion",
+    "onFinishedBatch",
+    "invalidHeaders",
+    "serverHeaders",
+    "checkpointLocation",
+)
 """`checkpointLocation` is Spark's own; it is handed to the sink of a streaming query too."""
 DEAD_LETTERS = "penstockDeadLetters"
 """Says that rows are the bad records of a pipeline, which go among the dead letters. For pipelines, and no user."""
 DELIVERIES = ("atomic", "fast")
+FAIL, SKIP, WRITE = FINISHED = ("fail", "skip", "write")
+"""What to do when a batch that is finished comes again with other rows."""
+INVALID_TEXT = {"replace": scan.REPLACE, "escape": scan.ESCAPE}
+"""How the source shows bytes in subjects and headers that are no UTF-8."""
+INVALID_HEADERS = ("fail", "replace", "drop")
+"""What the sink does with a header that a message cannot have."""
+SERVER_HEADERS = ("drop", "keep")
+"""What the sink does with headers that are orders to the server."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)")
 
@@ -104,6 +124,7 @@ class SourceOptions:
     partitions: int | None = None
     fail_on_data_loss: bool = True
     keep_batches_whole: bool = False
+    invalid_text: str = scan.REPLACE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +139,10 @@ class SinkOptions:
     txn_app_id: str | None = None
     """Names a series of batch writes; with `txn_version` it says which write this is, so that it happens once."""
     txn_version: int = 0
+    finished: str = FAIL
+    """What to do when a batch that is finished comes again with other rows: one of `FINISHED`."""
+    invalid_headers: str = INVALID_HEADERS[0]
+    server_headers: str = SERVER_HEADERS[0]
     dead_letters: bool = False
     """Rows are the bad records of a pipeline: they may go where nobody else writes."""
 
@@ -147,6 +172,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         partitions=given.read("partitions", _positive, None),
         fail_on_data_loss=given.read("failOnDataLoss", _boolean, True),
         keep_batches_whole=given.read("keepBatchesWhole", _boolean, False),
+        invalid_text=INVALID_TEXT[given.choice("invalidText", tuple(INVALID_TEXT))],
     )
     _check_positions(found)
     return found
@@ -155,9 +181,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of a write."""
     given = _Given(options, SINK, "sink", (DEAD_LETTERS,))
-    delivery = given.text("delivery") or DELIVERIES[0]
-    if delivery not in DELIVERIES:
-        raise ConfigError(f"delivery must be {' or '.join(DELIVERIES)}, not {delivery!r}{_near(delivery, DELIVERIES)}")
+    delivery = given.choice("delivery", DELIVERIES)
     if bool(given.text("txnAppId")) != bool(given.text("txnVersion")):
         raise ConfigError("txnAppId and txnVersion go together: give both, or neither")
     return SinkOptions(
@@ -167,6 +191,9 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         delivery=delivery,
         txn_app_id=given.text("txnAppId"),
         txn_version=given.read("txnVersion", _whole, 0),
+        finished=given.choice("onFinishedBatch", FINISHED),
+        invalid_headers=given.choice("invalidHeaders", INVALID_HEADERS),
+        server_headers=given.choice("serverHeaders", SERVER_HEADERS),
         dead_letters=given.read(DEAD_LETTERS, _boolean, False),
     )
 
@@ -210,6 +237,14 @@ class _Given:
     def read(self, name: str, parse: Callable[[str, str], T], default: T) -> T:
         value = self.text(name)
         return default if value is None else parse(value, name)
+
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """One of these words; the first when it is missing."""
+        value = self.text(name) or known[0]
+        if value not in known:
+            words = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+            raise ConfigError(f"{name} must be {words}, not {value!r}{_near(value, known)}")
+        return value
 
     def stream(self) -> str:
         value = self.text("stream")

@@ -12,11 +12,12 @@ from penstock.broker.codes import api_error
 from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, MessageNotFound, StreamNotFound
 from penstock.spark.link import Link
-from penstock.spark.loss import MANY, Holes, is_sparse
+from penstock.spark.loss import MANY, Holes, is_sparse, removes_inside
 from penstock.spark.options import Position, PositionKind, SourceOptions
 from penstock.wire.direct import DirectGetRefused
-from penstock.wire.pull import consumer_config
+from penstock.wire.pull import consumer_config, create_reader
 
+ROLLUP = "Nats-Rollup"
 NAMED = 10
 """How many of the streams that are there are named to somebody who asks for one that is not."""
 
@@ -52,13 +53,28 @@ class Origin:
         With filters only what is missing at the old end counts: a hole could have been of any subject. Where consuming
         deletes, nobody may delete before this query has consumed, but what others read may go at any time.
         """
-        if is_sparse(info.config) or (filtered and needs_direct_get(info)):
-            return Holes(0, info.state.last_seq)
-        if filtered or not 0 < info.state.deleted <= MANY:
-            return Holes(info.state.first_seq, info.state.last_seq)
+        first, last = info.state.first_seq, info.state.last_seq
+        if is_sparse(info.config) or (filtered and needs_direct_get(info)) or self._rolled_up(info):
+            return Holes(0, last, complete=False)
+        if filtered or removes_inside(info.config) or info.state.deleted > MANY:
+            return Holes(first, last, complete=False)
+        if not info.state.deleted:
+            return Holes(first, last)
         detailed = self._link.call(lambda api: api.stream_info(self._stream, deleted_details=True))
         deleted = detailed.raw["state"].get("deleted") or []
         return Holes(detailed.state.first_seq, detailed.state.last_seq, sorted(deleted))
+
+    def _rolled_up(self, info: StreamInfo) -> bool:
+        """Whether the oldest message stands for those that were before it."""
+        return bool(info.config.get("allow_rollup_hdrs")) and ROLLUP in self.headers(info.state.first_seq)
+
+    def stored_at(self, sequence: int) -> str:
+        """When the message at `sequence` was stored; empty when it is not there."""
+        try:
+            time = self._link.get_message(self._stream, seq=sequence).time if sequence else None
+        except MessageNotFound:
+            return ""
+        return time.isoformat() if time else ""
 
     def next_sequence(self, first: int) -> int:
         """The sequence of the first message that the query wants, at or behind `first`; 0: there is none."""
@@ -72,10 +88,13 @@ class Origin:
             return {}
 
     def count_from(self, first: int, subjects: tuple[str, ...]) -> int:
-        """How many messages that the query wants lie at or behind `first`. Asks by a consumer: Limits streams only."""
+        """How many messages that the query wants lie at or behind `first`. Asks by a consumer: Limits streams only.
+
+        Raises `ConsumersUsedUp` when the stream may have no more of them.
+        """
         name = f"penstock-count-{secrets.token_hex(8)}"
         config = consumer_config(name, first, subjects)
-        counted = self._link.call(lambda api: api.create_consumer(self._stream, config)).pending
+        counted = self._link.call(lambda api: create_reader(api, self._stream, config)).pending
         self._link.call(lambda api: api.delete_consumer(self._stream, name))
         return counted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from penstock import subjects
 from penstock.errors import ConfigError
 from penstock.publish.reserved import check_unreserved
 from penstock.spark.chunks import Rows
+from penstock.spark.options import INVALID_HEADERS
 from penstock.wire import headers as header_block
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -23,6 +25,12 @@ WRITTEN = ("subject", "data", "headers", "message_id")
 PASSED_OVER = ("stream", "sequence", "timestamp")
 """Columns of the source that say where a row came from: they may be there, and are not written."""
 
+ORDERS = frozenset({"nats-rollup", "nats-incr", "nats-counter-sources", "nats-stream-source", "nats-marker-reason"})
+"""Headers that are orders to the server, or its own remarks. Rows that come from a stream carry those of before."""
+ORDER_PREFIX = "nats-schedule"
+TTL = "nats-ttl"
+_UNUSABLE_IN_NAME = re.compile(r"[^!-9;-~]")
+_UNUSABLE_IN_VALUE = re.compile(r"[\r\n\0\ud800-\udfff]")
 _OWN_PREFIXES = ("nats-batch-", "nats-expected-")
 _OWN = frozenset({MESSAGE_ID.lower(), CHUNK_HEADER.lower(), "nats-sequence", "nats-stream", "nats-subject"})
 _OWN |= {"nats-time-stamp", "nats-last-sequence", "nats-num-pending", "nats-msg-size"}
@@ -41,8 +49,35 @@ class Columns:
     several_values: bool = True
     """Whether a header has an array of values or a single one."""
     message_id: bool = False
+    invalid_headers: str = INVALID_HEADERS[0]
+    """What to do with a header that a message cannot have: one of `INVALID_HEADERS`."""
+    orders: bool = False
+    """Whether headers that are orders to the server are written."""
+    ttl: bool = True
+    """Whether the stream takes messages with a time to live of their own."""
     dead_letters: bool = False
     """Whether rows may go among the dead letters: the bad records of a pipeline do."""
+
+    def takes_header(self, name: str) -> bool:
+        """Whether a header of a row goes into the message."""
+        if is_own_header(name):
+            return False
+        lower = name.lower()
+        if lower == TTL:
+            return self.ttl or self.orders
+        return self.orders or not (lower in ORDERS or lower.startswith(ORDER_PREFIX))
+
+    def header_line(self, name: str, value: str) -> bytes:
+        """One header of a row; empty when it is dropped."""
+        try:
+            return header_block.line(name, value.strip())
+        except ConfigError as exc:
+            if self.invalid_headers == "drop":
+                return b""
+            if self.invalid_headers == "replace":
+                name = _UNUSABLE_IN_NAME.sub("_", name) or "_"
+                return header_block.line(name, _UNUSABLE_IN_VALUE.sub(" ", value).strip())
+            raise ConfigError(f"{exc}; set invalidHeaders=replace or invalidHeaders=drop to go on") from None
 
     def check_subject(self, subject: str | None) -> None:
         """Raise unless messages can be published to it and the stream takes them."""
@@ -121,6 +156,7 @@ class RowMaker:
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._known: set[str] = set()
+        self._taken: dict[str, bool] = {}
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
         columns = self._columns
@@ -142,19 +178,26 @@ class RowMaker:
         values: Callable[[Any], Any] = list if self._columns.several_values else lambda value: [value]
         maps = batch.column("headers").to_pylist() if self._columns.headers else [None] * batch.num_rows
         ids = batch.column("message_id").to_pylist() if self._columns.message_id else [None] * batch.num_rows
-        lines = (_lines(pairs, one, values) for pairs, one in zip(maps, ids, strict=True))
+        lines = (self._lines(pairs, one, values) for pairs, one in zip(maps, ids, strict=True))
         return pa.array(lines, pa.binary())
 
+    def _lines(
+        self, pairs: list[tuple[str, Any]] | None, message_id: str | None, values: Callable[[Any], Any]
+    ) -> bytes:
+        lines = b"".join(
+            self._columns.header_line(name, value)
+            for name, given in pairs or ()
+            if given is not None and self._takes(name)
+            for value in values(given)
+            if value is not None
+        )
+        # The server takes an empty id for none, and so do we: it would stand in the place of the chunk's own.
+        return lines + self._columns.header_line(MESSAGE_ID, message_id) if message_id and message_id.strip() else lines
 
-def _lines(pairs: list[tuple[str, Any]] | None, message_id: str | None, values: Callable[[Any], Any]) -> bytes:
-    lines = b"".join(
-        header_block.line(name, value.strip())
-        for name, given in pairs or ()
-        if given is not None and not is_own_header(name)
-        for value in values(given)
-        if value is not None
-    )
-    return lines if message_id is None else lines + header_block.line(MESSAGE_ID, message_id)
+    def _takes(self, name: str) -> bool:
+        if name not in self._taken:
+            self._taken[name] = self._columns.takes_header(name)
+        return self._taken[name]
 
 
 def is_own_header(name: str) -> bool:

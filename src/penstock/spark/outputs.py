@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.spark import delta, steps
 from penstock.spark.decode import MESSAGE
 from penstock.spark.functions import load_function
-from penstock.spark.options import DEAD_LETTERS
+from penstock.spark.options import DEAD_LETTERS, WRITE
 from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
 from penstock.spark.tables import FORMATS, Table
 from penstock.subjects import matches
@@ -164,7 +164,11 @@ class Outputs:
     ) -> None:
         assert sink.stream
         once = {"txnAppId": f"{self._query_id}-{part}", "txnVersion": str(number)}
-        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **self.flow.connection(), **(more or {})}
+        # A run that ended between two sinks has closed the batch in the first one: it must not fail there for good, and
+        # neither at a message whose headers cannot be published.
+        going_on = {"onFinishedBatch": WRITE, "invalidHeaders": "replace"}
+        given = {"stream": sink.stream, "delivery": sink.delivery, **once, **going_on, **self.flow.connection()}
+        given |= more or {}
         if sink.subject:
             given["subject"] = sink.subject
         rows.write.format("jetstream").mode("append").options(**given).save()

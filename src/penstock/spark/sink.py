@@ -24,10 +24,11 @@ from penstock.errors import ConfigError, FeatureMissing
 from penstock.settings import Settings
 from penstock.spark import steps
 from penstock.spark.delivery import delivery
-from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger, Place
+from penstock.spark.history import Place, Series
+from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger
 from penstock.spark.link import Link
-from penstock.spark.options import SinkOptions
-from penstock.spark.origin import existing
+from penstock.spark.options import FAIL, SinkOptions
+from penstock.spark.origin import created, existing
 from penstock.spark.output import Columns, RowMaker, columns_of
 from penstock.spark.task import Tally, write_partition
 
@@ -47,6 +48,12 @@ class Write:
     batch: int = 0
     once_only: bool = False
     """Nobody will ever run this write again: its log may be forgotten after a while."""
+    created: str = ""
+    """When the stream was created."""
+    run_number: int = 0
+    """Numbers the runs of a batch; 0 for a write that nobody will run again."""
+    finished: str = FAIL
+    """What to do when a batch that is finished comes again with other rows."""
 
     @property
     def stream(self) -> str:
@@ -58,7 +65,7 @@ class Write:
         if series is None:
             series = _property(context, "sql.streaming.queryId")
             batch = int(_property(context, "streaming.sql.batchId"))
-        return Place(self.stream, series, batch, context.partitionId())
+        return Place(self.stream, series, batch, context.partitionId(), self.created)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """One task."""
@@ -69,8 +76,20 @@ class Write:
         rows = (maker.rows(batch) for batch in batches if batch.num_rows)
         with Link(self.settings) as link:
             ttl = KEEP_BATCH_WRITES if self.once_only else None
-            tally = write_partition(link, place, rows, partial(delivery, self.delivery, link, self.stream), ttl)
+            deliver = partial(delivery, self.delivery, link, self.stream)
+            tally = write_partition(link, place, rows, deliver, ttl, self.run_number, self.finished)
         return TaskReport(place.series, place.batch, tally)
+
+    def close(self, series: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Close a batch that all tasks have written."""
+        rows = sum(report.tally.rows for report in messages if isinstance(report, TaskReport))
+        with Link(self.settings) as link:
+            Ledger(link).close(Series(self.stream, series, self.created), batch, rows, self.finished)
+
+    def forget(self, series: str) -> None:
+        """Remove the logs of a write that nobody will run again."""
+        with Link(self.settings) as link:
+            Ledger(link).forget(Series(self.stream, series, self.created))
 
 
 def _property(context: TaskContext, name: str) -> str:
@@ -107,8 +126,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         """Close the batch. Without tasks there is nothing to close, since nothing was written."""
         for report in messages:
             if isinstance(report, TaskReport):
-                with Link(self._write.settings) as link:
-                    Ledger(link).close(self._write.stream, report.series, batchId)
+                self._write.close(report.series, batchId, messages)
                 steps.reached(steps.CLOSED)
                 return
 
@@ -128,18 +146,16 @@ class JetStreamWriter(DataSourceArrowWriter):
         return self._write.run(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        with Link(self._write.settings) as link:
-            if self._write.once_only:
-                Ledger(link).forget(self._write.stream, self._series)
-            else:
-                Ledger(link).close(self._write.stream, self._series, self._write.batch)
-                steps.reached(steps.CLOSED)
+        if self._write.once_only:
+            self._write.forget(self._series)
+        else:
+            self._write.close(self._series, self._write.batch, messages)
+            steps.reached(steps.CLOSED)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What is written stays. With `txnAppId` the next run continues from the logs; else nobody will."""
         if self._write.once_only:
-            with Link(self._write.settings) as link:
-                Ledger(link).forget(self._write.stream, self._series)
+            self._write.forget(self._series)
 
 
 def stream_writer(options: SinkOptions, schema: StructType) -> JetStreamStreamWriter:
@@ -155,7 +171,7 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> J
         raise ConfigError(
             "a stream cannot be overwritten; use mode('append'), and purge the stream if it must be empty"
         )
-    write = prepared(options, schema, options.settings.timeout)
+    write = prepared(options, schema, options.settings.timeout, numbered=options.txn_app_id is not None)
     if options.txn_app_id is None:
         return JetStreamWriter(replace(write, series=f"job-{secrets.token_hex(8)}", once_only=True))
     return JetStreamWriter(replace(write, series=options.txn_app_id, batch=options.txn_version))
@@ -164,16 +180,28 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> J
 # -- checks on the driver ------------------------------------------------------------------------------------------
 
 
-def prepared(options: SinkOptions, schema: StructType, patience: float) -> Write:
-    """Everything that can be wrong, found before a job starts; and the ledger's bucket, made if it is missing."""
+def prepared(options: SinkOptions, schema: StructType, patience: float, numbered: bool = True) -> Write:
+    """Everything that can be wrong, found before a job starts; and the ledger's bucket, made if it is missing.
+
+    `numbered`: the write may be run again, so its run gets a number.
+    """
     with Link(options.settings, patience) as link:
         level = link.call(lambda api: api.account_info()).api_level
         info = existing(link, options.stream)
         check_delivery(options.delivery, info, level, link.connection.info.version)
         subjects = info.config.get("subjects") or ()
-        columns = columns_of(schema, options.stream, subjects, options.subject, options.dead_letters)
-        Ledger(link).create_bucket(int(info.config.get("num_replicas", 1)))
-    return Write(options.settings, columns, options.delivery)
+        columns = replace(
+            columns_of(schema, options.stream, subjects, options.subject, options.dead_letters),
+            invalid_headers=options.invalid_headers,
+            orders=options.server_headers == "keep",
+            ttl=bool(info.config.get("allow_msg_ttl")),
+        )
+        ledger = Ledger(link)
+        ledger.create_bucket(int(info.config.get("num_replicas", 1)))
+        run = ledger.next_run() if numbered else 0
+    return Write(
+        options.settings, columns, options.delivery, created=created(info), run_number=run, finished=options.finished
+    )
 
 
 def check_delivery(delivery: str, info: StreamInfo, level: int, version: str) -> None:

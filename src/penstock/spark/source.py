@@ -32,13 +32,19 @@ from penstock.wire.reader import Range, read_range
 
 log = logging.getLogger(__name__)
 
+LAST_TWO = 2
+NAMELESS = "a checkpoint without owner of"
+"""Names a query whose checkpoint was written before there were owners."""
+
 
 class Part(InputPartition):
     """The range that one task reads."""
 
-    def __init__(self, settings: Settings, wanted: Range) -> None:
+    def __init__(self, settings: Settings, wanted: Range, expected: loss.Expected | None = None) -> None:
         super().__init__(wanted)
         self.settings = settings
+        self.expected = expected
+        """What the range held when it was planned; None: what is missing does not matter."""
 
 
 class TaskReader:
@@ -52,18 +58,55 @@ class TaskReader:
         if self._code:
             compiled.offer(self._code_name, self._code)
         if isinstance(partition, Part):  # Spark makes up an empty partition when there are none
-            yield from read_range(partition.settings, partition.value)
+            yield from read_part(partition)
 
 
-def parts(options: SourceOptions, first: int, last: int, tasks: int, direct: bool) -> list[Part]:
-    """The range as partitions for Spark."""
-    return [
-        Part(
-            options.settings,
-            Range(stream=options.stream, first=low, last=high, subjects=options.subjects, direct=direct),
+def read_part(part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of a part. Raises `MessagesGone` at its end when it held more when it was planned."""
+    rows = first_row = 0
+    for batch in read_range(part.settings, part.value):
+        first_row = first_row or batch.column("sequence")[0].as_py()
+        rows += batch.num_rows
+        yield batch
+    if part.expected is not None and part.expected.short(rows, first_row):
+        with Link(part.settings) as link:
+            stream_first = link.stream_info(part.value.stream).state.first_seq
+        if gone := part.expected.missed(rows, first_row, stream_first):
+            raise gone
+
+
+def parts(
+    options: SourceOptions,
+    origin: Origin,
+    info: StreamInfo,
+    span: tuple[int, int],
+    tasks: int,
+    open_start: bool,
+    holes: loss.Holes | None = None,
+) -> list[Part]:
+    """The range as partitions for Spark, each with what it holds now. `open_start`: it begins at the oldest message."""
+    holes = holes or origin.holes(info, bool(options.subjects))
+    may_go = open_start and loss.removes_oldest(info.config)
+    found = []
+    for low, high in split(*span, tasks):
+        wanted = Range(
+            stream=options.stream,
+            first=low,
+            last=high,
+            subjects=options.subjects,
+            direct=needs_direct_get(info),
+            invalid_text=options.invalid_text,
         )
-        for low, high in split(first, last, tasks)
-    ]
+        expected = None
+        if options.fail_on_data_loss and holes.complete:
+            count = high - low + 1 - holes.gone(low, high)
+            expected = loss.Expected(info.name, low, high, rows=count, old_end_may_go=may_go)
+        elif options.fail_on_data_loss and holes.first:
+            first_row = origin.next_sequence(low)
+            first_row = first_row if first_row <= high else 0
+            expected = loss.Expected(info.name, low, high, first_row=first_row, old_end_may_go=may_go)
+        found.append(Part(options.settings, wanted, expected))
+    return found
 
 
 # -- batch -------------------------------------------------------------------------------------------------------------
@@ -85,9 +128,10 @@ class JetStreamReader(TaskReader, DataSourceReader):
         options = self._options
         with Link(options.settings, options.settings.timeout) as link:
             info, before, last = self._bounds(link)
-        first = max(before + 1, info.state.first_seq)
-        tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
-        return parts(options, first, last, tasks, needs_direct_get(info))
+            first = max(before + 1, info.state.first_seq)
+            tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
+            open_start = options.starting == EARLIEST
+            return parts(options, Origin(link, options), info, (first, last), tasks, open_start)
 
     def _bounds(self, link: Link) -> tuple[StreamInfo, int, int]:
         """The stream, the sequence before the first to read, and the last to read."""
@@ -132,6 +176,16 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._target: int | None = None
         """With availableNow: where the query ends."""
         self._committed: int | None = None
+        self._told: int | None = None
+        """The last offset that Spark said is committed."""
+        self._handed_out: tuple[int, ...] = ()
+        """The ends of the last two micro-batches planned in this process."""
+        self._owner = ""
+        """This query, as its durable names it."""
+        self._is_new = False
+        """The query began in this process."""
+        self._verified: int | None = None
+        """The offset whose message is known to be the one that was read."""
         self._first_end: int | None = None
         """End of the first micro-batch, when it was planned in this process: not a re-run."""
 
@@ -149,7 +203,11 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 f"startingOffsets {options.starting} would leave messages of {info.name!r} behind that are never "
                 "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
             )
-        held = self._durable(info)
+        # Whoever begins without a checkpoint goes on where the durable is, and takes it over. Spark asks more than once
+        # before the first batch is committed, also after a crash.
+        take, self._is_new = not self._is_new, True
+        self._owner = self._owner or durable.new_owner()
+        held = self._durable(info, take=take)
         before = origin.before(options.starting, info, durable.floor(held) if held else 0)
         if needs_direct_get(info):
             # A server that was killed may have forgotten acknowledgements, but not what they deleted.
@@ -174,6 +232,9 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """Where the next micro-batch ends; `start` itself when there is nothing new."""
         logged = Offset.parse(start, self._options.stream)
         origin, info = self._observed()
+        if needs_direct_get(info):
+            self._check_synchronous(logged)
+        self._adopt(logged, info)
         begin = self._checked(logged, origin, info)
         # Spark asks for a new batch when the one before is committed, and tells us so only with the next one.
         self._commit(begin, info)
@@ -183,7 +244,10 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if end <= begin.sequence and begin == logged:
             return start
         self._first_end = end if logged.open_start else None
-        return self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end).json()
+        offset = self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end)
+        self._verified = offset.sequence
+        self._handed_out = (*self._handed_out[-1:], offset.sequence)
+        return replace(offset, stored_at=origin.stored_at(offset.sequence)).json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """The tasks between two offsets: a function of what was logged, also after a crash."""
@@ -192,14 +256,20 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if created(info) != stop.created:
             _lost(self._options, self._replaced(stop, info))
             return []
-        self._check_holes(begin, stop, origin, info)
-        return parts(self._options, *span(begin, stop), stop.tasks, needs_direct_get(info))
+        self._adopt(stop, info)
+        begin = replace(begin, open_start=begin.open_start and self._first_end == stop.sequence)
+        holes = origin.holes(info, bool(self._options.subjects))
+        if gone := loss.missing(begin, stop, holes):
+            _lost(self._options, gone)
+        return parts(self._options, origin, info, span(begin, stop), stop.tasks, begin.open_start, holes)
 
     def commit(self, end: dict[str, Any]) -> None:
         """The micro-batch up to `end` is in Spark's commit log."""
         steps.reached(steps.COMMITTING)
         _, info = self._observed()
-        self._commit(Offset.parse(end, self._options.stream), info)
+        offset = Offset.parse(end, self._options.stream)
+        self._told = offset.sequence
+        self._commit(offset, info)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """The stream's end, for the query's progress: how far behind it is."""
@@ -235,15 +305,32 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         if self._options.consumer:
             durable.ensure(link, info, self._options.consumer, self._options.subjects)
 
-    def _durable(self, info: StreamInfo) -> ConsumerInfo | None:
-        """The query's durable, made again if it went away together with its stream."""
+    def _durable(self, info: StreamInfo, take: bool = False) -> ConsumerInfo | None:
+        """The query's durable, made again if it went away together with its stream.
+
+        Raises `ConsumerTaken` when another query has taken it over, unless this one is to `take` it.
+        """
         assert self._link
-        name = self._options.consumer
-        return durable.ensure(self._link, info, name, self._options.subjects) if name else None
+        if not (name := self._options.consumer):
+            return None
+        found = durable.ensure(self._link, info, name, self._options.subjects)
+        theirs = durable.owner(found)
+        if take or not theirs:
+            return durable.take(self._link, found, self._owner)
+        if theirs != self._owner:
+            raise durable.ConsumerTaken(info.name, name, theirs, self._owner)
+        return found
+
+    def _adopt(self, offset: Offset, info: StreamInfo) -> None:
+        """Go by the name in the checkpoint: Spark began anew after a batch was planned and before it was committed."""
+        if self._is_new and self._options.consumer and offset.owner not in ("", self._owner):
+            self._owner = offset.owner
+            self._durable(info, take=True)
 
     def _commit(self, offset: Offset, info: StreamInfo) -> None:
         """Move the durable, unless it is there or belongs to another stream."""
         if self._options.consumer and self._committed != offset.sequence and offset.created == created(info):
+            self._owner = self._owner or offset.owner or f"{NAMELESS} {info.name} {created(info)}"
             steps.reached(steps.COMMITTING)
             self._move(offset.sequence, info)
 
@@ -252,6 +339,21 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             assert self._link
             commit(self._link, info, found, sequence)
         self._committed = sequence
+
+    def _check_synchronous(self, begin: Offset) -> None:
+        """Refuse asynchronous progress tracking where acknowledging deletes.
+
+        Spark says that batch n is committed when it has logged the offsets of batch n + 1, before it runs that. With
+        asynchronous progress tracking it says so after they are on disk, while batches go on: so it has not by the time
+        it asks for batch n + 2. Then a batch that it asks to go on from may not be on disk either.
+        """
+        if len(self._handed_out) < LAST_TWO or begin.sequence != self._handed_out[1]:
+            return
+        if self._told is None or self._told < self._handed_out[0]:
+            raise ConfigError(
+                f"stream {self._options.stream!r} deletes what is acknowledged, and this query's checkpoint is written "
+                "later (asyncProgressTrackingEnabled): after a crash messages would be missing; leave that option out"
+            )
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
@@ -274,6 +376,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             tasks=tasks,
             backlog_end=backlog,
             backlog_missing=missing,
+            owner=self._owner if self._options.consumer else "",
         )
 
     def _checked(self, logged: Offset, origin: Origin, info: StreamInfo) -> Offset:
@@ -289,13 +392,12 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 loss.MessagesGone(info.name, gone, info.state.last_seq + 1, logged.sequence, why),
             )
             return replace(logged, sequence=info.state.last_seq, backlog_end=0, backlog_missing=0)
+        if logged.stored_at and self._verified != logged.sequence:
+            now = origin.stored_at(logged.sequence)
+            if now and now != logged.stored_at:
+                _lost(self._options, loss.HistoryChanged(info.name, logged.sequence, now, logged.stored_at))
+            self._verified = logged.sequence
         return logged
-
-    def _check_holes(self, begin: Offset, stop: Offset, origin: Origin, info: StreamInfo) -> None:
-        begin = replace(begin, open_start=begin.open_start and self._first_end == stop.sequence)
-        gone = loss.missing(begin, stop, origin.holes(info, bool(self._options.subjects)))
-        if gone is not None:
-            _lost(self._options, gone)
 
     def _replaced(self, offset: Offset, info: StreamInfo) -> loss.StreamReplaced:
         return loss.StreamReplaced(info.name, created(info), offset.created, offset.sequence)

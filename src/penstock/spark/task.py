@@ -2,19 +2,21 @@
 
 1. Open the task's log in the ledger (crash after: nothing is written; the next attempt opens it again).
    Attempts before this one can append no more, so they write at most the chunk they are at.
-2. Look whether the batch is closed (then everything is written, and this attempt writes nothing), and settle the
+2. Look whether the batch is closed (then everything is written, and this attempt only compares), and settle the
    chunk that an earlier attempt was at: is it in the stream? (crash after: the answer is in the log, or is found again)
+   Look whether an earlier run of the batch has left logs: `earlier` has the steps for that.
 3. For each chunk that is not written yet:
    a. say so in the log (crash after: the next attempt looks for the chunk in the stream, does not find it, writes it);
    b. write it, all or nothing (crash after: the next attempt looks for it, finds it, skips it).
 4. Say in the log that all is written (crash after: the next attempt skips every chunk, without looking).
-5. The driver closes the batch, then forgets the logs (crash between: they go with the next batch that is closed;
-   crash after: Spark runs the batch again, and step 2 finds it closed).
+5. The driver closes the batch, seals its logs and forgets those of the batch before (crash after: Spark runs the batch
+   again, and step 2 finds it closed).
 
-Chunks are recognised by place and digest, so a task that gets the same rows in the same order skips what is there.
-When the rows come in another order, the first chunk that differs says so: from there on the rows written earlier are
-read back, and rows are compared one by one. That is exactly once as long as the same rows come to the same partition.
-Rows with another content are other rows: a plan that computes something else each time writes both.
+Within a run, chunks are recognised by place and digest, so a task that gets the same rows in the same order skips what
+is there. When the rows come in another order, the first chunk that differs says so: from there on rows are compared
+one by one, by the digests of what was sent, which the log has. The rows of a new run are compared one by one with those
+of all tasks of earlier runs. Rows with another content are other rows: a plan that computes something else each time
+writes both. A batch that is closed must come with the same rows, or it fails (`onFinishedBatch` says what else to do).
 
 Two attempts at the same moment: the older one may still be writing the chunk it is at. The newer makes the server drop
 that batch before it looks; should it be written after all, both carry the same message id, and the server refuses the
@@ -34,13 +36,18 @@ from itertools import chain
 
 from penstock.publish.batch import new_id
 from penstock.spark import steps
-from penstock.spark.chunks import Rows, chunk_id, cut, without
+from penstock.spark.chunks import Limits, Rows, chunk_id, cut, without
 from penstock.spark.delivery import Chunk, Confirm, Delivery
-from penstock.spark.ledger import Intent, Ledger, Log, Place, Written
+from penstock.spark.earlier import CLAIMED_AT_ONCE, EarlierRuns, begin_run, row_digests
+from penstock.spark.history import Intent, Place, Written, packed
+from penstock.spark.ledger import Ledger, Log, OtherRows
 from penstock.spark.link import Link
+from penstock.spark.options import FAIL, SKIP
 
 log = logging.getLogger(__name__)
 
+COMPARED_AT_ONCE = Limits(rows=CLAIMED_AT_ONCE, bytes=16 * 1024 * 1024)
+"""Rows that are held while they are compared with those of earlier runs."""
 FRESH = 0.5
 """Seconds after which an attempt that has just appended to its log asks again whether it is still the one."""
 
@@ -57,14 +64,22 @@ class Tally:
     strays: int = 0
     """Rows that an earlier attempt has written and that this one did not get: the plan is not deterministic."""
 
+    @property
+    def rows(self) -> int:
+        """All rows that the attempt got."""
+        return self.written + self.skipped + self.duplicates
+
 
 class PartitionWrite:
     """The chunks of one task, in order, each announced in the log before it is written."""
 
-    def __init__(self, place: Place, journal: Log, delivery: Delivery, last: int) -> None:
+    def __init__(
+        self, place: Place, journal: Log, delivery: Delivery, last: int, earlier: EarlierRuns | None = None
+    ) -> None:
         self._place = place
         self._journal = journal
         self._delivery = delivery
+        self._earlier = earlier
         self._last = last
         """A sequence the stream has reached."""
         self._previous = 0
@@ -74,11 +89,11 @@ class PartitionWrite:
     def write(self, batches: Iterable[Rows]) -> Tally:
         """Steps 3 and 4. While the server stores a chunk, the next is read and cut."""
         under_way: Rows | None = None
-        for rows in self._unwritten(cut(batches, self._delivery.limits)):
-            chunk, digest = Chunk.of(rows), rows.digest()
+        for rows in self.unwritten(batches):
+            chunk, digest, digests = Chunk.of(rows), rows.digest(), rows.row_digests()
             if under_way:
                 self._finish(under_way)
-            self._begin(chunk, digest)
+            self._begin(chunk, digest, digests)
             under_way = rows
         if under_way:
             self._finish(under_way)
@@ -86,8 +101,32 @@ class PartitionWrite:
         steps.reached(steps.ENDED)
         return self.tally
 
+    def compare(self, batches: Iterable[Rows]) -> Tally:
+        """Make sure that all rows of a closed batch are written. Raises `OtherRows` at the first that is not."""
+        for rows in self.unwritten(batches):
+            example = rows.subjects[0].as_py()
+            raise OtherRows(self._place.series, self._place.batch, f"one on {example!r} was not written")
+        return self.tally
+
+    def unwritten(self, batches: Iterable[Rows]) -> Iterator[Rows]:
+        """The rows that are not in the stream, as chunks."""
+        if self._earlier is not None:
+            return cut(self._compared(batches, self._earlier), self._delivery.limits)
+        return self._unwritten(cut(batches, self._delivery.limits))
+
+    def _compared(self, batches: Iterable[Rows], earlier: EarlierRuns) -> Iterator[Rows]:
+        """The rows that no earlier run has written."""
+        for group in cut(batches, COMPARED_AT_ONCE):
+            found = earlier.take(group.row_digests())
+            self.tally.skipped += found.total()
+            yield from without([group], found)
+        self._count_strays(earlier.unused)
+
     def _unwritten(self, chunks: Iterator[Rows]) -> Iterator[Rows]:
         earlier = self._journal.history.written
+        if self._journal.history.refused:  # the chunks around them have other borders
+            yield from self._reordered(chunks, earlier)
+            return
         for position, known in enumerate(earlier):
             chunk = next(chunks, None)
             if chunk is None:
@@ -103,7 +142,9 @@ class PartitionWrite:
         log.warning("%s: rows come in another order than before; comparing them one by one", self._place.key)
         stored: Counter[bytes] = Counter()
         for known in earlier:
-            stored.update(self._delivery.rows_of(known))
+            stored.update(row_digests(known, self._delivery.rows_of))
+        for refused in self._journal.history.refused:
+            stored.update(refused.row_digests)
         before = stored.total()
         yield from cut(without(chunks, stored), self._delivery.limits)
         self._count_strays(stored.total())
@@ -118,10 +159,18 @@ class PartitionWrite:
                 rows,
             )
 
-    def _begin(self, chunk: Chunk, digest: str) -> None:
+    def _begin(self, chunk: Chunk, digest: str, digests: list[bytes]) -> None:
         """Step 3a, and the first half of 3b."""
         place = self._place
-        intent = Intent(self._number, digest, len(chunk.bodies), self._last, new_id(), chunk.subjects[-1].decode())
+        intent = Intent(
+            number=self._number,
+            digest=digest,
+            rows=len(chunk.bodies),
+            after=self._last,
+            batch_id=new_id(),
+            subject=chunk.subjects[-1].decode(),
+            row_digests=packed(digests),
+        )
         announced = time.time()
         self._journal.chunk(intent, self._previous)
         steps.reached(steps.INTENDED)
@@ -146,30 +195,46 @@ class PartitionWrite:
     def _store_without_duplicates(self, rows: Rows) -> None:
         """The server does not say which message id is the duplicate: halve until it is alone."""
         if len(rows) == 1:
+            self._journal.refused(rows.row_digests())
             self.tally.duplicates += 1
             return
         half = len(rows) // 2
         for part in (rows.slice(0, half), rows.slice(half, len(rows) - half)):
-            self._begin(Chunk.of(part), part.digest())
+            self._begin(Chunk.of(part), part.digest(), part.row_digests())
             self._finish(part)
 
 
 def write_partition(
-    link: Link, place: Place, batches: Iterator[Rows], deliver: Callable[[Confirm], Delivery], ttl: str | None
+    link: Link,
+    place: Place,
+    batches: Iterator[Rows],
+    deliver: Callable[[Confirm], Delivery],
+    ttl: str | None = None,
+    run: int = 0,
+    finished: str = FAIL,
 ) -> Tally:
-    """All steps of a task. A partition without rows leaves no trace."""
+    """All steps of a task. A partition without rows leaves no trace.
+
+    `run` is the number of the write's run; 0: nobody will ever run it again. `finished` says what to do when the batch
+    is closed already, and the rows are not those that were written.
+    """
     first = next(batches, None)
     if first is None:
         return Tally()
     ledger = Ledger(link)
-    journal = ledger.open_log(place, ttl)
+    journal = ledger.open_log(place, ttl, run)
     steps.reached(steps.OPENED)
-    if ledger.is_closed(place):
+    closed = ledger.finished(place)
+    if closed and (closed.rows is None or finished == SKIP):
         return Tally()
-    with closing(deliver(journal.confirm)) as delivery:
+    again = begin_run(ledger, place, run) if run else False
+    # Claims need a connection of their own: they are made while a chunk is under way on the other one.
+    with closing(deliver(journal.confirm)) as delivery, Link(link.settings, link.patience) as second:
         settle(journal, delivery)
-        write = PartitionWrite(place, journal, delivery, link.last_sequence(place.stream))
-        return write.write(chain([first], batches))
+        earlier = EarlierRuns(Ledger(second), place, run, delivery) if again or closed else None
+        write = PartitionWrite(place, journal, delivery, link.last_sequence(place.stream), earlier)
+        rows = chain([first], batches)
+        return write.compare(rows) if closed and finished == FAIL else write.write(rows)
 
 
 def settle(journal: Log, delivery: Delivery) -> None:

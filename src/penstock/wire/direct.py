@@ -15,7 +15,7 @@ from penstock import subjects as subject_rules
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.wire import frames
 from penstock.wire.blocking import Connection
-from penstock.wire.scan import Scanner, Stop
+from penstock.wire.scan import REPLACE, Scanner, Stop
 
 BATCH = 1000
 """Messages of one request: a server does not answer for more."""
@@ -41,7 +41,14 @@ class DirectRead:
     """One connection's try at the messages from `first` to `last`."""
 
     def __init__(
-        self, connection: Connection, stream: str, first: int, last: int, subjects: tuple[str, ...], domain: str | None
+        self,
+        connection: Connection,
+        stream: str,
+        first: int,
+        last: int,
+        subjects: tuple[str, ...],
+        domain: str | None,
+        invalid_text: str = REPLACE,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -53,7 +60,7 @@ class DirectRead:
         self._position = first - 1
         self._more = True
         sid = connection.subscribe(f"{self._inbox}.*")
-        self._scanner = Scanner(stream, sid, direct=True, last_wanted=last)
+        self._scanner = Scanner(stream, sid, direct=True, last_wanted=last, invalid_text=invalid_text)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows in order, until the last one wanted, or until this replica has no more."""

@@ -16,10 +16,18 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.broker.jetstream import JetStream
-from penstock.errors import DeadlineExceeded, PenstockError, ProtocolError, Unavailable
+from penstock.broker.model import ConsumerInfo
+from penstock.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidConfiguration,
+    PenstockError,
+    ProtocolError,
+    Unavailable,
+)
 from penstock.wire import frames
 from penstock.wire.blocking import Connection, run
-from penstock.wire.scan import Scanner, Stop
+from penstock.wire.scan import REPLACE, Scanner, Stop
 
 PULL_MESSAGES = 20_000
 PULL_BYTES = 8 * 1024 * 1024
@@ -30,6 +38,8 @@ HEARTBEAT = 2.0  # seconds
 SILENCE = 3 * HEARTBEAT
 """Without a word for that long, consumer or connection are gone."""
 INACTIVE = 60.0  # seconds
+MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
+"""Server errors: no more consumers for stream or account, an inactive threshold beyond the stream's limit."""
 """The server removes a consumer that nobody has pulled from for that long, if we could not."""
 FINISH_WITHIN = 2.0  # seconds
 NANOSECONDS = 1_000_000_000
@@ -43,7 +53,14 @@ class PullRead:
     """One consumer's try at the messages from `first` to `last`."""
 
     def __init__(
-        self, connection: Connection, stream: str, first: int, last: int, subjects: tuple[str, ...], domain: str | None
+        self,
+        connection: Connection,
+        stream: str,
+        first: int,
+        last: int,
+        subjects: tuple[str, ...],
+        domain: str | None,
+        invalid_text: str = REPLACE,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -58,12 +75,14 @@ class PullRead:
         self._oversized = False
         """The next message is larger than a pull request may have bytes: ask for it alone."""
         self._caught_up = self._create(domain, consumer_config(self._name, first, subjects)) == 0
-        self._scanner = Scanner(stream, connection.subscribe(f"{self._inbox}.*"), last_wanted=last)
+        self._scanner = Scanner(
+            stream, connection.subscribe(f"{self._inbox}.*"), last_wanted=last, invalid_text=invalid_text
+        )
 
     def _create(self, domain: str | None, config: dict[str, Any]) -> int:
         """Create the consumer; returns how many messages it has to deliver."""
         jetstream = JetStream(self._connection.requester(), domain, self._connection.settings.timeout)
-        return run(jetstream.create_consumer(self._stream, config)).pending
+        return run(create_reader(jetstream, self._stream, config)).pending
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows in order, until the last one wanted, or until the consumer has no more."""
@@ -187,6 +206,41 @@ class PullRead:
                 self._scanner.drop()
                 if found is Stop.MORE:
                     self._scanner.received(self._connection.recv_into(self._scanner.space(), left))
+
+
+class ConsumersUsedUp(ConfigError):
+    """The stream, or the account, has as many consumers as it may have."""
+
+    def __init__(self, stream: str, allows_direct: bool) -> None:
+        super().__init__(stream, allows_direct)
+        self.stream = stream
+        self.allows_direct = allows_direct
+        """Whether the stream can be read without a consumer."""
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} takes no more consumers (max_consumers), and it cannot be read without one, since "
+            "it does not answer direct get: raise max_consumers, or set `allow_direct: true`"
+        )
+
+
+async def create_reader(jetstream: JetStream, stream: str, config: dict[str, Any]) -> ConsumerInfo:
+    """Create a consumer of `consumer_config`, within the limits that the stream sets for its consumers.
+
+    Raises `ConsumersUsedUp` when the stream may have no more of them.
+    """
+    try:
+        return await jetstream.create_consumer(stream, config)
+    except InvalidConfiguration as exc:
+        if exc.err_code not in (MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG):
+            raise
+        found = (await jetstream.stream_info(stream)).config
+        if exc.err_code == MAXIMUM_CONSUMERS:
+            raise ConsumersUsedUp(stream, bool(found.get("allow_direct"))) from exc
+        limit = (found.get("consumer_limits") or {}).get("inactive_threshold")
+        if not limit:
+            raise
+    return await jetstream.create_consumer(stream, {**config, "inactive_threshold": limit})
 
 
 def consumer_config(name: str, first: int, subjects: tuple[str, ...]) -> dict[str, Any]:

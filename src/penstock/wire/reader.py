@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
 from penstock.wire import direct, pull
 from penstock.wire.blocking import connect, run
+from penstock.wire.scan import REPLACE
 
 PATIENCE = 60.0  # seconds
 
@@ -36,6 +37,8 @@ class Range:
     """Filters; none: every subject."""
     direct: bool = False
     """Read by direct get, which leaves no trace, instead of by a consumer, which WorkQueue and Interest would count."""
+    invalid_text: str = REPLACE
+    """How bytes of subjects and headers that are no UTF-8 are shown: `scan.REPLACE` or `scan.ESCAPE`."""
 
 
 class ReadStalled(Unavailable):
@@ -81,6 +84,11 @@ def read_range(settings: Settings, wanted: Range, patience: float = PATIENCE) ->
             if not something_left(settings, wanted, position):
                 return
             reason: PenstockError = Unavailable("the replica that answers lags behind the stream's leader")
+        except pull.ConsumersUsedUp as exc:
+            if not exc.allows_direct:
+                raise
+            wanted = replace(wanted, direct=True)
+            continue
         except PenstockError as exc:
             if not is_retryable(exc):
                 raise
@@ -94,7 +102,15 @@ def _attempt(settings: Settings, wanted: Range, position: int) -> Iterator[pa.Re
     """Read on behind `position` on a new connection."""
     with connect(settings, name="penstock reader", shuffle=True) as connection:
         kind = direct.DirectRead if wanted.direct else pull.PullRead
-        read: Attempt = kind(connection, wanted.stream, position + 1, wanted.last, wanted.subjects, settings.domain)
+        read: Attempt = kind(
+            connection,
+            wanted.stream,
+            position + 1,
+            wanted.last,
+            wanted.subjects,
+            settings.domain,
+            wanted.invalid_text,
+        )
         yield from read.batches()
 
 

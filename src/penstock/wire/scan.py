@@ -19,6 +19,9 @@ from penstock.wire import compiled, frames
 from penstock.wire import layout as at
 
 BUFFER_BYTES = 4 * 1024 * 1024
+REPLACE, ESCAPE = "replace", "backslashreplace"
+"""What becomes of bytes in subjects and headers that are no UTF-8: U+FFFD, or `\\xNN` for each byte."""
+FIRST_NO_ASCII = 0x80
 BATCH_ROWS = 16_384
 ANY_SEQUENCE = 2**62
 
@@ -71,12 +74,14 @@ class Scanner:
         *,
         direct: bool = False,
         last_wanted: int = ANY_SEQUENCE,
+        invalid_text: str = REPLACE,
         kernels: compiled.Kernels | None = None,
         buffer_bytes: int = BUFFER_BYTES,
         batch_rows: int = BATCH_ROWS,
         max_message: int = frames.MAX_MESSAGE,
     ) -> None:
         self._stream = stream
+        self._invalid_text = invalid_text
         self._kernels = kernels or compiled.current()
         self._limits = (sid, int(direct), frames.MAX_LINE, frames.MAX_INFO, max_message)
         self._buffer: Array = np.empty(buffer_bytes, dtype=np.uint8)
@@ -177,11 +182,11 @@ class Scanner:
         sequence, time = self._column(at.SEQUENCE).copy(), self._column(at.TIME).copy()
         columns = [
             pa.repeat(self._stream, count),
-            self._strings(pa.string(), at.SUBJECT_AT),
+            self._texts(self._column(at.SUBJECT_AT), self._column(at.SUBJECT_AT + 1)),
             pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(sequence)]),
             pa.Array.from_buffers(SCHEMA.field("timestamp").type, count, [None, pa.py_buffer(time)]),
             self._headers(),
-            self._strings(pa.binary(), at.BODY_AT),
+            self._pieces(pa.binary(), self._column(at.BODY_AT), self._column(at.BODY_AT + 1)),
         ]
         self._state[at.ROWS] = 0
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
@@ -227,8 +232,16 @@ class Scanner:
         values: Array = self._table[column, : self.rows]
         return values
 
-    def _strings(self, kind: pa.DataType, first: int) -> pa.Array:
-        return self._pieces(kind, self._column(first), self._column(first + 1))
+    def _texts(self, start: Array, size: Array) -> pa.Array:
+        """Pieces of the buffer as strings. Anybody may have published them: what is no UTF-8 is made readable."""
+        found = self._pieces(pa.binary(), start, size)
+        data = found.buffers()[2]
+        if data is None or not len(data) or int(np.frombuffer(data, dtype=np.uint8).max()) < FIRST_NO_ASCII:
+            return found.view(pa.string())
+        try:
+            return found.cast(pa.string())
+        except pa.ArrowInvalid:
+            return pa.array([piece.decode("utf-8", self._invalid_text) for piece in found.to_pylist()], pa.string())
 
     def _pieces(self, kind: pa.DataType, start: Array, size: Array) -> pa.Array:
         """Pieces of the buffer as strings or binaries."""
@@ -245,9 +258,9 @@ class Scanner:
         by_name = np.argsort(order, kind="stable")
         lists = _offsets(np.bincount(order, minlength=entries))
         names = by_name[lists[:-1]]
-        values = self._pieces(pa.string(), *np.ascontiguousarray(parts[2:4, by_name]))
+        values = self._texts(*np.ascontiguousarray(parts[2:4, by_name]))
         value_lists = pa.Array.from_buffers(HEADERS.item_type, entries, [None, pa.py_buffer(lists)], children=[values])
-        keys = self._pieces(pa.string(), *np.ascontiguousarray(parts[0:2, names]))
+        keys = self._texts(*np.ascontiguousarray(parts[0:2, names]))
         maps = np.searchsorted(rows[names], np.arange(self.rows + 1)).astype(np.int32)
         struct = pa.StructArray.from_arrays([keys, value_lists], fields=[HEADERS.key_field, HEADERS.item_field])
         return pa.Array.from_buffers(HEADERS, self.rows, [None, pa.py_buffer(maps)], children=[struct])

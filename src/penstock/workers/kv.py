@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Self
 
-from penstock.broker.codes import api_error
+from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import NANOSECONDS, Json
 from penstock.errors import (
@@ -33,7 +33,6 @@ from penstock.publish import BatchOutcomeUnknown, Publisher, WrongSequence
 from penstock.settings import Settings
 from penstock.wire import frames
 
-WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 MARKER_LIVES = "1h"
 """How long a deleted key leaves its marker behind."""
 DELETED = frozenset({"DEL", "PURGE"})

@@ -15,8 +15,10 @@ from tests.support import processes
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
 from penstock.spark import durable, steps
+from penstock.spark.history import Series
 from penstock.spark.ledger import Ledger
 from penstock.spark.link import Link
+from penstock.spark.origin import created
 from penstock.testing import eventually
 from penstock.testing.contents import stream_data
 
@@ -200,7 +202,7 @@ class Copy:
     def closed_by_sink(self) -> int:
         """The last micro-batch that the sink has closed; -1: none."""
         query = json.loads((self.checkpoint / "metadata").read_text())["id"]
-        return Ledger(self.link).closed("OUT", query)
+        return Ledger(self.link).closed(Series("OUT", query, created(self.link.stream_info("OUT"))))
 
     def committed_by_spark(self) -> int:
         """The last micro-batch in Spark's commit log; -1: none."""

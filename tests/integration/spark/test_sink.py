@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.spark import register
+from penstock.spark.history import Series
 from penstock.spark.ledger import Ledger
 from penstock.spark.link import Link
+from penstock.spark.origin import created
 from penstock.testing.contents import stream_data, stream_messages
 
 Json = dict[str, Any]
@@ -47,7 +51,9 @@ class Output:
     def ledger_keys(self) -> list[str]:
         with Link(self.settings) as link:
             info = link.call(lambda api: api.stream_info("KV_penstock_ledger", subjects_filter=">"))
-        return sorted(subject.removeprefix("$KV.penstock_ledger.") for subject in info.state.subjects)
+            token = re.sub(r"\D", "", created(link.stream_info("OUT")))
+        keys = (subject.removeprefix("$KV.penstock_ledger.") for subject in info.state.subjects)
+        return sorted(key.replace(f".{token}.", ".") for key in keys if key != "runs")
 
 
 @pytest.fixture
@@ -159,11 +165,13 @@ def test_a_failed_job_leaves_no_logs_and_a_named_one_is_continued(output: Output
         link.call(lambda api: api.purge_stream("OUT"))
     with pytest.raises(PySparkException, match="a row has no subject"):
         output.write(broken, txnAppId="app", txnVersion="1")
-    assert output.ledger_keys() == ["OUT.app.1.0"]
+    assert output.ledger_keys() == ["OUT.app.1.0", "OUT.app.1.run"]
     assert 1000 <= len(output.ids()) <= 2000
     output.write(good, txnAppId="app", txnVersion="1")
     assert output.ids() == list(range(3000))
-    assert output.ledger_keys() == ["OUT.app"]
+    assert output.ledger_keys() == ["OUT.app", "OUT.app.1.0", "OUT.app.1.claims", "OUT.app.1.run"]
+    output.write(good.limit(5), txnAppId="app", txnVersion="2")
+    assert output.ledger_keys() == ["OUT.app", "OUT.app.2.0", "OUT.app.2.run"]
 
 
 # -- streaming ---------------------------------------------------------------------------------------------------------
@@ -191,9 +199,9 @@ def test_micro_batches_are_written_once_and_closed_in_order(output: Output, tmp_
     stream_numbers(output, folder, checkpoint)
     assert output.ids() == list(range(4500))
     query = json.loads((checkpoint / "metadata").read_text())["id"]
-    assert output.ledger_keys() == [f"OUT.{query}"]
+    assert output.ledger_keys() == [f"OUT.{query}", f"OUT.{query}.3.0", f"OUT.{query}.3.run"]
     with Link(output.settings) as link:
-        assert Ledger(link).closed("OUT", query) == 3
+        assert Ledger(link).closed(Series("OUT", query, created(link.stream_info("OUT")))) == 3
 
 
 def test_a_batch_that_spark_runs_again_after_it_was_closed_is_not_written_again(output: Output, tmp_path: Path) -> None:
@@ -206,6 +214,46 @@ def test_a_batch_that_spark_runs_again_after_it_was_closed_is_not_written_again(
     add_file(folder, range(200, 300))
     stream_numbers(output, folder, checkpoint)
     assert output.ids() == list(range(300))
+
+
+def test_a_checkpoint_exactly_one_batch_back_is_refused_or_completed(output: Output, tmp_path: Path) -> None:
+    """Spark plans the batch anew, with other files than those of the batch that was written."""
+    folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    add_file(folder, range(100))
+    stream_numbers(output, folder, checkpoint)
+    shutil.copytree(checkpoint, tmp_path / "backup")
+    add_file(folder, range(100, 200))
+    stream_numbers(output, folder, checkpoint)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(tmp_path / "backup", checkpoint)
+    (folder / "001.json").unlink()
+    add_file(folder, range(100, 300))
+    with pytest.raises(PySparkException, match=r"batch 1 of .* is already finished, and now comes with other rows"):
+        stream_numbers(output, folder, checkpoint)
+    assert output.ids() == list(range(200))
+    stream_numbers(output, folder, checkpoint, onFinishedBatch="write")
+    assert output.ids() == list(range(300))
+
+
+def test_a_txn_version_that_is_used_again_with_other_rows_is_refused(output: Output) -> None:
+    once = {"subject": "o.x", "txnAppId": "app", "txnVersion": "1"}
+    output.write(numbers(output.spark, 10), **once)
+    with pytest.raises(PySparkException, match="txnVersion was used before"):
+        output.write(numbers(output.spark, 20), **once)
+    output.write(numbers(output.spark, 20), onFinishedBatch="skip", **once)
+    assert output.ids() == list(range(10))
+
+
+def test_a_batch_that_runs_again_on_another_number_of_partitions_is_written_once(output: Output) -> None:
+    """The driver dies before it closes the batch; the job runs again on other cores."""
+    once = {"subject": "o.x", "txnAppId": "app", "txnVersion": "1"}
+    output.write(numbers(output.spark, 3000, partitions=2), **once)
+    with Link(output.settings) as link:
+        record = Series("OUT", "app", created(link.stream_info("OUT"))).key
+        link.call(lambda api: api.purge_stream("KV_penstock_ledger", subject=f"$KV.penstock_ledger.{record}"))
+        assert Ledger(link).closed(Series("OUT", "app", created(link.stream_info("OUT")))) == -1
+    output.write(numbers(output.spark, 5000, partitions=5), **once)
+    assert output.ids() == list(range(5000))
 
 
 def test_a_checkpoint_taken_back_further_is_an_error_and_loses_nothing_silently(output: Output, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +15,17 @@ from tests.support.streams import Streams
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.spark import durable
 from penstock.spark.commit import Acknowledging
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
-from penstock.spark.durable import UnfitConsumer
-from penstock.spark.loss import MessagesGone, StreamReplaced
+from penstock.spark.durable import ConsumerTaken, UnfitConsumer
+from penstock.spark.loss import HistoryChanged, MessagesGone, StreamReplaced
 from penstock.spark.offsets import CheckpointMismatch
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
-from penstock.wire.blocking import run
+from penstock.testing import eventually
+from penstock.wire.blocking import connect, run
 from penstock.wire.direct import DirectGetRefused
+from penstock.wire.pull import ConsumersUsedUp
 
 
 @pytest.fixture
@@ -392,6 +397,134 @@ def test_superseded_values_are_no_loss(streams: Streams, stream_reader: Any) -> 
     assert rows(reader, reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))) == [15]
 
 
+@pytest.mark.parametrize("subjects", ["", "s.a"], ids=["all", "filtered"])
+def test_what_vanishes_between_planning_and_reading_is_an_error(
+    streams: Streams, stream_reader: Any, batch_reader: Any, subjects: str
+) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 80)
+    options = {"partitions": "8", "subjects": subjects}
+    batch, streaming, relaxed = (
+        batch_reader(**options),
+        stream_reader(**options),
+        batch_reader(**options, failOnDataLoss="false"),
+    )
+    begin = logged(streaming.initialOffset())
+    planned_parts = [
+        (batch, batch.partitions()),
+        (streaming, streaming.partitions(begin, logged(streaming.latestOffset(begin, ReadAllAvailable())))),
+        (relaxed, relaxed.partitions()),
+    ]
+    for reader, parts in planned_parts:
+        assert len(rows(reader, parts[:2])) == 20
+    run(streams.api.purge_stream("S"))
+    for reader, parts in planned_parts[:2]:
+        with pytest.raises(MessagesGone, match="removed between planning and reading, between sequence 21 and 30"):
+            rows(reader, parts[2:])
+    assert rows(relaxed, planned_parts[2][1]) == []
+
+
+def test_a_single_message_that_vanishes_before_it_is_read_is_an_error(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 30)
+    run(streams.api.delete_message("S", 5))
+    reader = batch_reader()
+    parts = reader.partitions()
+    assert len(rows(reader, parts)) == 29
+    run(streams.api.delete_message("S", 12))
+    with pytest.raises(MessagesGone, match="1 message of stream 'S' is gone"):
+        rows(reader, parts)
+
+
+def test_the_oldest_messages_of_a_full_stream_may_go_while_they_are_read(streams: Streams, batch_reader: Any) -> None:
+    streams.make("S", max_msgs=10)
+    streams.number("s.a", 1, 10)
+    reader = batch_reader()
+    parts = reader.partitions()
+    exact = batch_reader(startingOffsets="1")
+    exact_parts = exact.partitions()
+    streams.number("s.a", 11, 13)
+    assert rows(reader, parts) == list(range(4, 11))
+    with pytest.raises(MessagesGone, match="3 messages"):
+        rows(exact, exact_parts)
+    run(streams.api.delete_message("S", 7))
+    with pytest.raises(MessagesGone, match="4 messages"):
+        rows(reader, parts)
+
+
+@pytest.mark.parametrize("flag", ["allow_msg_ttl", "allow_rollup_hdrs"])
+def test_a_stream_that_allows_ttl_or_roll_ups_can_lose_messages(
+    streams: Streams, stream_reader: Any, flag: str
+) -> None:
+    streams.make("S", **{flag: True})
+    streams.number("s.a", 1, 30)
+    _, end = started(stream_reader())
+    run(streams.api.delete_message("S", 17))  # by its own time to live, or a roll-up
+    reader = stream_reader()
+    again = logged(reader.latestOffset(end, ReadAllAvailable()))
+    assert len(rows(reader, reader.partitions(end, again))) == 19
+    run(streams.api.purge_stream("S", before_seq=25))
+    with pytest.raises(MessagesGone, match="14 messages"):
+        stream_reader().partitions(end, again)
+
+
+def test_messages_that_were_rolled_up_are_no_loss(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", allow_rollup_hdrs=True)
+    streams.number("s.a", 1, 30)
+    _, end = started(stream_reader())
+    streams.publish("s.a", [b"31"], **{"Nats-Rollup": "all"})
+    reader = stream_reader()
+    assert rows(reader, reader.partitions(end, logged(reader.latestOffset(end, ReadAllAvailable())))) == [31]
+
+
+def test_a_mirror_of_some_subjects_is_sparse_and_not_lossy(streams: Streams, stream_reader: Any) -> None:
+    streams.make("O", subjects=["s.>"])
+    streams.make("S", mirror={"name": "O", "filter_subject": "s.a"})
+    streams.number("s.a", 1, 1)
+    eventually(lambda: streams.info("S").state.messages == 1, what="the mirror to begin")
+    reader = stream_reader(maxRowsPerTrigger="4")
+    start, seen = logged(reader.initialOffset()), []
+    for n in range(2, 31):
+        streams.number("s.a" if n % 3 == 0 else "s.b", n, n)
+    eventually(lambda: streams.info("S").state.messages == 11, what="the mirror to catch up")
+    while (end := logged(reader.latestOffset(start, reader.getDefaultReadLimit()))) != start:
+        seen += rows(reader, reader.partitions(start, end))
+        start = end
+    assert seen == [1, *range(3, 31, 3)]
+
+
+def test_a_stream_restored_to_an_older_state_that_has_grown_is_noticed(tmp_path: Path) -> None:
+    """A stream that is restored keeps its creation time: only its messages tell."""
+    data, backup = tmp_path / "data", tmp_path / "backup"
+
+    def published(server: EmbeddedServer, first: int, last: int) -> None:
+        with connect(server.settings) as connection:
+            Streams(connection).number("s.a", first, last)
+
+    def read(server: EmbeddedServer, start: dict[str, Any] | None, **options: str) -> dict[str, Any]:
+        reader = source(server, options).streamReader(COLUMNS)
+        try:
+            return logged(reader.latestOffset(start or logged(reader.initialOffset()), ReadAllAvailable()))
+        finally:
+            reader.stop()
+
+    with EmbeddedServer(data=data) as server:
+        with connect(server.settings) as connection:
+            Streams(connection).make("S")
+        published(server, 1, 20)
+        old = read(server, None)
+    shutil.copytree(data, backup)
+    with EmbeddedServer(data=data) as server:
+        published(server, 21, 30)
+        end = read(server, old)
+    with EmbeddedServer(data=backup) as server:
+        published(server, 21, 40)
+        assert read(server, old)["sequence"] == 40, "the stream still holds what was read"
+        with pytest.raises(HistoryChanged, match="message 30, which the query read last, was stored at"):
+            read(server, end)
+        assert read(server, end, failOnDataLoss="false")["sequence"] == 40
+
+
 def test_a_start_that_is_gone_fails_a_batch_read(streams: Streams, batch_reader: Any) -> None:
     streams.make("S", max_msgs=5)
     streams.number("s.a", 1, 10)
@@ -409,7 +542,156 @@ def test_a_checkpoint_of_another_stream_is_refused(streams: Streams, stream_read
         stream_reader(stream="T").latestOffset(end, ReadAllAvailable())
 
 
+# -- streams with limits for consumers ---------------------------------------------------------------------------------
+
+
+def test_a_stream_whose_consumers_go_away_soon_is_read(streams: Streams, batch_reader: Any, stream_reader: Any) -> None:
+    streams.make("S", consumer_limits={"inactive_threshold": 5_000_000_000})
+    for n in range(1, 31):
+        streams.number("s.a" if n % 3 == 0 else "s.b", n, n)
+    reader = batch_reader()
+    assert rows(reader, reader.partitions()) == list(range(1, 31))
+    assert planned(stream_reader(subjects="s.a", maxRowsPerTrigger="4"))[0] == (1, 14)
+
+
+def test_a_stream_that_takes_no_more_consumers_is_read_without_one(
+    streams: Streams, batch_reader: Any, stream_reader: Any
+) -> None:
+    streams.make("S", max_consumers=1)
+    run(streams.api.create_consumer("S", {"durable_name": "other", "ack_policy": "explicit"}))
+    for n in range(1, 31):
+        streams.number("s.a" if n % 3 == 0 else "s.b", n, n)
+    reader = batch_reader(subjects="s.a")
+    assert rows(reader, reader.partitions()) == list(range(3, 31, 3))
+    batches = planned(stream_reader(subjects="s.a", maxRowsPerTrigger="4"))
+    assert batches[0][0] == 1
+    assert batches[-1][1] == 30
+    run(streams.api.update_stream("S", {"allow_direct": False}))
+    with pytest.raises(ConsumersUsedUp, match="raise max_consumers, or set `allow_direct: true`"):
+        rows(reader, reader.partitions())
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_a_durable_keeps_within_the_limits_of_its_stream(streams: Streams, stream_reader: Any, retention: str) -> None:
+    streams.make("S", retention=retention, consumer_limits={"max_ack_pending": 10})
+    streams.number("s.a", 1, 30)
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    reader.commit(logged(reader.latestOffset(start, ReadAllAvailable())))
+    assert streams.consumer("S", "d").config["max_ack_pending"] == 10
+    assert durable.floor(streams.consumer("S", "d")) == 30
+
+
+# -- bytes of the real world -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_headers_and_subjects_that_are_no_text_are_made_readable(
+    streams: Streams, batch_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
+    block = b"NATS/1.0\r\nLatin: caf\xe9\r\nGood: \xc3\xa9\r\n\r\n"
+    body = b"\xff"
+    head = b"HPUB s.\xe9 %d %d\r\n" % (len(block), len(block) + len(body))
+    streams.connection.send(head + block + body + b"\r\n")
+    streams.number("s.a", 2, 2)
+    for option, latin, subject in (("replace", "caf\ufffd", "s.\ufffd"), ("escape", "caf\\xe9", "s.\\xe9")):
+        reader = batch_reader(invalidText=option, consumer="d")
+        (found,) = (batch for part in reader.partitions() for batch in reader.read(part))
+        found.validate(full=True)
+        row = found.slice(0, 1).to_pylist()[0]
+        assert (row["subject"], dict(row["headers"]), row["data"]) == (
+            subject,
+            {"Latin": [latin], "Good": ["é"]},
+            body,
+        )
+
+
 # -- the durable -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_of_two_queries_on_one_durable_one_is_refused_with_both_names(
+    streams: Streams, stream_reader: Any, retention: str
+) -> None:
+    streams.make("S", retention=retention)
+    first = stream_reader(consumer="d")
+    start = logged(first.initialOffset())
+    streams.number("s.a", 1, 10)
+    end = logged(first.latestOffset(start, ReadAllAvailable()))
+    first.commit(end)
+    second = stream_reader(consumer="d")
+    begun = logged(second.initialOffset())
+    assert begun["sequence"] == 10, "it continues where the durable is"
+    streams.number("s.a", 11, 20)
+    both = f"{begun['owner']}.*{end['owner']}"
+    further = logged(first.latestOffset(end, ReadAllAvailable()))
+    for again, commit in ((first, further), (stream_reader(consumer="d"), further)):
+        with pytest.raises(ConsumerTaken, match=both):
+            again.commit(commit)
+    with pytest.raises(ConsumerTaken, match=both):
+        stream_reader(consumer="d").latestOffset(further, ReadAllAvailable())
+    assert durable.floor(streams.consumer("S", "d")) == 10, "nothing was committed for the one that is refused"
+    second.commit(logged(second.latestOffset(begun, ReadAllAvailable())))
+    assert durable.floor(streams.consumer("S", "d")) == 20
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+def test_batches_that_spark_does_not_commit_in_time_are_refused_where_acknowledging_deletes(
+    streams: Streams, stream_reader: Any, retention: str
+) -> None:
+    """With asynchronous progress tracking Spark runs batches whose predecessors are not on disk."""
+    streams.make("S", retention=retention)
+    first, second = (stream_reader(consumer=name, maxRowsPerTrigger="5", subjects=f"s.{name}") for name in "ab")
+    starts = [logged(reader.initialOffset()) for reader in (first, second)]
+    for _ in range(3):
+        for name in "ab":
+            streams.number(f"s.{name}", 1, 5)
+    for synchronous, reader, end in zip((True, False), (first, second), starts, strict=True):
+        ends = [end]
+        for _ in range(2):
+            ends.append(logged(reader.latestOffset(ends[-1], ReadMaxRows(5))))
+            if synchronous:
+                reader.commit(ends[-2])
+        if synchronous or retention == "limits":
+            assert reader.latestOffset(ends[-1], ReadMaxRows(5))["sequence"] > ends[-1]["sequence"]
+        else:
+            with pytest.raises(ConfigError, match="asyncProgressTrackingEnabled"):
+                reader.latestOffset(ends[-1], ReadMaxRows(5))
+
+
+def test_a_query_stays_the_owner_however_often_spark_asks_where_to_begin(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S")
+    streams.number("s.a", 1, 10)
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    end = logged(reader.latestOffset(start, ReadAllAvailable()))
+    assert logged(reader.initialOffset())["owner"] == start["owner"] == end["owner"]
+    # The driver dies before the batch is committed: Spark asks again, and goes on with the offsets that it has logged.
+    second = stream_reader(consumer="d")
+    assert rows(second, second.partitions(logged(second.initialOffset()), end)) == list(range(1, 11))
+    assert second.latestOffset(end, ReadAllAvailable()) == end
+    third = stream_reader(consumer="d")
+    assert third.latestOffset(end, ReadAllAvailable()) == end
+    assert durable.floor(streams.consumer("S", "d")) == 10
+
+
+def test_a_checkpoint_of_before_there_were_owners_takes_a_durable_that_nobody_has(
+    streams: Streams, stream_reader: Any
+) -> None:
+    created = streams.make("S").raw["created"]
+    streams.number("s.a", 1, 10)
+    run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit", "metadata": {"my": "own"}}))
+    old = {"version": 1, "stream": "S", "created": created, "sequence": 4, "tasks": 1, "openStart": False}
+    for _ in range(2):  # also after a crash before the next offset was logged
+        end = logged(stream_reader(consumer="d").latestOffset(old, ReadAllAvailable()))
+    assert end["owner"] == streams.consumer("S", "d").config["metadata"]["penstock.query"] != ""
+    assert streams.consumer("S", "d").config["metadata"]["my"] == "own"
+    stream_reader(consumer="d").commit(end)
+    stream_reader(consumer="d").initialOffset()
+    with pytest.raises(ConsumerTaken):
+        stream_reader(consumer="d").latestOffset(old, ReadAllAvailable())
 
 
 def test_the_durable_is_made_with_the_filters_of_the_query(streams: Streams, stream_reader: Any) -> None:

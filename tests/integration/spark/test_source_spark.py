@@ -293,6 +293,29 @@ def test_messages_are_deleted_when_and_only_when_their_batch_has_committed(
     assert (state.messages, state.last_seq) == (0, 300)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
+def test_asynchronous_progress_tracking_is_refused_where_acknowledging_deletes(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, tmp_path: Path, asynchronous: bool
+) -> None:
+    streams.make("S", retention="workqueue")
+    streams.number("s.a", 1, 60)
+    frame = stream(jetstream, nats_server.settings, consumer="d", maxRowsPerTrigger="10")
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
+    if asynchronous:
+        writer = writer.option("asyncProgressTrackingEnabled", "true")
+        writer = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+    query = writer.start()
+    try:
+        if asynchronous:
+            with pytest.raises(StreamingQueryException, match="leave that option out"):
+                query.awaitTermination(60)
+            assert streams.info("S").state.messages >= 40
+        else:
+            eventually(lambda: streams.info("S").state.messages == 0, within=60, what="all batches to be committed")
+    finally:
+        query.stop()
+
+
 def test_a_loss_fails_a_query_unless_it_may_go_on(
     jetstream: SparkSession, nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
 ) -> None:

@@ -6,18 +6,24 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.chunks import Rows
 from penstock.spark.delivery import AtomicDelivery, Chunk, Confirm, Stored, delivery
-from penstock.spark.ledger import Intent, Ledger, Place, Rewound, Superseded
+from penstock.spark.history import Intent, Place, Series
+from penstock.spark.ledger import Ledger, OtherRows, Rewound, Superseded
 from penstock.spark.link import Link
+from penstock.spark.origin import created
+from penstock.spark.output import RowMaker, columns_of
 from penstock.spark.task import Tally, write_partition
 from penstock.testing import EmbeddedCluster, LeafPair
 from penstock.testing.contents import stream_data, stream_messages
@@ -79,8 +85,10 @@ class Crashing(AtomicDelivery):
         return stored
 
 
-def write(link: Link, rows: Iterator[Rows], kind: str = "atomic", place: Place = PLACE) -> Tally:
-    return write_partition(link, place, rows, partial(delivery, kind, link, "OUT"), None)
+def write(
+    link: Link, rows: Iterator[Rows], kind: str = "atomic", place: Place = PLACE, run: int = 0, finished: str = "fail"
+) -> Tally:
+    return write_partition(link, place, rows, partial(delivery, kind, link, "OUT"), run=run, finished=finished)
 
 
 def crash(link: Link, rows: Iterator[Rows], chunk: int, stored: bool) -> None:
@@ -126,6 +134,16 @@ def test_rows_that_come_again_in_another_order_are_written_once(link: Link, stor
     assert tally.strays == 0
 
 
+def test_a_subject_transform_does_not_hide_what_was_sent(link: Link) -> None:
+    change = {"subject_transform": {"src": "o.*", "dest": "changed.{{wildcard(1)}}"}}
+    link.call(lambda api: api.update_stream("OUT", change))
+    ids = list(range(COUNT))
+    crash(link, batches(ids), 2, stored=True)
+    random.Random(SEED).shuffle(ids)
+    assert write(link, batches(ids)).skipped == 3000
+    assert ids_stored(link) == once(COUNT), f"seed {SEED}"
+
+
 def test_equal_rows_are_written_as_often_as_they_come(link: Link) -> None:
     ids = [n % 10 for n in range(3000)]
     crash(link, batches(ids), 1, stored=True)
@@ -150,14 +168,227 @@ def test_without_the_log_the_same_crash_writes_rows_twice(link: Link) -> None:
     assert ids_stored(link) != once(COUNT)
 
 
-def test_a_closed_batch_is_not_written_again_and_an_older_one_is_an_error(link: Link) -> None:
-    write(link, batches(list(range(10))))
-    Ledger(link).close("OUT", "query", 0)
-    assert write(link, batches(list(range(10)))) == Tally()
-    Ledger(link).close("OUT", "query", 1)
+QUERY = Series("OUT", "query")
+
+
+@pytest.mark.parametrize("kind", ["atomic", "fast"])
+def test_a_closed_batch_is_not_written_again_in_whatever_order_it_comes(link: Link, kind: str) -> None:
+    ledger, ids = Ledger(link), list(range(COUNT))
+    tally = write(link, batches(ids), kind, run=ledger.next_run())
+    ledger.close(QUERY, 0, tally.rows)
+    for again in (ids, ids[::-1]):
+        assert write(link, batches(again), kind, run=ledger.next_run()) == Tally(skipped=COUNT)
+        ledger.close(QUERY, 0, tally.rows)
+    assert ids_stored(link) == once(COUNT)
+
+
+def test_an_older_batch_than_the_last_closed_one_is_an_error(link: Link) -> None:
+    ledger = Ledger(link)
+    write(link, batches(list(range(10))), run=ledger.next_run())
+    ledger.close(QUERY, 0, 10)
+    ledger.close(QUERY, 1, 0)
     with pytest.raises(Rewound, match="use a new checkpoint"):
-        write(link, batches(list(range(10))))
+        write(link, batches(list(range(10))), run=ledger.next_run())
     assert ids_stored(link) == once(10)
+
+
+def test_a_closed_batch_that_comes_with_other_rows_loses_nothing_silently(link: Link) -> None:
+    """A checkpoint that is exactly one batch back: Spark plans the batch anew, with what has arrived meanwhile."""
+    ledger, before, anew = Ledger(link), list(range(200)), list(range(300))
+    ledger.close(QUERY, 0, write(link, batches(before), run=ledger.next_run()).rows)
+    with pytest.raises(OtherRows, match="onFinishedBatch=write"):
+        write(link, batches(anew), run=ledger.next_run())
+    assert write(link, batches(anew), run=ledger.next_run(), finished="skip") == Tally()
+    assert ids_stored(link) == once(200)
+    tally = write(link, batches(anew), run=ledger.next_run(), finished="write")
+    assert tally == Tally(written=100, skipped=200)
+    ledger.close(QUERY, 0, tally.rows, finished="write")
+    assert write(link, batches(anew), run=ledger.next_run()) == Tally(skipped=300)
+    assert ids_stored(link) == once(300)
+
+
+def test_a_closed_batch_that_comes_with_fewer_rows_is_noticed_when_it_is_closed_again(link: Link) -> None:
+    """Rows that the next batch would bring again."""
+    ledger = Ledger(link)
+    ledger.close(QUERY, 0, write(link, batches(list(range(200))), run=ledger.next_run()).rows)
+    tally = write(link, batches(list(range(150))), run=ledger.next_run())
+    assert tally == Tally(skipped=150)
+    with pytest.raises(OtherRows, match="150 rows, and 200 were written"):
+        ledger.close(QUERY, 0, tally.rows)
+
+
+def test_rows_that_the_server_refused_belong_to_a_closed_batch(link: Link) -> None:
+    link.call(lambda api: api.update_stream("OUT", {"duplicate_window": 120_000_000_000}))
+    ledger = Ledger(link)
+    write(link, batches([5], row_ids=True), place=replace(PLACE, series="other"))
+    tally = write(link, batches(list(range(10)), row_ids=True), run=ledger.next_run())
+    assert (tally.written, tally.duplicates) == (9, 1)
+    ledger.close(QUERY, 0, tally.rows)
+    assert write(link, batches(list(range(10)), row_ids=True), run=ledger.next_run()) == Tally(skipped=10)
+
+
+# -- another number of partitions --------------------------------------------------------------------------------------
+
+
+def partition(ids: list[int], number: int, count: int) -> list[int]:
+    """What one of so many partitions gets."""
+    return ids[len(ids) * number // count : len(ids) * (number + 1) // count]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 3), (3, 3)])
+def test_a_batch_that_runs_again_on_other_partitions_is_written_once(link: Link, before: int, after: int) -> None:
+    rng, ledger, ids = random.Random(SEED), Ledger(link), list(range(COUNT))
+    run = ledger.next_run()
+    for number in range(before - 1):
+        write(link, batches(partition(ids, number, before)), place=replace(PLACE, partition=number), run=run)
+    last = replace(PLACE, partition=before - 1)
+    rows = batches(partition(ids, before - 1, before))
+    with pytest.raises(Crash):
+        write_partition(link, last, rows, lambda confirm: Crashing(link, confirm, 0, stored=True), run=run)
+    stored = link.last_sequence("OUT")
+    rng.shuffle(ids)
+    run = ledger.next_run()
+    tallies = [
+        write(link, batches(partition(ids, number, after)), place=replace(PLACE, partition=number), run=run)
+        for number in range(after)
+    ]
+    assert ids_stored(link) == once(COUNT), f"seed {SEED}"
+    assert sum(tally.skipped for tally in tallies) == stored
+    ledger.close(QUERY, 0, COUNT)
+    again = write(link, batches(ids), run=ledger.next_run())
+    assert again == Tally(skipped=COUNT)
+
+
+def test_equal_rows_in_several_partitions_are_written_as_often_as_they_come(link: Link) -> None:
+    """Two tasks have the same row, and an earlier run wrote it once: one of them writes it, the other leaves it out."""
+    ledger = Ledger(link)
+    write(link, batches([7] * 10), place=replace(PLACE, partition=5), run=ledger.next_run())
+    run = ledger.next_run()
+    first = write(link, batches([7] * 8), place=replace(PLACE, partition=0), run=run)
+    second = write(link, batches([7] * 8), place=replace(PLACE, partition=1), run=run)
+    assert (first.skipped, second.skipped) == (8, 2)
+    assert ids_stored(link) == {7: 16}
+
+
+def test_tasks_that_claim_at_the_same_time_share_what_is_written(link: Link) -> None:
+    rng, ledger, ids = random.Random(SEED), Ledger(link), [n % 700 for n in range(8000)]
+    write(link, batches(ids[:5000]), run=ledger.next_run())
+    rng.shuffle(ids)
+    run = ledger.next_run()
+
+    def task(number: int) -> Tally:
+        with Link(link.settings) as own:
+            return write(own, batches(partition(ids, number, 4)), place=replace(PLACE, partition=number), run=run)
+
+    with ThreadPoolExecutor(4) as pool:
+        tallies = list(pool.map(task, range(4)))
+    assert ids_stored(link) == Counter(ids), f"seed {SEED}"
+    assert sum(tally.skipped for tally in tallies) == 5000
+
+
+def test_an_attempt_of_a_new_run_finds_what_the_one_before_it_claimed_and_wrote(link: Link) -> None:
+    ledger, ids = Ledger(link), list(range(3000))
+    write(link, batches(ids[:1500]), place=replace(PLACE, partition=1), run=ledger.next_run())
+    run = ledger.next_run()
+    with pytest.raises(Crash):
+        write_partition(link, PLACE, batches(ids), lambda confirm: Crashing(link, confirm, 0, stored=True), run=run)
+    random.Random(SEED).shuffle(ids)
+    tally = write(link, batches(ids), run=run)
+    assert (tally.written, tally.skipped) == (500, 2500)
+    assert ids_stored(link) == once(3000)
+
+
+def test_a_task_of_an_earlier_run_that_begins_late_writes_nothing(link: Link) -> None:
+    ledger = Ledger(link)
+    earlier, later = ledger.next_run(), ledger.next_run()
+    write(link, batches(list(range(10))), run=later)
+    for number in (0, 1):  # the log of the later run, and a log that nobody has opened
+        with pytest.raises(Superseded):
+            write(link, batches(list(range(10))), place=replace(PLACE, partition=number), run=earlier)
+    assert ids_stored(link) == once(10)
+
+
+def test_a_task_of_an_earlier_run_whose_partition_is_gone_can_append_no_more(link: Link) -> None:
+    ledger, ids = Ledger(link), list(range(COUNT))
+    run = ledger.next_run()
+
+    def slow() -> Iterator[Rows]:
+        for number, rows in enumerate(batches(ids, size=1000)):
+            if number == 3:
+                write(link, batches(ids), run=ledger.next_run())
+            yield rows
+
+    with Link(link.settings) as other, pytest.raises(Superseded):
+        write(other, slow(), place=replace(PLACE, partition=9), run=run)
+    assert ids_stored(link) == once(COUNT)
+
+
+# -- streams and ledgers of before -------------------------------------------------------------------------------------
+
+
+def here(link: Link) -> Place:
+    """The place of a task, in the stream as it is now."""
+    return replace(PLACE, created=created(link.stream_info("OUT")))
+
+
+def test_a_stream_that_was_deleted_and_created_again_is_written_again(link: Link) -> None:
+    ledger, ids = Ledger(link), list(range(100))
+    write(link, batches(ids), place=here(link), run=ledger.next_run())
+    ledger.close(here(link).of, 0, 100)
+    config = link.stream_info("OUT").config
+    link.call(lambda api: api.delete_stream("OUT"))
+    link.call(lambda api: api.create_stream(config))
+    assert write(link, batches(ids), place=here(link), run=ledger.next_run()).written == 100
+    assert ids_stored(link) == once(100)
+
+
+def as_version_1(link: Link, monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> None:
+    """Leave a log as version 1 did, at its third chunk: without creation time, run and row digests."""
+    put = Ledger.put
+
+    def put_old(self: Ledger, key: str, value: dict[str, Any], headers: dict[str, str] | None = None) -> int:
+        old = {name: field for name, field in value.items() if name != "run"} | {"version": 1}
+        if "chunk" in old:
+            old["chunk"] = {name: field for name, field in old["chunk"].items() if name != "row_digests"}
+        return put(self, key, old, headers)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "put", put_old)
+        crash(link, batches(ids), 2, stored=True)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_batch_that_version_1_has_begun_is_continued(
+    link: Link, monkeypatch: pytest.MonkeyPatch, shuffled: bool
+) -> None:
+    ledger, ids = Ledger(link), list(range(COUNT))
+    as_version_1(link, monkeypatch, ids)
+    if shuffled:
+        random.Random(SEED).shuffle(ids)
+    run = ledger.next_run()
+    tallies = [
+        write(link, batches(partition(ids, number, 2)), place=replace(here(link), partition=number), run=run)
+        for number in range(2)
+    ]
+    assert sum(tally.skipped for tally in tallies) == 3000
+    assert ids_stored(link) == once(COUNT)
+    for batch in (0, 1):
+        ledger.close(here(link).of, batch, COUNT)
+    assert ledger.values(PLACE.key) == [], "what version 1 left is gone"
+
+
+def test_what_version_1_has_closed_is_closed_unless_the_stream_is_another_one(link: Link) -> None:
+    ledger, ids = Ledger(link), list(range(10))
+    ledger.put("OUT.query", {"version": 1, "closed": 0})
+    assert write(link, batches(ids), place=here(link), run=ledger.next_run()) == Tally()
+    ledger.close(here(link).of, 0, 0)
+    assert ledger.record(here(link).of).rows is None
+    link.call(lambda api: api.delete_stream("OUT"))
+    link.call(lambda api: api.create_stream({"name": "OUT", "subjects": ["o.>"], "allow_atomic": True}))
+    assert write(link, batches(ids), place=here(link), run=ledger.next_run()).written == 10
+
+
+# -- attempts that are overtaken ---------------------------------------------------------------------------------------
 
 
 def test_an_attempt_that_was_overtaken_stops_and_repeats_nothing(link: Link, nats_server: EmbeddedServer) -> None:
@@ -294,6 +525,22 @@ def test_a_batch_without_rows_leaves_no_trace(link: Link) -> None:
     assert write(link, iter([])) == Tally()
     assert link.last_sequence("OUT") == 0
     assert link.last_sequence("KV_penstock_ledger") == 0
+
+
+@pytest.mark.parametrize("kind", ["atomic", "fast"])
+def test_rows_that_carry_orders_of_their_old_stream_are_written_without_them(link: Link, kind: str) -> None:
+    """A copy of a stream with roll-ups, schedules and TTLs into a stream that has none of it."""
+    types = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+    fields = [("data", "string"), ("headers", types)]
+    schema = StructType.fromJson(
+        {"fields": [{"name": name, "type": kind_, "nullable": True, "metadata": {}} for name, kind_ in fields]}
+    )
+    maker = RowMaker(replace(columns_of(schema, "OUT", ["o.>"], "o.x"), ttl=False))
+    orders = [("Nats-Rollup", "all"), ("Nats-Schedule", "@every 1s"), ("Nats-TTL", "1h"), ("Own", "1")]
+    headers = pa.array([orders] * 3, pa.map_(pa.string(), pa.string()))
+    rows = maker.rows(pa.record_batch({"data": pa.array(["0", "1", "2"]), "headers": headers}))
+    assert write(link, iter([rows]), kind).written == 3
+    assert ids_stored(link) == once(3)
 
 
 @pytest.mark.parametrize("kind", ["atomic", "fast"])

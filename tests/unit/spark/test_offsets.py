@@ -28,6 +28,9 @@ def test_offsets_survive_the_log() -> None:
 def test_offsets_of_version_1_stay_readable() -> None:
     logged = '{"version": 1, "stream": "S", "created": "then", "sequence": 5, "tasks": 2}'
     assert Offset.parse(json.loads(logged), "S") == offset(5, tasks=2)
+    newer = '{"version": 1, "stream": "S", "created": "then", "sequence": 5, "tasks": 2, "backlogEnd": 9, '
+    newer += '"backlogMissing": 1, "openStart": true}'
+    assert Offset.parse(json.loads(newer), "S") == replace(offset(5, tasks=2, end=9, gone=1), open_start=True)
 
 
 def test_a_checkpoint_of_another_stream_or_version_is_refused() -> None:
@@ -91,4 +94,7 @@ def test_losses_say_how_many_and_what_to_do() -> None:
 
 def test_streams_that_drop_messages_by_nature_have_no_losses() -> None:
     assert is_sparse({"max_msgs_per_subject": 1})
+    assert is_sparse({"mirror": {"name": "O", "filter_subject": "a.>"}})
+    assert is_sparse({"mirror": {"name": "O", "subject_transforms": [{"src": "a.>", "dest": "b.>"}]}})
+    assert not is_sparse({"mirror": {"name": "O"}, "allow_msg_ttl": True, "allow_rollup_hdrs": True})
     assert not is_sparse({"retention": "limits", "max_msgs_per_subject": -1, "max_age": 5})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
@@ -96,6 +99,40 @@ def test_headers_become_lines_without_those_that_steer_the_transport(kind: str, 
     rows = maker.rows(batch)
     assert rows.headers is not None
     assert rows.headers.to_pylist() == [b"A: 1\r\nNats-TTL: 1\r\n", b"Nats-Msg-Id: m\r\n"]
+
+
+def header_lines(headers: dict[str, str], **columns: Any) -> bytes:
+    """What becomes of the headers of a row."""
+    found = columns_of(schema("data string; headers map<string,string>"), "OUT", ["o.>"], "o.x")
+    arrow = pa.array([list(headers.items())], pa.map_(pa.string(), pa.string()))
+    rows = RowMaker(replace(found, **columns)).rows(pa.record_batch({"data": pa.array([""]), "headers": arrow}))
+    assert rows.headers is not None
+    lines: bytes = rows.headers[0].as_py()
+    return lines
+
+
+def test_headers_that_a_message_cannot_have_are_refused_replaced_or_dropped() -> None:
+    headers = {"My Header": "1", "B": "2\r\nForged: 3", "C": "4"}
+    with pytest.raises(ConfigError, match="set invalidHeaders=replace or invalidHeaders=drop"):
+        header_lines(headers)
+    assert header_lines(headers, invalid_headers="replace") == b"My_Header: 1\r\nB: 2  Forged: 3\r\nC: 4\r\n"
+    assert header_lines(headers, invalid_headers="drop") == b"C: 4\r\n"
+    assert header_lines({"": "1"}, invalid_headers="replace") == b"_: 1\r\n"
+
+
+def test_orders_to_the_server_are_left_out_unless_they_are_wanted() -> None:
+    headers = {"Nats-Rollup": "all", "Nats-Schedule-Target": "o.y", "Nats-TTL": "1h", "A": "1"}
+    assert header_lines(headers) == b"Nats-TTL: 1h\r\nA: 1\r\n"
+    assert header_lines(headers, ttl=False) == b"A: 1\r\n", "the stream would refuse it"
+    kept = b"Nats-Rollup: all\r\nNats-Schedule-Target: o.y\r\nNats-TTL: 1h\r\nA: 1\r\n"
+    assert header_lines(headers, orders=True) == kept
+
+
+def test_an_empty_message_id_is_none() -> None:
+    maker = RowMaker(columns_of(schema("data string; message_id string"), "OUT", ["o.>"], "o.x"))
+    rows = maker.rows(pa.record_batch({"data": pa.array(["", "", ""]), "message_id": pa.array(["", " ", "m"])}))
+    assert rows.headers is not None
+    assert rows.headers.to_pylist() == [b"", b"", b"Nats-Msg-Id: m\r\n"]
 
 
 @pytest.mark.parametrize(
