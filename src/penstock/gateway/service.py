@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
@@ -180,12 +181,12 @@ def _response(page: Page) -> pb.FetchFactsResponse:
 
 
 def _fact(fact: Fact) -> pb.Fact:
-    seconds = int(fact.stored_at.timestamp())
+    seconds = math.floor(fact.stored_at.timestamp())  # the rest is added, also before 1970
     return pb.Fact(
         stream=fact.stream,
         sequence=fact.sequence,
-        subject=fact.subject,
-        id=fact.id or "",
+        subject=_clean(fact.subject),
+        id=_clean(fact.id or ""),
         data=fact.data,
         headers=[pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in fact.headers.items()],
         stored_at=Timestamp(seconds=seconds, nanos=fact.stored_at.microsecond * 1000),
@@ -202,5 +203,5 @@ def _cleaned(values: Iterable[str]) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Text that protobuf takes: bytes in a header that are no UTF-8 are shown as question marks."""
+    """Text that protobuf takes: bytes in a subject or header that are no UTF-8 are shown as question marks."""
     return text.encode("utf-8", "replace").decode()

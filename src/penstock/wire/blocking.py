@@ -33,6 +33,7 @@ from penstock.wire.session import (
     Denied,
     Event,
     Session,
+    check_nothing_before_tls,
     checked_answer,
     first_info,
     unreachable,
@@ -118,6 +119,7 @@ class Connection:
         info = self._greeting(parser, deadline)
         encrypted = login.needs_tls(info, self.settings, endpoint)
         if encrypted and not self.settings.tls_first:
+            check_nothing_before_tls(parser)
             self._encrypt(endpoint, deadline)
         options = login.connect_options(
             info, self.settings, endpoint, name=self._name, echo=self._echo, encrypted=encrypted

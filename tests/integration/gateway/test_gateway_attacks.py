@@ -19,6 +19,7 @@ from penstock.errors import ConfigError
 from penstock.facts import Page
 from penstock.gateway import BlockingGatewayClient
 from penstock.testing import eventually
+from penstock.wire import blocking
 
 SERVICE = "/penstock.facts.v1.FactService"
 JSON = "application/json"
@@ -213,3 +214,21 @@ def _closed(held: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
+
+
+# -- what others publish -----------------------------------------------------------------------------------------------
+
+
+def test_facts_on_subjects_that_only_the_server_takes_are_fetched(zone: Zone) -> None:
+    """A control character in a subject ended the connection; bytes that are no UTF-8 were an error of the gateway."""
+    stored = [b"facts.busy.a\x1bb", b"facts.busy.\x0c", b"facts.busy.\x7f", b"facts.busy.\xff"]
+    with blocking.connect(zone.broker.settings) as publisher, zone.client(token="busy") as client:
+        for subject in stored:
+            publisher.send(b"PUB %b 1\r\nx\r\n" % subject)
+        publisher.flush()
+        found: list[str] = []
+        while len(found) < len(stored):
+            page = client.fetch_facts("busy_reader", 10, wait=15)
+            found += [fact.subject for fact in page.facts]
+            client.confirm_receipt("busy_reader", page.receipt)
+    assert found == ["facts.busy.a\x1bb", "facts.busy.\x0c", "facts.busy.\x7f", "facts.busy.?"]

@@ -251,6 +251,9 @@ def impostor() -> Iterator[Callable[[bytes], Settings]]:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no NATS server speaks like this"),
         (b"PING\r\n", "greets with INFO"),
         (b"INFO {not json}\r\n", "no JSON"),
+        (b'INFO {"tls_required": true}\r\nPING\r\n', "before TLS began"),
+        (b'INFO {"tls_required": true}\r\nMSG a 1 1\r\nx\r\nPONG\r\n', "before TLS began"),
+        (b'INFO {"tls_required": true}\r\nP', "before TLS began"),
     ],
 )
 def test_what_is_no_nats_server_is_an_error_in_time(
