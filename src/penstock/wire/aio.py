@@ -11,12 +11,12 @@ import random
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Self, cast
 
 from penstock.errors import AccessDenied, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
 from penstock.settings import Settings
-from penstock.wire import frames, login
+from penstock.wire import frames, login, resolve
 from penstock.wire.headers import Headers
 from penstock.wire.session import (
     MAX_WAITING_BYTES,
@@ -105,9 +105,7 @@ class Connection:
 
     async def _greet(self, link: _Link, endpoint: login.Endpoint) -> None:
         first = self._context() if self.settings.tls_first else None
-        loop = asyncio.get_running_loop()
-        name = endpoint.tls_name if first else None
-        await loop.create_connection(lambda: link, endpoint.host, endpoint.port, ssl=first, server_hostname=name)
+        await self._reach(link, endpoint, first)
         info = await link.greeting
         encrypted = login.needs_tls(info, self.settings, endpoint)
         if encrypted and not first:
@@ -118,6 +116,17 @@ class Connection:
         )
         link.write(frames.connect(options))
         await link.pong()
+
+    async def _reach(self, link: _Link, endpoint: login.Endpoint, first: ssl.SSLContext | None) -> None:
+        """Connect to the first address of the host that answers."""
+        loop = asyncio.get_running_loop()
+        name = endpoint.tls_name if first else None
+        *others, last = await resolve.hosts_async(endpoint.host, endpoint.port)
+        for address in others:
+            with suppress(OSError):
+                await loop.create_connection(lambda: link, address, endpoint.port, ssl=first, server_hostname=name)
+                return
+        await loop.create_connection(lambda: link, last, endpoint.port, ssl=first, server_hostname=name)
 
     def _context(self) -> ssl.SSLContext:
         return self.settings.ssl_context() or ssl.create_default_context()
