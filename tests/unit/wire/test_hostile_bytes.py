@@ -105,9 +105,9 @@ def test_pieces_outside_of_the_buffer_are_refused(kernels: compiled.Kernels) -> 
 
 def test_whatever_is_sent_machine_code_stays_within_its_buffers_and_agrees_with_plain() -> None:
     script = Path(__file__).with_name("guarded.py")
-    done = subprocess.run([sys.executable, script, str(SEED), "3000"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, str(SEED), "1500"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
-    assert int(done.stdout) > 3_000, "most messages were to be rows"
+    assert int(done.stdout) > 1_200, "most messages were to be rows"
 
 
 # -- times -------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_consumer_tells_times_before_1970_with_a_sign(kernels: compiled.Kernel
 
 
 def test_very_many_headers_are_grouped_by_a_table() -> None:
-    """The kernel compares each line with all before it: one message with 100,000 headers took it minutes."""
+    """The kernel compares each line with all before it: 40,000 headers took it 50 times as long as the table."""
     machine, lines = all_kernels()["machine code"], list[int]()
 
     class Watched:
