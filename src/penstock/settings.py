@@ -7,12 +7,14 @@ The file is YAML with the field names of `Settings`: `PENSTOCK_SETTINGS` names i
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import os
 import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -22,6 +24,13 @@ from penstock.errors import BadSetting, ConfigError
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 5.0  # seconds
 SETTINGS_FILE = "penstock.settings.yaml"
+MAX_ALIASES = 16
+"""Aliases of a settings file. Nested ones multiply, and an error that shows a value of them might not end."""
+MAX_DEPTH = 32
+"""Lists and mappings of a settings file inside each other."""
+SECRETS = ("credentials", "user", "password", "token")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,12 +116,30 @@ class Settings:
     def load(cls, env: Mapping[str, str] | None = None, file: str | Path | None = None, **overrides: Any) -> Self:
         """Settings from file, environment and arguments; an override of None counts as not given."""
         env = os.environ if env is None else env
-        values = _from_file(file or env.get("PENSTOCK_SETTINGS"))
-        later = {**_from_env(env), **{name: value for name, value in overrides.items() if value is not None}}
+        named = file or env.get("PENSTOCK_SETTINGS")
+        values, variables = _from_file(named), _from_env(env)
+        later = {**variables, **{name: value for name, value in overrides.items() if value is not None}}
+        if not named and "servers" in values and "servers" not in later:
+            secrets = tuple(f"PENSTOCK_{name.upper()}" for name in SECRETS if name in variables)
+            if secrets:
+                tell_servers_of_directory(Path(SETTINGS_FILE).absolute(), values["servers"], secrets)
         return cls(**values | {name: _converted(name, value) for name, value in later.items()})
 
 
 FIELDS = tuple(f.name for f in fields(Settings))
+
+
+@cache  # once in a process
+def tell_servers_of_directory(path: Path, servers: tuple[str, ...], secrets: tuple[str, ...]) -> None:
+    """Warn that a file that merely lies in the current directory decides who gets the secrets of the environment."""
+    shown = ", ".join(server.rpartition("@")[2] for server in servers)
+    log.warning(
+        "%s, a file of the current directory, sends the login of %s to %s; name the file in PENSTOCK_SETTINGS, or the "
+        "servers in PENSTOCK_SERVERS, if that is meant",
+        path,
+        " and ".join(secrets),
+        shown,
+    )
 
 
 def _from_file(path: str | Path | None) -> dict[str, Any]:
@@ -140,7 +167,9 @@ def _yaml(path: Path) -> Any:
     import yaml  # Spark tasks and planners seldom have a settings file: they start sooner without
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        _check_yaml(path, text)
+        return yaml.safe_load(text) or {}
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -150,8 +179,24 @@ def _yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: this is not a text file ({exc.reason} at position {position})") from exc
     except (ValueError, RecursionError) as exc:  # a date that is none, a document that is nothing but brackets
         raise ConfigError(f"{path}: {exc}") from exc
+    except (AttributeError, LookupError, TypeError) as exc:  # PyYAML trusts that a tag fits what it is written before
+        raise ConfigError(f"{path}: a tag such as `!!timestamp` does not fit its value; write the value alone") from exc
     except OSError as exc:
         raise ConfigError(f"{path}: {_reason(exc)}") from exc
+
+
+def _check_yaml(path: Path, text: str) -> None:
+    """Refuse what is nested too deep or grows by aliases, before anything is built from it."""
+    import yaml
+
+    depth = aliases = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        aliases += isinstance(event, yaml.AliasEvent)
+        if depth > MAX_DEPTH:
+            raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH} levels; a settings file has `name: value` lines")
+        if aliases > MAX_ALIASES:
+            raise ConfigError(f"{path}: a settings file has at most {MAX_ALIASES} aliases")
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, str]:

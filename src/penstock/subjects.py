@@ -5,6 +5,7 @@ A subject is tokens between dots. In a filter, `*` stands for one token and a fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -18,15 +19,18 @@ DLQ_AUDIT = "dlq_audit"
 """First token of the subjects of the audit, which decides what becomes of dead letters."""
 DLQ_SUBJECTS = f"{DLQ}.>"
 
+UNPRINTABLE = re.compile(r"[\s\x00-\x20\x7f]")
+"""What Penstock puts into no subject. A server takes all but space, tab, CR and LF, so others may have published it."""
+
 T = TypeVar("T")
 
 
 def problem(subject: str) -> str | None:
-    """Why the server would refuse this subject or filter; None when it would not."""
+    """Why this cannot be a subject or filter that Penstock publishes to or reads by; None when it can."""
     if not subject:
         return "a subject cannot be empty"
-    if any(c.isspace() for c in subject):
-        return "a subject cannot contain white space"
+    if UNPRINTABLE.search(subject):
+        return "a subject cannot contain white space or control characters"
     tokens = subject.split(".")
     if "" in tokens:
         return "a subject cannot have an empty token: dots stand between tokens only"

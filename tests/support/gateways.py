@@ -98,8 +98,17 @@ class Papers:
 class RunningGateway:
     """`penstock gateway` as a subprocess; `restart` listens on the same port again."""
 
-    def __init__(self, file: Path, *flags: str, listen: str = "127.0.0.1:0") -> None:
-        self._command = [sys.executable, "-m", "penstock", "gateway", str(file), *flags, "--admin", "127.0.0.1:0"]
+    def __init__(
+        self,
+        file: Path,
+        *flags: str,
+        listen: str = "127.0.0.1:0",
+        admin: str = "127.0.0.1:0",
+        descriptors: int | None = None,
+    ) -> None:
+        """`descriptors`: how many files the process may open."""
+        limited = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"] if descriptors else []
+        self._command = [*limited, sys.executable, "-m", "penstock", "gateway", str(file), *flags, "--admin", admin]
         self._log = file.with_name(f"gateway-{os.urandom(3).hex()}.log")
         self.url = self.admin = ""
         self._start(listen)
@@ -114,6 +123,10 @@ class RunningGateway:
         assert self.url, self._log.read_text()
         words = self._log.read_text()[start:]
         self.admin = next((line.split()[-1] for line in words.splitlines() if "readiness" in line), "")
+
+    def log(self) -> str:
+        """What it wrote to stderr."""
+        return self._log.read_text()
 
     def kill(self) -> None:
         self.process.kill()

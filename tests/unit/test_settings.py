@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import settings
 from penstock.errors import BadSetting, ConfigError
 from penstock.settings import Settings
 from penstock.wire import login
@@ -42,7 +43,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("user: 2026-99-99", "month must be in 1..12"),
         ("user: \x01", "not a text file"),
         (b"\xff\xfe\x00bad", "not a text file"),
-        ("[" * 5000, "recursion"),
+        ("[" * 5000, "nested deeper than 32 levels"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line_with_its_name(tmp_path: Path, content: str | bytes, said: str) -> None:
@@ -94,3 +95,55 @@ def test_credentials_that_are_none_are_named(tmp_path: Path) -> None:
     junk.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"junk\.creds cannot be read as a credentials file: it is not text"):
         login.signed(junk, "nonce")
+
+
+@pytest.mark.parametrize("value", ["!!timestamp x", "!!bool x", "!!int ''", "!!binary aGk=", "!other x"])
+def test_a_tag_that_does_not_fit_is_a_line_not_a_traceback(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loaded(tmp_path, f"user: {value}\n")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    """Ten times ten, ten levels deep: an error that shows the value would not end."""
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10)]
+    with pytest.raises(ConfigError, match="at most 16 aliases"):
+        loaded(tmp_path, "\n".join(["l0: &l0 [x]", *levels, "servers: *l9"]))
+    assert loaded(tmp_path, "user: &a ann\npassword: *a\n").password == "ann"
+
+
+# -- a file that lies where the command is run -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a settings file that names servers."""
+    monkeypatch.chdir(tmp_path)
+    settings.tell_servers_of_directory.cache_clear()
+    (tmp_path / "penstock.settings.yaml").write_text("servers: [nats://elsewhere:4222]\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("secret", ["PENSTOCK_TOKEN", "PENSTOCK_PASSWORD", "PENSTOCK_CREDENTIALS"])
+def test_a_directory_that_names_servers_for_secrets_of_the_environment_is_told(
+    here: Path, secret: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (here / "s").write_text("")
+    env = {secret: "s", "PENSTOCK_USER": "ann"} if secret == "PENSTOCK_PASSWORD" else {secret: "s"}
+    Settings.load(env=env)
+    Settings.load(env=env)
+    (told,) = caplog.messages
+    assert secret in told
+    assert "elsewhere:4222" in told
+    assert str(here / "penstock.settings.yaml") in told
+
+
+def test_servers_that_somebody_chose_are_not_told(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = here / "penstock.settings.yaml"
+    Settings.load(env={})
+    Settings.load(env={"PENSTOCK_TOKEN": "s", "PENSTOCK_SERVERS": "nats://mine"})
+    Settings.load(env={"PENSTOCK_TOKEN": "s"}, servers="nats://mine")
+    Settings.load(env={"PENSTOCK_TOKEN": "s", "PENSTOCK_SETTINGS": str(file)})
+    file.write_text("servers: [nats://elsewhere:4222]\ntoken: own\n")
+    Settings.load(env={})
+    assert caplog.messages == []

@@ -223,9 +223,14 @@ class EmbeddedServer:
 
     # -- look ------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def config_path(data: Path) -> Path:
+        """The configuration of a server with this data directory, as its command line names it."""
+        return data.absolute() / "nats-server.conf"
+
     @property
     def _config_path(self) -> Path:
-        return self.data / "nats-server.conf"
+        return self.config_path(self.data)
 
     @property
     def _ports_dir(self) -> Path:

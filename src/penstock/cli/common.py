@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from penstock.errors import BadSetting, ConfigError, UsageError
 from penstock.settings import Settings
+from penstock.wire import resolve
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -152,9 +154,20 @@ def sync(command: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> T:
-        return asyncio.run(command(*args, **kwargs))
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            return runner.run(command(*args, **kwargs))
 
     return wrapper
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that does not outlast `--timeout`: its own threads would be waited for, with the name server."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **named: Any) -> Any:
+        answer = await resolve.asked(lambda: list(socket.getaddrinfo(host, port, **named)))
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
 
 
 def fail(message: str) -> None:

@@ -19,9 +19,14 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--env", metavar="NAME", help="Environment of the platform file.")
 @click.option(
-    "--listen", default="127.0.0.1:8443", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
+    "--listen",
+    default="127.0.0.1:8443",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Port 0: any free one; without a host: all interfaces.",
 )
 @click.option("--admin", metavar="HOST:PORT", help="Health, readiness and metrics, in plain HTTP.  [default: nowhere]")
+@click.option("--admin-exposed", is_flag=True, help="Let --admin listen beyond loopback, in plain HTTP for everybody.")
 @click.option("--cert", metavar="FILE", help="The gateway's certificate, in PEM form.")
 @click.option("--key", metavar="FILE", help="Its key.")
 @click.option("--client-ca", metavar="FILE", help="CA of the callers' certificates; without it only tokens count.")
@@ -36,6 +41,7 @@ async def gateway(
     env: str | None,
     listen: str,
     admin: str | None,
+    admin_exposed: bool,
     cert: str | None,
     key: str | None,
     client_ca: str | None,
@@ -59,6 +65,7 @@ async def gateway(
         raise ConfigError(f"{file}: nobody may call the gateway: declare `gateway.identities`")
     (host, port), operators = _address("--listen", listen), _address("--admin", admin) if admin else None
     _check_tls(host, cert, key, client_ca, require_certificate, insecure)
+    _check_admin(operators[0] if operators else None, admin_exposed)
     try:
         from penstock.gateway.server import Listen, serve
     except ImportError as exc:
@@ -76,6 +83,9 @@ async def gateway(
         require_certificate=require_certificate,
         drain=drain,
     )
+    for flag, text in (("--listen", listen), ("--admin", admin or "")):
+        if text.startswith(":"):
+            err.print(f"{flag} {text} means all interfaces of this machine, as 0.0.0.0{text} does", soft_wrap=True)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
     await serve(settings, platform.gateway, where, _ready)
@@ -92,6 +102,17 @@ def _address(flag: str, text: str) -> tuple[str, int]:
     if not colon or not port.isdigit() or int(port) > 65535:
         usage(f"{flag} {text}: write HOST:PORT, such as 127.0.0.1:8443")
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _check_admin(host: str | None, exposed: bool) -> None:
+    with flag_values():
+        if host is None and exposed:
+            raise ConfigError("--admin-exposed says where --admin may listen: give --admin HOST:PORT, too")
+        if host is not None and host not in LOOPBACK and not exposed:
+            raise ConfigError(
+                f"--admin {host} would show health and metrics in plain HTTP to everybody who reaches it: "
+                "listen on 127.0.0.1, or say --admin-exposed"
+            )
 
 
 def _check_tls(

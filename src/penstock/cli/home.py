@@ -29,14 +29,17 @@ class KeptBroker:
 
     url: str
     pid: int
+    data: Path
 
     @property
     def alive(self) -> bool:
-        """Whether that process still is a nats-server: process ids are used again."""
+        """Whether that process still is the nats-server of this data directory: process ids are used again."""
         shown = subprocess.run(
             ["ps", "-ww", "-o", "command=", "-p", str(self.pid)], capture_output=True, text=True, check=False
         )
-        return "nats-server" in shown.stdout
+        program, flag, configuration = shown.stdout.strip().rpartition(" -c ")
+        named = bool(flag) and configuration == str(EmbeddedServer.config_path(self.data))
+        return named and Path(program).name == "nats-server"
 
     def stop(self) -> None:
         with suppress(ProcessLookupError):
@@ -70,10 +73,11 @@ class Home:
         """The broker that an earlier run left running, if it still runs."""
         try:
             noted = json.loads(self._note.read_text())
-            broker = KeptBroker(noted["url"], noted["pid"])
-        except (OSError, ValueError, KeyError):
+            broker = KeptBroker(noted["url"], noted["pid"], self.data)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return broker if broker.alive else None
+        # 0 and what is below are groups of processes to `kill`, and 1 is the system's first.
+        return broker if type(broker.pid) is int and broker.pid > 1 and broker.alive else None
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from penstock.broker import connect
 from penstock.cli.common import SECONDS, Column, Context, json_option, out, print_json, sync, table
+from penstock.errors import ServerBusy, Unavailable
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.units import approximate_duration, approximate_size
 
@@ -66,13 +67,19 @@ async def status(context: Context, watch: bool, every: float, platform: str | No
 
 
 async def _watch(look: Callable[[], Awaitable[Status]], every: float) -> None:
-    """Print everything again and again, each time on an empty screen; what is longer can be scrolled back to."""
+    """Print everything again and again, each time on an empty screen; what is longer can be scrolled back to.
+
+    An outage is shown in its place, until it is over.
+    """
     with suppress(asyncio.CancelledError):  # Ctrl-C
         while True:
-            found = await look()
+            try:
+                shown = render(await look())
+            except (Unavailable, ServerBusy) as exc:
+                shown = Text(f"{exc}; trying again", style="bold red")
             with out:  # one write, no flicker
                 out.clear()
-                out.print(render(found))
+                out.print(shown)
                 out.print(f"{datetime.now():%H:%M:%S}, every {every:g} s until Ctrl-C", style="dim")
             await asyncio.sleep(every)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.facts import Facts
+from penstock.gateway.bounds import codecs
 from penstock.gateway.grants import Grants, NotAuthenticated
 from penstock.gateway.limits import Allowance, TooMany
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.service import Service, caller
+from penstock.gateway.service import APPEND, CONFIRM, FETCH, Service, caller
 from penstock.gateway.v1.facts_connect import FactServiceASGIApplication
 from penstock.observe.status import ConsumerStatus, consumer_status
 from penstock.topology.model import GatewaySpec
@@ -27,6 +28,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PEER = "penstock.peer"
 """Where the server leaves the client's certificate in the state of a connection."""
 KINDS = (b"application/proto", b"application/json")
+ONCE = frozenset(
+    {b"authorization", b"content-type", b"content-encoding", b"connect-protocol-version", b"connect-timeout-ms"}
+)
+"""Headers of which a second one would leave open which of the two counts."""
 READY_WITHIN = 2.0  # seconds
 CALL_MARGIN = 30.0  # seconds beyond the longest wait that a call may take with its body
 
@@ -44,7 +49,8 @@ class Gateway:
             one.name: Allowance(spec.limits.rate, spec.limits.concurrent) for one in self._grants.identities
         }
         service = Service(facts, spec.limits, self.metrics)
-        self._calls = FactServiceASGIApplication(service, read_max_bytes=spec.limits.body)
+        self._calls = FactServiceASGIApplication(service, read_max_bytes=spec.limits.body, codecs=codecs())
+        self._paths = {f"{self._calls.path}/{method}" for method in (FETCH, CONFIRM, APPEND)}
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -72,7 +78,12 @@ class Gateway:
         authorization = headers.get(b"authorization", b"").decode("latin-1") or None
         peer = scope.get("state", {}).get(PEER)
         identity = self._grants.caller(peer, authorization, datetime.now(UTC))
+        _check_text(scope["headers"])
         _check(scope["method"], headers, self._limits.body)
+        if scope["path"] not in self._paths:
+            raise Unacceptable(
+                404, "unimplemented", f"there are {FETCH}, {CONFIRM} and {APPEND} below {self._calls.path}"
+            )
         allowance = self._allowances[identity.name]
         allowance.enter(time.monotonic())
         caller.set(identity)
@@ -156,6 +167,19 @@ def _check(method: str, headers: Mapping[bytes, bytes], most: int) -> None:
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length[:20]) > most:
         raise Unacceptable(413, "resource_exhausted", f"a request has at most {most} bytes")
+
+
+def _check_text(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse headers that Connect's library would fail at, or would understand otherwise than we did."""
+    seen: set[bytes] = set()
+    for name, value in headers:
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            raise Unacceptable(400, "invalid_argument", f"the header {name.decode('latin-1')!r} is no UTF-8") from None
+        if name in ONCE and name in seen:
+            raise Unacceptable(400, "invalid_argument", f"the header {name.decode()!r} is given twice")
+        seen.add(name)
 
 
 async def _answer(send: Send, status: int, body: bytes, kind: bytes = b"text/plain") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from protobuf.wkt import Duration, Timestamp
 
 from penstock import errors
 from penstock.facts import Fact, FactConflict, Facts, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.gateway import bounds
 from penstock.gateway.grants import NotGranted, check_subject, granted_consumer
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.v1 import facts_pb as pb
@@ -68,7 +70,7 @@ class Service(FactService):
 
     async def fetch_facts(self, request: pb.FetchFactsRequest, ctx: Context) -> pb.FetchFactsResponse:
         async def fetch() -> pb.FetchFactsResponse:
-            stream = granted_consumer(caller.get(), request.consumer_name, request.stream)
+            stream = _granted(request.consumer_name, request.stream)
             limit = min(request.limit or DEFAULT_LIMIT, self._limits.page)
             page = await self._facts.fetch_facts(
                 request.consumer_name,
@@ -84,7 +86,7 @@ class Service(FactService):
 
     async def confirm_receipt(self, request: pb.ConfirmReceiptRequest, ctx: Context) -> pb.ConfirmReceiptResponse:
         async def confirm() -> pb.ConfirmReceiptResponse:
-            stream = granted_consumer(caller.get(), request.consumer_name, request.stream)
+            stream = _granted(request.consumer_name, request.stream)
             done = await self._facts.confirm_receipt(request.consumer_name, request.receipt, stream=stream)
             self._metrics.facts[CONFIRM] += not done.already
             return pb.ConfirmReceiptResponse(first=done.first, last=done.last, already=done.already)
@@ -93,10 +95,10 @@ class Service(FactService):
 
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Context) -> pb.AppendFactResponse:
         async def append() -> pb.AppendFactResponse:
+            bounds.check_subject_size(request.subject)
+            bounds.check_name("stream", request.stream)
             check_subject(caller.get(), request.subject)
-            headers = {header.name: tuple(header.values) for header in request.headers}
-            if len(headers) != len(request.headers):
-                raise errors.ConfigError("a header is given twice: write its values below one name")
+            headers = bounds.checked_headers(request.headers)
             done = await self._facts.append_fact(
                 request.subject, request.id, request.data, headers=headers, stream=request.stream or None
             )
@@ -108,6 +110,8 @@ class Service(FactService):
     def _wait(self, asked: Duration | None, ctx: Context) -> float:
         """How long a fetch may wait: as asked, as allowed, and as long as the caller does."""
         wanted = asked.seconds + asked.nanos / 1e9 if asked else 0.0
+        if wanted < 0:
+            raise errors.ConfigError(f"a fetch cannot wait {wanted:g} s: leave the wait out, or ask for 0 s or more")
         longest = min(wanted, self._limits.wait.total_seconds())
         if ctx.timeout_ms is not None:
             left = ctx.timeout_ms / 1000
@@ -133,6 +137,13 @@ class Service(FactService):
             raise
         finally:
             self._metrics.called(method, outcome, time.perf_counter() - began)
+
+
+def _granted(consumer: str, stream: str) -> str:
+    """The stream of a consumer that the caller may use."""
+    bounds.check_name("consumer", consumer)
+    bounds.check_name("stream", stream)
+    return granted_consumer(caller.get(), consumer, stream)
 
 
 def connect_error(error: errors.PenstockError) -> ConnectError:
@@ -170,12 +181,12 @@ def _response(page: Page) -> pb.FetchFactsResponse:
 
 
 def _fact(fact: Fact) -> pb.Fact:
-    seconds = int(fact.stored_at.timestamp())
+    seconds = math.floor(fact.stored_at.timestamp())  # the rest is added, also before 1970
     return pb.Fact(
         stream=fact.stream,
         sequence=fact.sequence,
-        subject=fact.subject,
-        id=fact.id or "",
+        subject=_clean(fact.subject),
+        id=_clean(fact.id or ""),
         data=fact.data,
         headers=[pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in fact.headers.items()],
         stored_at=Timestamp(seconds=seconds, nanos=fact.stored_at.microsecond * 1000),
@@ -192,5 +203,5 @@ def _cleaned(values: Iterable[str]) -> list[str]:
 
 
 def _clean(text: str) -> str:
-    """Text that protobuf takes: bytes in a header that are no UTF-8 are shown as question marks."""
+    """Text that protobuf takes: bytes in a subject or header that are no UTF-8 are shown as question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -75,7 +75,8 @@ class SubjectMap:
         if len(known) > REMEMBERED:
             known.clear()
         for subject in set(given).difference(known):
-            known[subject] = self._mapped(subject.decode()).encode()
+            text = subject.decode("utf-8", "surrogateescape")  # a server takes bytes that are no UTF-8
+            known[subject] = self._mapped(text).encode("utf-8", "surrogateescape")
         return [known[subject] for subject in given]
 
     def _mapped(self, subject: str) -> str:

@@ -247,11 +247,16 @@ def _typed(tag: str, text: str, place: Place, problems: Problems) -> Any:
     """The value that YAML gives to a scalar of this tag."""
     if tag == "tag:yaml.org,2002:str":
         return text
+    if tag == "tag:yaml.org,2002:binary":
+        problems.add(place, "`!!binary` is not taken here: write text")
+        return None
     try:
         return _scalars.construct_object(yaml.ScalarNode(tag, text), deep=True)
     except (yaml.YAMLError, ValueError) as exc:
         problems.add(place, f"{text!r} cannot be read: {getattr(exc, 'problem', exc)}")
-        return None
+    except (AttributeError, LookupError, TypeError):  # PyYAML trusts that a tag fits what it is written before
+        problems.add(place, f"{text!r} cannot be read as `{tag.replace('tag:yaml.org,2002:', '!!')}`")
+    return None
 
 
 def expanded(node: Node, variables: Mapping[str, str], problems: Problems) -> Node:

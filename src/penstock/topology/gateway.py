@@ -40,6 +40,8 @@ GATEWAY_LIMITS = Record(
         Field("rate", Count(1), "Calls a second of one identity.", default=500),
         Field("concurrent", Count(1), "Calls of one identity at the same time.", default=32),
         Field("wait", Duration(), "Longest that a fetch may wait for a first fact.", default=30 * SECOND),
+        Field("connections", Count(1), "Open connections, in all; fewer where descriptors are few.", default=512),
+        Field("connections_per_address", Count(1), "Open connections from one address.", default=128),
     ),
     "limits-of-the-gateway",
 )

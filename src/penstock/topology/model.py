@@ -320,6 +320,10 @@ class GatewayLimits:
     """Calls of one identity at the same time."""
     wait: timedelta = timedelta(seconds=30)
     """Longest that a fetch may wait for a first fact."""
+    connections: int = 512
+    """Open connections, in all; fewer where the process may open fewer descriptors."""
+    connections_per_address: int = 128
+    """Open connections from one address; raise it to `connections` behind a load balancer."""
 
 
 @dataclass(frozen=True, slots=True)

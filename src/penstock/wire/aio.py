@@ -11,14 +11,22 @@ import random
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Self, cast
 
 from penstock.errors import AccessDenied, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
 from penstock.settings import Settings
-from penstock.wire import frames, login
+from penstock.wire import frames, login, resolve
 from penstock.wire.headers import Headers
-from penstock.wire.session import MAX_WAITING_BYTES, Denied, Session, checked_answer, first_info, unreachable
+from penstock.wire.session import (
+    MAX_WAITING_BYTES,
+    Denied,
+    Session,
+    check_nothing_before_tls,
+    checked_answer,
+    first_info,
+    unreachable,
+)
 
 Handler = Callable[[frames.Message], None]
 """Called in the event loop for each message of a subscription; it must not wait."""
@@ -97,18 +105,28 @@ class Connection:
 
     async def _greet(self, link: _Link, endpoint: login.Endpoint) -> None:
         first = self._context() if self.settings.tls_first else None
-        loop = asyncio.get_running_loop()
-        name = endpoint.tls_name if first else None
-        await loop.create_connection(lambda: link, endpoint.host, endpoint.port, ssl=first, server_hostname=name)
+        await self._reach(link, endpoint, first)
         info = await link.greeting
         encrypted = login.needs_tls(info, self.settings, endpoint)
         if encrypted and not first:
             await link.encrypt(self._context())
+        link.begin()
         options = login.connect_options(
             info, self.settings, endpoint, name=self._name, echo=self._echo, encrypted=encrypted
         )
         link.write(frames.connect(options))
         await link.pong()
+
+    async def _reach(self, link: _Link, endpoint: login.Endpoint, first: ssl.SSLContext | None) -> None:
+        """Connect to the first address of the host that answers."""
+        loop = asyncio.get_running_loop()
+        name = endpoint.tls_name if first else None
+        *others, last = await resolve.hosts_async(endpoint.host, endpoint.port)
+        for address in others:
+            with suppress(OSError):
+                await loop.create_connection(lambda: link, address, endpoint.port, ssl=first, server_hostname=name)
+                return
+        await loop.create_connection(lambda: link, last, endpoint.port, ssl=first, server_hostname=name)
 
     def _context(self) -> ssl.SSLContext:
         return self.settings.ssl_context() or ssl.create_default_context()
@@ -277,6 +295,8 @@ class _Link(asyncio.BufferedProtocol):
         self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
+        self._begun = False
+        """Whether more than the greeting may be looked at: not before it is clear whether to encrypt."""
         self.greeting: asyncio.Future[login.ServerInfo] = loop.create_future()
         self.error: PenstockError | None = None
         self.inbox_open = False
@@ -333,6 +353,8 @@ class _Link(asyncio.BufferedProtocol):
             self._session = Session(self._endpoint, info, self._parser)
             if not self.greeting.done():  # who waited for it may have been cancelled
                 self.greeting.set_result(info)
+        if not self._begun:
+            return
         session = self._session
         if self.look:
             self._parser.skim(self.look)
@@ -390,8 +412,14 @@ class _Link(asyncio.BufferedProtocol):
         if self.error:
             raise self.error
 
+    def begin(self) -> None:
+        """Look at what came after the greeting, and from now on at everything that comes."""
+        self._begun = True
+        self._take()
+
     async def encrypt(self, context: ssl.SSLContext) -> None:
         assert self._transport
+        check_nothing_before_tls(self._parser)
         loop = asyncio.get_running_loop()
         # A paused reader would miss what comes right after the handshake; the old transport must not be used again.
         transport = await loop.start_tls(self._transport, self, context, server_hostname=self._endpoint.tls_name)

@@ -26,13 +26,14 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.settings import Settings
-from penstock.wire import frames, login
+from penstock.wire import frames, login, resolve
 from penstock.wire.headers import Headers
 from penstock.wire.session import (
     MAX_WAITING_BYTES,
     Denied,
     Event,
     Session,
+    check_nothing_before_tls,
     checked_answer,
     first_info,
     unreachable,
@@ -110,7 +111,7 @@ class Connection:
             raise
 
     def _greet(self, endpoint: login.Endpoint, deadline: float) -> None:
-        self._socket = socket.create_connection((endpoint.host, endpoint.port), _left(deadline))
+        self._socket = self._reached(endpoint, deadline)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self.settings.tls_first:
             self._encrypt(endpoint, deadline)
@@ -118,6 +119,7 @@ class Connection:
         info = self._greeting(parser, deadline)
         encrypted = login.needs_tls(info, self.settings, endpoint)
         if encrypted and not self.settings.tls_first:
+            check_nothing_before_tls(parser)
             self._encrypt(endpoint, deadline)
         options = login.connect_options(
             info, self.settings, endpoint, name=self._name, echo=self._echo, encrypted=encrypted
@@ -126,6 +128,14 @@ class Connection:
         answered = session.ping()
         self.send(frames.connect(options) + frames.PING)
         self._until(lambda: session.pongs >= answered, deadline)
+
+    def _reached(self, endpoint: login.Endpoint, deadline: float) -> socket.socket:
+        """A socket connected to the first address of the host that answers."""
+        *others, last = resolve.hosts(endpoint.host, endpoint.port, _left(deadline))
+        for address in others:
+            with suppress(OSError):
+                return socket.create_connection((address, endpoint.port), _left(deadline))
+        return socket.create_connection((last, endpoint.port), _left(deadline))
 
     def _greeting(self, parser: frames.Parser, deadline: float) -> login.ServerInfo:
         while (info := first_info(parser)) is None:

@@ -62,7 +62,7 @@ class Kernels(Protocol):
     """What a scan needs, as machine code or plain. `kernels` says what each function does."""
 
     def scan(self, buf: Array, state: Array, table: Array, *numbers: int) -> int: ...
-    def gather(self, buf: Array, at: Array, size: Array, out: Array) -> None: ...
+    def gather(self, buf: Array, at: Array, size: Array, out: Array) -> int: ...
     def header_lines(self, buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int: ...
     def group_names(self, buf: Array, rows: Array, parts: Array, order: Array) -> int: ...
 
@@ -93,8 +93,8 @@ class MachineKernels:
     def scan(self, buf: Array, state: Array, table: Array, *numbers: int) -> int:
         return self._scan(_at(buf), len(buf), _at(state), _at(table), table.shape[1], *numbers)
 
-    def gather(self, buf: Array, at: Array, size: Array, out: Array) -> None:
-        self._gather(_at(buf), len(buf), _at(at), _at(size), len(at), _at(out), len(out))
+    def gather(self, buf: Array, at: Array, size: Array, out: Array) -> int:
+        return self._gather(_at(buf), len(buf), _at(at), _at(size), len(at), _at(out), len(out))
 
     def header_lines(self, buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int:
         return self._header_lines(_at(buf), len(buf), _at(at), _at(size), len(at), _at(rows), _at(parts), len(rows))

@@ -71,8 +71,7 @@ def _exports() -> list[tuple[str, str, Callable[..., int]]]:
         return scan(arrays[0], arrays[1], arrays[2], sid, direct, max_line, max_info, max_message)
 
     def gather_c(buf, size, at, sizes, rows, out, room):  # type: ignore[no-untyped-def]  # numba infers
-        gather(carray(buf, size), carray(at, rows), carray(sizes, rows), carray(out, room))
-        return 0
+        return gather(carray(buf, size), carray(at, rows), carray(sizes, rows), carray(out, room))
 
     def header_lines_c(buf, size, at, sizes, rows, found, parts, room):  # type: ignore[no-untyped-def]  # numba infers
         blocks = carray(buf, size), carray(at, rows), carray(sizes, rows)

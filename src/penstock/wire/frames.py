@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, ProtocolError
+from penstock.subjects import UNPRINTABLE
 from penstock.wire import headers as header_block
 
 PING = b"PING\r\n"
@@ -20,7 +21,12 @@ MAX_INFO = 1024 * 1024
 MAX_MESSAGE = 64 * 1024 * 1024 + 64 * 1024
 """Bytes of headers and payload together: the most a server can be configured for, and room for headers it adds."""
 
-_BAD_SUBJECT = re.compile(r"[\s\0]|^\.|\.\.|\.$|^$")
+MAX_SUBJECT_BYTES = 3_500
+"""Bytes of a subject that we send. Servers close a connection at a control line of more than 4,096 bytes."""
+
+_BAD_SUBJECT = re.compile(rf"{UNPRINTABLE.pattern}|^\.|\.\.|\.$|^$")
+_BLANKS = re.compile(rb"[ \t]+")
+_HALF_LINE_END = re.compile(rb"[\r\n]").search
 
 
 class Info(NamedTuple):
@@ -75,9 +81,13 @@ Frame = Info | Message | Ping | Pong | Ok | Err
 
 
 def checked_subject(subject: str) -> str:
-    """The subject, if it can stand in a control line: no white space, no empty token."""
+    """The subject, if it can stand in a control line: nothing unprintable, no empty token, not too long."""
     if _BAD_SUBJECT.search(subject):
-        raise ConfigError(f"{subject!r} is not a subject: tokens separated by dots, without white space")
+        raise ConfigError(
+            f"{subject!r} is not a subject: tokens separated by dots, without white space and control characters"
+        )
+    if len(subject) > MAX_SUBJECT_BYTES // 4 and len(subject.encode("utf-8", "surrogatepass")) > MAX_SUBJECT_BYTES:
+        raise ConfigError(f"a subject has at most {MAX_SUBJECT_BYTES} bytes; this one starts with {subject[:60]!r}")
     return subject
 
 
@@ -232,7 +242,7 @@ def _info(rest: bytes) -> Info:
 
 
 def _msg(rest: bytes) -> _Head:
-    fields = rest.split()
+    fields = _fields(rest)
     if len(fields) not in (3, 4):
         raise ProtocolError(f"a MSG with {len(fields)} fields: {rest[:60]!r}")
     reply = _text(fields[2]) if len(fields) == 4 else ""
@@ -240,7 +250,7 @@ def _msg(rest: bytes) -> _Head:
 
 
 def _hmsg(rest: bytes) -> _Head:
-    fields = rest.split()
+    fields = _fields(rest)
     if len(fields) not in (4, 5):
         raise ProtocolError(f"an HMSG with {len(fields)} fields: {rest[:60]!r}")
     reply = _text(fields[2]) if len(fields) == 5 else ""
@@ -248,6 +258,16 @@ def _hmsg(rest: bytes) -> _Head:
     if header_size > size:
         raise ProtocolError(f"an HMSG with more headers ({header_size} bytes) than message ({size} bytes)")
     return _Head(_text(fields[0]), _number(fields[1]), reply, header_size, size)
+
+
+def _fields(rest: bytes) -> list[bytes]:
+    """The fields of a control line, between spaces and tabs: a subject may hold any other byte, such as a form feed."""
+    fields = rest.split()
+    if b" ".join(fields) == rest:  # nearly always: single spaces, and no other white space anywhere
+        return fields
+    if _HALF_LINE_END(rest):
+        raise ProtocolError(f"half a line end within a control line: {rest[:60]!r}")
+    return _BLANKS.split(rest.strip(b" \t"))
 
 
 def _number(field: bytes) -> int:

@@ -3,7 +3,8 @@
 `compiled` makes machine code of them. As Python they run too, a hundred times slower: `plain` uses them like that for
 what its regular expressions do not know, so that both give the same answer to every input.
 
-The grammar is what nats-server writes: names in capitals, one space between fields. Anything else is BAD.
+The grammar is what nats-server writes: names in capitals, one space between fields. Anything else is BAD. A subject may
+hold every byte but space, tab, CR and LF: the server takes what publishers choose.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from penstock.wire.layout import (
 Array = Any
 """A numpy array, of which numba infers the type; the buffer may also be a memoryview."""
 
-CR, LF, SPACE, COLON, DOT, TAB = 13, 10, 32, 58, 46, 9
+CR, LF, SPACE, COLON, DOT, TAB, MINUS = 13, 10, 32, 58, 46, 9, 45
+NO_TIME = -(2**62)
 FIELD_COUNT = FIELDS + 10
 
 
@@ -106,8 +108,8 @@ def split_line(buf: Array, at: int, end: int, state: Array) -> int:
     line = buf[at:end]
     for i in range(len(line)):
         byte = line[i]
-        if byte > SPACE:
-            continue
+        if byte > SPACE or (byte != SPACE and byte != CR and byte != LF and byte != TAB):
+            continue  # servers take every other byte in a subject
         if i == start or count == 5:
             return -2
         state[FIELDS + 2 * count] = at + start
@@ -169,12 +171,13 @@ def read_ack(buf: Array, at: int, stop: int, table: Array, row: int) -> int:
     e = token_end(buf, d + 1, stop)
     sequence = number(buf, a, b, DIGITS)
     delivery = number(buf, b + 1, c, DIGITS)
-    nanoseconds = number(buf, c + 1, d, DIGITS + 1)
+    before_1970 = d > c + 1 and buf[c + 1] == MINUS
+    nanoseconds = number(buf, c + 2 if before_1970 else c + 1, d, DIGITS + 1)
     pending = number(buf, d + 1, e, DIGITS)
     if sequence < 0 or nanoseconds < 0 or pending < 0:
         return -1
     table[SEQUENCE, row] = sequence
-    table[TIME, row] = nanoseconds // 1000
+    table[TIME, row] = (-nanoseconds if before_1970 else nanoseconds) // 1000
     table[PENDING, row] = pending
     return delivery
 
@@ -189,29 +192,35 @@ def days(year: int, month: int, day: int) -> int:
 
 
 def microseconds(buf: Array, at: int, stop: int) -> int:
-    """The time `2026-01-02T03:04:05.123456789Z`, with any number of decimals or none, or -1."""
+    """The time `2026-01-02T03:04:05.123456789Z`, with any number of decimals or none, or NO_TIME.
+
+    Before 1970 it is negative, and as exact.
+    """
     if stop - at < 20 or buf[stop - 1] != 90:
-        return -1
+        return NO_TIME
     year, month, day = number(buf, at, at + 4, 4), number(buf, at + 5, at + 7, 2), number(buf, at + 8, at + 10, 2)
     hour, minute = number(buf, at + 11, at + 13, 2), number(buf, at + 14, at + 16, 2)
     second = number(buf, at + 17, at + 19, 2)
     if year < 0 or month < 0 or day < 0 or hour < 0 or minute < 0 or second < 0:
-        return -1
+        return NO_TIME
     fraction = 0
     if stop - at > 20:
         decimals = smaller(stop - 1 - (at + 20), 6)
         fraction = number(buf, at + 20, at + 20 + decimals, 6)
         if fraction < 0 or buf[at + 19] != DOT:
-            return -1
+            return NO_TIME
         for _ in range(6 - decimals):
             fraction *= 10
     return (((days(year, month, day) * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000 + fraction
 
 
 def line_start(buf: Array, floor: int, stop: int) -> int:
-    """Where the line begins whose CR LF ends at `stop`; not before `floor`."""
+    """Where the line begins whose CR LF ends at `stop`; not before `floor`, which a CR LF precedes.
+
+    Half a line end is part of the line: the length of what is between two line starts is never below 2.
+    """
     at = stop - 2
-    while at > floor and buf[at - 1] != LF:
+    while at > floor and (buf[at - 1] != LF or buf[at - 2] != CR):
         at -= 1
     return at if at > floor else floor
 
@@ -239,7 +248,9 @@ def read_direct(buf: Array, floor: int, stop: int, table: Array, row: int) -> bo
     table[SEQUENCE, row] = number(buf, sequence + len(STREAM_SEQUENCE), time - 2, DIGITS)
     table[TIME, row] = microseconds(buf, time + len(TIME_STAMP), pending - 2)
     table[PENDING, row] = number(buf, pending + len(NUM_PENDING), last - 2, DIGITS)
-    return bool(table[SEQUENCE, row] >= 0 and table[TIME, row] >= 0 and table[PENDING, row] >= 0)
+    if table[SUBJECT_LEN, row] < 0 or table[HEADERS_LEN, row] < 0:
+        return False
+    return bool(table[SEQUENCE, row] >= 0 and table[TIME, row] != NO_TIME and table[PENDING, row] >= 0)
 
 
 def read_row(buf: Array, body: int, split: int, state: Array, table: Array, direct: int) -> int:
@@ -436,16 +447,19 @@ def scan(
             return why
 
 
-def gather(buf: Array, at: Array, size: Array, out: Array) -> None:
-    """Copy the pieces of the buffer one behind the other."""
+def gather(buf: Array, at: Array, size: Array, out: Array) -> int:
+    """Copy the pieces of the buffer one behind the other: 0, or -1 when one lies outside of the buffer or of `out`."""
     # Slices first, here and above: numba knows that their indexes are not negative, and LLVM copies 16 bytes at a time.
     to = 0
     for row in range(len(at)):
         count = size[row]
+        if count < 0 or at[row] < 0 or at[row] + count > len(buf) or to + count > len(out):
+            return -1
         piece, place = buf[at[row] : at[row] + count], out[to : to + count]
         for i in range(count):
             place[i] = piece[i]
         to += count
+    return 0
 
 
 def header_lines(buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int:
@@ -487,7 +501,7 @@ def note_header(buf: Array, line: int, colon: int, end: int, parts: Array, at: i
 def group_names(buf: Array, rows: Array, parts: Array, order: Array) -> int:
     """Number the distinct names of each row in the order they first appear; `order` gets each line's number.
 
-    Returns how many there are in all. Quadratic in the lines of one message, which are few.
+    Returns how many there are in all. Quadratic in the lines of one message: messages with many go to `plain`.
     """
     entries = 0
     first = 0

@@ -115,11 +115,14 @@ def _direct_row(view: memoryview, found: re.Match[bytes]) -> Row | None:
     return start + subject, subject_end - subject, 0, 0, lines, size, split, stop - split, *numbers
 
 
-def gather(buf: Array, at: Array, size: Array, out: Array) -> None:
+def gather(buf: Array, at: Array, size: Array, out: Array) -> int:
     """As `kernels.gather`."""
+    if (size < 0).any() or (at < 0).any() or (at + size > len(buf)).any() or size.sum() > len(out):
+        return -1
     view = buf.data
     pieces = b"".join([view[a : a + n] for a, n in zip(at.tolist(), size.tolist(), strict=True)])
-    out[:] = np.frombuffer(pieces, dtype=np.uint8)
+    out[: len(pieces)] = np.frombuffer(pieces, dtype=np.uint8)
+    return 0
 
 
 def header_lines(buf: Array, at: Array, size: Array, rows: Array, parts: Array) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ProtocolError
-from penstock.wire import compiled, frames
+from penstock.wire import compiled, frames, plain
 from penstock.wire import layout as at
 
 BUFFER_BYTES = 4 * 1024 * 1024
@@ -24,6 +24,8 @@ REPLACE, ESCAPE = "replace", "backslashreplace"
 FIRST_NO_ASCII = 0x80
 BATCH_ROWS = 16_384
 ANY_SEQUENCE = 2**62
+MAX_GROUPED_LINES = 64
+"""Header lines of one message up to which the kernel compares names with each other; beyond it, a table does."""
 
 HEADERS = pa.map_(pa.string(), pa.list_(pa.field("element", pa.string())))
 SCHEMA = pa.schema(
@@ -247,14 +249,17 @@ class Scanner:
         """Pieces of the buffer as strings or binaries."""
         offsets = _offsets(size)
         values = np.empty(int(offsets[-1]), dtype=np.uint8)
-        self._kernels.gather(self._buffer, start, size, values)
+        if self._kernels.gather(self._buffer, start, size, values) < 0:
+            raise ProtocolError("a message whose parts lie outside of what was received")
         return pa.Array.from_buffers(kind, len(size), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
     def _headers(self) -> pa.Array:
         """A map of lists for each row: names in the order they came, each with all of its values."""
         rows, parts = self._header_lines()
         order = np.empty(len(rows), dtype=np.int64)
-        entries = self._kernels.group_names(self._buffer, rows, parts, order)
+        few = len(rows) <= MAX_GROUPED_LINES or np.bincount(rows).max() <= MAX_GROUPED_LINES
+        group_names = self._kernels.group_names if few else plain.group_names
+        entries = group_names(self._buffer, rows, parts, order)
         by_name = np.argsort(order, kind="stable")
         lists = _offsets(np.bincount(order, minlength=entries))
         names = by_name[lists[:-1]]

@@ -138,6 +138,12 @@ def first_info(parser: frames.Parser) -> ServerInfo | None:
     return ServerInfo.parse(frame.fields)
 
 
+def check_nothing_before_tls(parser: frames.Parser) -> None:
+    """Raise unless the greeting is all that came in plain text: anybody on the way could have added the rest."""
+    if parser.buffered:
+        raise ProtocolError(f"{parser.buffered} bytes came in plain text before TLS began; the connection is not safe")
+
+
 def checked_answer(message: frames.Message, subject: str, settings: Settings) -> frames.Message:
     """The answer to a request, unless it says that nobody is there to answer."""
     status = message.status

@@ -9,16 +9,20 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sysconfig
 import termios
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import pytest
+from tests.support.commands import here
 from tests.support.streams import make_stream
 
 from penstock.broker import Broker, connect
@@ -236,6 +240,49 @@ def test_watch_shows_everything_on_a_small_terminal_and_ends_well_with_ctrl_c(na
         terminal.close()
 
 
+def test_watch_shows_an_outage_and_goes_on_after_it(tmp_path: Path) -> None:
+    with EmbeddedServer(data=tmp_path / "nats") as server:
+        fill(server)
+        flags = ("--servers", server.url, "--timeout", "1", "status", "--watch", "--every", "0.1")
+        terminal = Terminal(PENSTOCK, *flags)
+        try:
+            eventually(lambda: "until Ctrl-C" in terminal.shown, 60, "a first look", lambda: terminal.shown)
+            server.kill()
+            eventually(lambda: "trying again" in terminal.shown, 60, "the outage", lambda: terminal.shown)
+            server.start()
+            before = terminal.shown.count("nothing unacknowledged")
+            eventually(lambda: terminal.shown.count("nothing unacknowledged") > before, 60, "a look after the outage")
+            terminal.process.send_signal(signal.SIGINT)
+            assert terminal.process.wait(30) == 0
+            assert "Traceback" not in terminal.shown
+        finally:
+            terminal.close()
+
+
 @pytest.mark.parametrize("every", ["0", "-1", "nan", "inf", "often"])
 def test_watch_redraws_after_some_time_that_there_is(run: Run, every: str) -> None:
     run("status", "--watch", "--every", every, code=64)
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for_beyond_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over both connections of a command: the control plane's, and the data plane's."""
+    silence, asked, answered = threading.Event(), list[str](), list[str]()
+
+    def silent(host: str, *args: object, **named: object) -> NoReturn:
+        asked.append(host)
+        silence.wait(60)
+        answered.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    try:
+        for words in (["status"], ["fetch", "reader"]):
+            done = here("--servers", "nats://a.test", "--timeout", "0.3", *words)
+            assert done.returncode == 1, done
+            assert "a.test" in done.stderr
+        assert len(asked) >= 2
+        assert answered == []
+    finally:
+        silence.set()

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,6 +156,23 @@ def test_fresh_forgets_earlier_runs_and_nothing_else(tmp_path: Path) -> None:
     with home.claimed():
         home.clear()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["lock", "messages", "server"]
+
+
+def test_fresh_ends_no_process_but_the_broker_of_its_own_folder(tmp_path: Path) -> None:
+    """A noted process id may be used again: by another nats-server, by a process that only mentions one."""
+    home = Home(tmp_path / "home")
+    home.data.mkdir(parents=True)
+    mentions = f"import time; time.sleep(600)  # nats-server {home.data}/nats-server.conf"
+    with EmbeddedServer(data=tmp_path / "other") as other, subprocess.Popen([sys.executable, "-c", mentions]) as second:
+        try:
+            for pid in (other.pid, second.pid, -1, 0, 1, True, "1", None):
+                (home.path / "broker.json").write_text(json.dumps({"url": other.url, "pid": pid}))
+                assert home.kept() is None, pid
+            home.clear()
+            assert other.is_ready()
+            assert second.poll() is None
+        finally:
+            second.kill()
 
 
 @pytest.mark.parametrize("count", ["0", "many"])

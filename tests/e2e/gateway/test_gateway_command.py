@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.commands import here
-from tests.support.gateways import Papers, write_platform
+from tests.support.gateways import Papers, RunningGateway, write_platform
 
 NOBODY = "streams: {FACTS: {subjects: [facts.>]}}\n"
 
@@ -24,6 +24,9 @@ def run(file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         (["--insecure", "--listen", "0.0.0.0:0"], "would send tokens in clear"),
         (["--insecure", "--require-certificate"], "--require-certificate needs --client-ca"),
         (["--insecure", "--admin", "9464"], "write HOST:PORT"),
+        (["--insecure", "--admin", "0.0.0.0:0"], "or say --admin-exposed"),
+        (["--insecure", "--admin", ":0"], "or say --admin-exposed"),
+        (["--insecure", "--admin-exposed"], "give --admin HOST:PORT"),
     ],
 )
 def test_wrong_usage_is_told(tmp_path: Path, flags: list[str], reason: str) -> None:
@@ -45,3 +48,13 @@ def test_files_that_are_no_certificates_are_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "TLS files of the gateway cannot be used" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_addresses_without_a_host_are_told_to_mean_all_interfaces(tmp_path: Path) -> None:
+    papers = Papers(tmp_path)
+    file = write_platform(tmp_path, "nats://127.0.0.1:1")
+    with RunningGateway(file, *papers.flags(), "--admin-exposed", listen=":0", admin=":0") as gateway:
+        assert "--listen :0 means all interfaces of this machine" in gateway.log()
+        assert "--admin :0 means all interfaces of this machine" in gateway.log()
+    with RunningGateway(file, *papers.flags()) as gateway:
+        assert "all interfaces" not in gateway.log()

@@ -102,6 +102,18 @@ def test_content_order_headers_and_origin_arrive_and_a_second_run_adds_nothing(t
         assert "Nats-Expected-Stream" not in last or last["Nats-Expected-Stream"] == ["D"]
 
 
+@pytest.mark.parametrize("mappings", [(), (Mapping("o.>", "eu.>"),)], ids=["as they are", "mapped"])
+def test_subjects_that_only_the_server_takes_are_carried(tmp_path: Path, mappings: tuple[Mapping, ...]) -> None:
+    stored = [b"o.a\x1bb", b"o.\x01", b"o.a\x0bb", b"o.a\x0cb", b"o.\x00", b"o.\x7f", b"o.\xff"]
+    with sites(tmp_path) as (here, there):
+        for subject in stored:  # as another client would: Penstock itself does not publish there
+            here.publisher.connection.send(b"PUB %b 1\r\nx\r\n" % subject)
+        eventually(lambda: here.held() == len(stored))
+        assert bridge(here, there, mappings=mappings).run(until_caught_up=True).stored == len(stored)
+        copies = [m.subject.encode("utf-8", "surrogateescape") for m in there.messages()]
+        assert copies == ([b"eu" + subject[1:] for subject in stored] if mappings else stored)
+
+
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])
 def test_an_origin_that_deletes_what_was_taken_is_emptied_only_into_the_destination(
     tmp_path: Path, retention: str

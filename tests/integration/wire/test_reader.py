@@ -215,3 +215,15 @@ def test_pull_requests_ask_for_no_more_than_the_range_has(nats_server: EmbeddedS
         read = pull.PullRead(connection, "S", 1, 4, (), None)
         assert [row for batch in read.batches() for row in batch.column("sequence").to_pylist()] == [1, 2, 3, 4]
         assert read._asked == 0
+
+
+@MODES
+def test_subjects_with_control_characters_are_rows_like_any_other(nats_server: EmbeddedServer, direct: bool) -> None:
+    stored = ["s.a\x1bb", "s.\x01", "s.a\x0bb", "s.a\x0cb", "s.\x7f", "s.plain"]
+    fill(nats_server.settings, [("s.first", b"0", None)])
+    with connect(nats_server.settings) as connection:
+        for subject in stored:  # as another client would: Penstock itself does not publish there
+            connection.send(f"PUB {subject} 1\r\nx\r\n".encode())
+        connection.request("s.last", b"")
+    found = rows(nats_server.settings, 1, len(stored) + 2, direct=direct)
+    assert [row["subject"] for row in found] == ["s.first", *stored, "s.last"]

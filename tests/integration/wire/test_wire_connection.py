@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import nkeys
 import pytest
@@ -251,12 +252,35 @@ def impostor() -> Iterator[Callable[[bytes], Settings]]:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no NATS server speaks like this"),
         (b"PING\r\n", "greets with INFO"),
         (b"INFO {not json}\r\n", "no JSON"),
+        (b'INFO {"tls_required": true}\r\nPING\r\n', "before TLS began"),
+        (b'INFO {"tls_required": true}\r\nMSG a 1 1\r\nx\r\nPONG\r\n', "before TLS began"),
+        (b'INFO {"tls_required": true}\r\nP', "before TLS began"),
     ],
 )
 def test_what_is_no_nats_server_is_an_error_in_time(
     impostor: Callable[[bytes], Settings], greeting: bytes, reason: str, half: ConnectionHalf
 ) -> None:
     refused(half, impostor(greeting), errors.BrokerUnreachable, reason)
+
+
+def test_a_name_server_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, half: ConnectionHalf
+) -> None:
+    """Beyond the timeout, that is; the end of the event loop does not wait for it, either."""
+    silence, answered = threading.Event(), list[object]()
+
+    def silent(*args: object, **named: object) -> NoReturn:
+        silence.wait(60)
+        answered.append(args)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    settings = Settings(servers=("nats://a.test:4222", "nats://b.test:4222"), timeout=0.4)
+    try:
+        refused(half, settings, errors.BrokerUnreachable, "no answer to the login within 0.4 s")
+        assert answered == []
+    finally:
+        silence.set()
 
 
 async def test_a_server_that_goes_away_is_connection_lost_and_can_be_reconnected(

@@ -329,3 +329,14 @@ def test_a_file_that_declares_nothing_is_an_error(read: Load, text: str) -> None
 def test_no_platform_may_take_the_name_of_those_without_one(read: Load) -> None:
     (problem,) = said(read, "name: default\nstreams: {S: {}}")
     assert problem.startswith("1:7: 'default' is what every platform without a name is called")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!timestamp x", "!!timestamp ''", "!!timestamp 2020-99-99", "!!binary '%%%'", "!!binary aGk=", "!!bool x",
+     "!!int ''", "!!float ''", "!!int x", "!other x"],
+)  # fmt: skip
+def test_a_tag_that_does_not_fit_is_a_line_not_a_traceback(read: Load, value: str) -> None:
+    with pytest.raises(FileProblems) as caught:
+        read(f"streams:\n  A:\n    subjects: [a.>]\n    description: {value}\n")
+    assert caught.value.problems[0].line == 4
