@@ -181,7 +181,8 @@ def _report(made: Bridge, every: float, ended: threading.Event) -> None:
         rate = (now.stored - before) / (time.monotonic() - since)
         before, since = now.stored, time.monotonic()
         trouble = f", trouble: {now.last_error}" if now.last_error else ""
-        err.print(f"at {now.position}, {now.lag} behind, {rate:.0f} messages/s{trouble}", markup=False, soft_wrap=True)
+        behind = "lag not known yet" if now.lag is None else f"{now.lag} behind"
+        err.print(f"at {now.position}, {behind}, {rate:.0f} messages/s{trouble}", markup=False, soft_wrap=True)
 
 
 # -- before it starts --------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from penstock.sourcing import copies
 from penstock.sourcing.copies import Backlog, Copier, Mark, Part
 from penstock.sourcing.flow import Flow
 from penstock.sourcing.mapping import Mapping, SubjectMap
-from penstock.sourcing.receiver import Chunk, Receiver, consumer_config
+from penstock.sourcing.receiver import Chunk, Interrupted, Receiver, consumer_config
 from penstock.wire import blocking, headers
 
 BATCH = 1000
@@ -47,6 +47,8 @@ IN_FLIGHT = 2
 """Batches under way: while the destination stores one, the next is made."""
 FIRST_WITHIN = 15.0
 """Seconds in which both sides must be reached for the first time: whoever mistyped an address should hear of it."""
+STUCK_FOR = 5.0
+"""Seconds that the origin may have messages for the bridge without delivering them, before it is connected anew."""
 CONFLICTS = 3
 """Conflicts in a row, without progress, that the last words of a predecessor can explain."""
 
@@ -95,8 +97,8 @@ class BridgeStatistics:
     """Messages stored by this instance."""
     bytes: int = 0
     batches: int = 0
-    lag: int = 0
-    """Messages that the origin has behind the last one received."""
+    lag: int | None = None
+    """Messages that the origin has behind the last one received; None while that is not known."""
     gaps: int = 0
     """Times that messages were lost on the way and asked for again."""
     resets_by_others: int = 0
@@ -139,6 +141,9 @@ class Bridge:
 
     def run(self, stop: Callable[[], bool] = lambda: False, *, until_caught_up: bool = False) -> BridgeStatistics:
         """Carry messages until `stop` says so, or nothing is left. Failures of either side are waited out.
+
+        With `until_caught_up` it ends when the origin's server says that its consumer has nothing left to deliver and
+        nothing unacknowledged. By then a WorkQueue origin holds none of these messages any more.
 
         Raises `Fenced` when another instance has taken over, and at once what no retry can heal.
         """
@@ -219,6 +224,10 @@ class Bridge:
             last_error=None,
         )
 
+    def knows_lag(self, lag: int) -> None:
+        """The origin's server has said how many messages it has not delivered yet."""
+        self._note(lag=lag)
+
     def renames_ids(self, part: Part) -> None:
         """The destination has seen a message id of this part before: store it under another header name."""
         self._rename_ids_until = part.last_sequence
@@ -245,20 +254,36 @@ class _Pump:
         self._backlog = Backlog(BATCH, BATCH_BYTES)
         self._flights: deque[tuple[Flight, Part]] = deque()
         self._pace = Pace(bridge.config.rate)
+        self._idle_since: float | None = None
+        """Since when nothing comes although the origin has more."""
 
     def run(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
         for chunk in self._receiver.chunks():
             if chunk is not None:
+                self._idle_since = None
                 self._take(chunk)
                 # A small chunk is all there is: nothing would come to be sent with what is left of it.
                 self._send(everything=len(chunk) < BATCH)
             else:
                 self._send(everything=True)
                 self._land(0)
-            caught_up = chunk is None and self._receiver.flow.settled and not self._receiver.lag
-            if stop() or (until_caught_up and caught_up):
+            if stop() or (until_caught_up and chunk is None and self._caught_up()):
                 self._land(0)
                 return
+
+    def _caught_up(self) -> bool:
+        """Whether nothing is left at the origin; its server decides, and is asked only when nothing comes any more."""
+        if not self._receiver.flow.settled:
+            return False
+        left = left_at_origin(self._bridge.origin_settings, self._bridge.config)
+        self._bridge.knows_lag(left.undelivered)
+        if left:
+            self._idle_since = self._idle_since or time.monotonic()
+            if time.monotonic() - self._idle_since > STUCK_FOR:
+                raise Interrupted(
+                    f"stream {self._bridge.config.origin!r} has {left}, and delivered none for {STUCK_FOR:g} s"
+                )
+        return not left
 
     def _take(self, chunk: Chunk) -> None:
         rows = chunk.rows()
@@ -368,6 +393,28 @@ def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
                 raise Unavailable(f"somebody else is making consumer {config.name!r} of {config.origin!r}") from exc
     check_consumer(info, config)
     return info
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a bridge has not taken from its origin yet, as the origin's server sees it. False when there is nothing."""
+
+    undelivered: int
+    unacknowledged: int
+
+    def __bool__(self) -> bool:
+        return bool(self.undelivered or self.unacknowledged)
+
+    def __str__(self) -> str:
+        return f"{self.undelivered} undelivered and {self.unacknowledged} unacknowledged messages"
+
+
+def left_at_origin(settings: Settings, config: BridgeConfig) -> Left:
+    """Ask the origin's server what is left to carry."""
+    with blocking.connect(settings, name="penstock bridge") as connection:
+        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        info = blocking.run(jetstream.consumer_info(config.origin, config.name))
+        return Left(info.pending, info.ack_pending)
 
 
 def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:

@@ -74,8 +74,8 @@ class Receiver:
         self.flow = flow
         self.stream = stream
         self.consumer = consumer
-        self.lag = 0
-        """Messages that the origin had behind the last one received."""
+        self.lag: int | None = None
+        """Messages that the origin had behind the last one received; None until one has come."""
         self._connection = blocking.connect(settings, name="penstock receiver")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         if api:

@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +113,41 @@ def test_an_origin_that_deletes_what_was_taken_is_emptied_only_into_the_destinat
         bridge(here, there).run(until_caught_up=True)
         assert [m.data for m in there.messages()] == [b"%d" % n for n in range(2000)]
         eventually(lambda: here.held() == 0, what="the origin to have taken the last answer", state=here.held)
+
+
+def test_a_lag_that_is_not_known_yet_is_not_taken_for_none(tmp_path: Path) -> None:
+    """The first heartbeat comes before the first message: a paused consumer keeps it so for a while."""
+    with sites(tmp_path) as (here, there):
+        bridge(here, there).run(until_caught_up=True)
+        here.publish(0, 10)
+        jetstream = here.publisher.jetstream
+        blocking.run(jetstream.pause_consumer("O", "b", timedelta(minutes=1)))
+        carrier, done = bridge(here, there), threading.Event()
+
+        def run() -> None:
+            carrier.run(until_caught_up=True)
+            done.set()
+
+        threading.Thread(target=run, daemon=True).start()
+        eventually(lambda: carrier.statistics().lag == 10 or done.is_set(), 30, "the server to say how many wait")
+        assert not done.is_set()
+        blocking.run(jetstream.resume_consumer("O", "b"))
+        eventually(done.is_set, 30, "the bridge to end")
+        assert (carrier.statistics().stored, carrier.statistics().lag) == (10, 0)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_a_killed_bridge_that_starts_again_ends_only_when_all_is_there(tmp_path: Path, retention: str) -> None:
+    with sites(tmp_path, retention) as (here, there):
+        here.publish(0, 30_000)
+        process = subprocess.Popen(command(here.server, there.server, "--rate", "6000"))
+        eventually(partial(stores, there.server, 2000), 60, "the first copies")
+        process.kill()
+        process.wait()
+        done = in_this_process(*told(here.server, there.server, "--until-caught-up"))
+        assert (done.returncode, there.held()) == (0, 30_000), done.stdout
+        if retention == "workqueue":
+            assert here.held() == 0
 
 
 def test_filter_mapping_and_rate_are_kept(tmp_path: Path) -> None:
