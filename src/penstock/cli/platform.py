@@ -37,12 +37,13 @@ from penstock.topology import apply as carrying_out
 from penstock.topology import plan as planning
 from penstock.topology import verify as verification
 from penstock.topology.apply import ApplyError, Refused
-from penstock.topology.lint import Concerns, LintErrors, require_sound
+from penstock.topology.lint import Concerns, LintErrors, NamesGone, require_names, require_sound
 from penstock.topology.load import load
 from penstock.topology.lock import lock_of, lock_path, read_lock, write_lock
 from penstock.topology.model import Platform
-from penstock.topology.plan import Change, Plan
+from penstock.topology.plan import Change, Kind, Plan
 from penstock.topology.resource import Actual, Desired
+from penstock.topology.risk import Risk
 from penstock.topology.verify import Check, Finding
 from penstock.units import counted
 
@@ -166,8 +167,10 @@ async def apply(
     """Make the server as the file declares it.
 
     Applying twice changes nothing the second time. It stops at the first error, and says what was done. What would
-    lose a position or messages is refused, before anything is done, unless --allow-destroy is given. What `penstock
-    lint` calls an error is refused too. Afterwards the lock file next to FILE holds the names of today.
+    lose a position or messages is refused, before anything is done, unless --allow-destroy is given: also a stream or
+    consumer that the lock file next to FILE knows and FILE no longer has. A consumer with `renamed_from:` goes on where
+    the one of that name is. Whatever else `penstock lint` calls an error is always refused.
+    Afterwards the lock file next to FILE holds the names of today.
 
     \b
     Example:
@@ -181,7 +184,7 @@ async def apply(
             made = await s.plan(allow_destroy, prune, take_over)
             if not as_json:
                 _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
-            outcome = await _outcome(s, made, allow_destroy)
+            outcome = await _outcome(s, made, concerns, allow_destroy)
     if as_json:
         told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)
         print_json({**told, **s.heading})
@@ -200,7 +203,7 @@ class Outcome:
 
     done: tuple[Change, ...] = ()
     failed: Change | None = None
-    error: Refused | ApplyError | None = None
+    error: Refused | NamesGone | ApplyError | None = None
 
     @property
     def reason(self) -> str | None:
@@ -210,10 +213,13 @@ class Outcome:
         return str(self.error.cause if isinstance(self.error, ApplyError) else self.error)
 
 
-async def _outcome(s: Session, made: Plan, allow_destroy: bool) -> Outcome:
+async def _outcome(s: Session, made: Plan, concerns: Concerns, allow_destroy: bool) -> Outcome:
     try:
+        if not allow_destroy:
+            pruned = {one.resource.name for one in made.with_risk(Risk.SAFE) if one.kind is Kind.DELETE}
+            require_names(s.platform, concerns, pruned)
         return Outcome(await _carry_out(s, made, allow_destroy))
-    except Refused as exc:
+    except (Refused, NamesGone) as exc:
         return Outcome(error=exc)
     except ApplyError as exc:
         return Outcome(exc.done, exc.failed, exc)

@@ -272,21 +272,74 @@ def test_what_lint_calls_an_error_is_refused_before_a_server_is_asked(tmp_path: 
     assert [f["code"] for f in findings] == ["D01"]
 
 
-def test_a_renamed_consumer_is_a_warning_and_its_new_name_is_locked_once_applied(
-    tmp_path: Path, nats_server: EmbeddedServer
-) -> None:
+def test_a_renamed_consumer_is_refused_until_the_loss_is_allowed(tmp_path: Path, nats_server: EmbeddedServer) -> None:
     assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
     lock = tmp_path / "penstock.lock.yaml"
     assert "worker:" in lock.read_text()
     file = written(tmp_path, nats_server.url, ("  worker:", "  labourer:"))
     planned = here("plan", file)
     assert planned.returncode == 2
-    assert "warning N01: consumer 'worker' of stream 'BILLING' looks renamed to 'labourer'" in planned.stdout
+    assert "N01: consumer 'worker' of stream 'BILLING' looks renamed to 'labourer'" in planned.stdout
     assert [f["code"] for f in validated("plan", here("plan", file, "--json"))["renames"]] == ["N01"]
-    assert "worker:" in lock.read_text(), "a plan changes nothing"
-    assert [f["code"] for f in validated("apply", here("apply", file, "--json"))["renames"]] == ["N01"]
+    refused = here("apply", file)
+    assert refused.returncode == 1
+    assert "looks renamed to 'labourer' (N01); rename it back, write `renamed_from: worker`" in one_line(refused)
+    answer = validated("apply", here("apply", file, "--json"))
+    assert ([f["code"] for f in answer["renames"]], answer["done"]) == (["N01"], [])
+    assert with_server(nats_server, lambda js: js.consumer_names("BILLING")) == ["worker"]
+    assert "worker:" in lock.read_text(), "what was refused changes nothing"
+
+    lock.unlink()  # another folder, another environment: the server itself still knows the old name
+    refused = here("apply", file)
+    assert refused.returncode == 1
+    assert "looks renamed from worker, and would start over" in one_line(refused)
+    assert here("apply", file, "--allow-destroy").returncode == 0
     assert "labourer:" in lock.read_text()
     assert "N01" not in here("plan", file).stdout
+
+
+def test_a_removed_stream_is_refused_until_the_loss_is_allowed(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    file = written(tmp_path, nats_server.url, ("  COPY: {sources: [{name: BILLING}]}\n", ""))
+    refused = here("apply", file)
+    assert (refused.returncode, "stream 'COPY' is no longer declared (N04)" in one_line(refused)) == (1, True)
+    assert "COPY" in (tmp_path / "penstock.lock.yaml").read_text()
+    assert here("apply", file, "--allow-destroy").returncode == 0
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+def test_a_consumer_with_its_former_name_goes_on_where_that_one_was(
+    tmp_path: Path, nats_server: EmbeddedServer, retention: str
+) -> None:
+    kept = (("max_age: 7d", f"max_age: 7d, retention: {retention}"), ("  COPY: {sources: [{name: BILLING}]}\n", ""))
+    assert here("apply", written(tmp_path, nats_server.url, *kept)).returncode == 0
+
+    async def acknowledge(js: JetStream) -> None:
+        async with connect(nats_server.settings) as broker:
+            for number in range(5):
+                await broker.client.jetstream().publish("platform.billing.usage", b"%d" % number)
+            reader = await broker.client.jetstream().pull_subscribe_bind("worker", "BILLING")
+            for message in await reader.fetch(3):
+                await message.ack_sync()
+
+    with_server(nats_server, acknowledge)
+    file = written(tmp_path, nats_server.url, *kept, ("  worker: {", "  labourer: {renamed_from: worker, "))
+    assert here("lint", file).returncode == 0
+    planned = here("plan", file)
+    assert "goes on behind sequence 3, the ack floor of worker" in planned.stdout
+    assert here("apply", file).returncode == 0, here("apply", file).stderr
+    assert with_server(nats_server, lambda js: js.consumer_names("BILLING")) == ["labourer"]
+
+    async def rest(js: JetStream) -> list[bytes]:
+        async with connect(nats_server.settings) as broker:
+            reader = await broker.client.jetstream().pull_subscribe_bind("labourer", "BILLING")
+            return [message.data for message in await reader.fetch(2)]
+
+    assert with_server(nats_server, rest) == [b"3", b"4"]
+    assert with_server(nats_server, lambda js: js.consumer_info("BILLING", "labourer")).pending == 0
+    assert here("plan", file).returncode == 0, "its start is not held against it"
+    without = written(tmp_path, nats_server.url, *kept, ("  worker: {", "  labourer: {"))
+    assert here("plan", without).returncode == 0, here("plan", without).stdout
 
 
 def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: EmbeddedServer) -> None:
