@@ -52,6 +52,11 @@ LOOK_EVERY = 0.1  # seconds
 
 file_argument = click.argument("file", default="penstock.yaml", type=click.Path(dir_okay=False))
 env_option = click.option("--env", metavar="NAME", help="Environment of the file.  [default: the only one, or dev]")
+override_option = click.option(
+    "--allow-override",
+    is_flag=True,
+    help="Work on the servers that PENSTOCK_SERVERS names although FILE names others.",
+)
 take_over_option = click.option("--take-over", is_flag=True, help="Also change what another platform owns, and own it.")
 prune_option = click.option("--prune", is_flag=True, help="Also delete what this platform owns and no longer declares.")
 
@@ -63,11 +68,29 @@ class Session:
     platform: Platform
     desired: Desired
     broker: Broker
+    overridden_by: tuple[str, ...] = ()
+    """Variables that send us to other servers than the file names."""
 
     @property
     def heading(self) -> Json:
         """What every JSON answer says about itself."""
-        return _heading(self.platform, self.broker.settings)
+        return {**_heading(self.platform, self.broker.settings), "overridden_by": list(self.overridden_by)}
+
+    @property
+    def title(self) -> Text:
+        """Where we are, for people."""
+        name, servers = self.platform.environment.name, ", ".join(self.broker.settings.servers)
+        by = f", by {' and '.join(self.overridden_by)}" if self.overridden_by else ""
+        domain = f", domain {self.broker.settings.domain}" if self.broker.settings.domain else ""
+        return Text(f"environment {name} at {servers}{domain}{by}", style="dim")
+
+    def require_declared_servers(self) -> None:
+        """Raise `ConfigError` when a variable, and no flag, names another cluster than the file."""
+        if self.overridden_by:
+            raise ConfigError(
+                f"nothing was done: {' and '.join(self.overridden_by)} overrides what {self.platform.path} says about "
+                f"environment {self.platform.environment.name!r}; unset the variable, or add --allow-override"
+            )
 
     async def read(self) -> Actual:
         with progress_bar() as bar:
@@ -98,11 +121,13 @@ def _heading(platform: Platform, settings: Settings) -> Json:
 @asynccontextmanager
 async def session(context: Context, platform: Platform) -> AsyncIterator[Session]:
     """The platform and a connection to its environment's servers; flags and variables win over the file."""
-    async with connect(_settings(context, platform)) as broker:
+    settings = _settings(context, platform)
+    overridden = context.overriding(platform.environment.settings_overrides(), settings)
+    async with connect(settings) as broker:
         desired = Desired.of(platform)
         await broker.jetstream.account_info()  # says so when there is no JetStream
         needs.require(desired, broker)
-        yield Session(platform, desired, broker)
+        yield Session(platform, desired, broker, tuple(overridden))
 
 
 def _settings(context: Context, platform: Platform) -> Settings:
@@ -148,7 +173,7 @@ async def plan(
     if as_json:
         print_json({**plan_json.plan_json(made, concerns), **s.heading})
     else:
-        _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
     return EXIT_ATTENTION if made else EXIT_OK
 
 
@@ -158,18 +183,27 @@ async def plan(
 @click.option("--allow-destroy", is_flag=True, help="Allow changes that lose a position or messages.")
 @prune_option
 @take_over_option
+@override_option
 @json_option
 @click.pass_obj
 @sync
 async def apply(
-    context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, take_over: bool, as_json: bool
+    context: Context,
+    file: str,
+    env: str | None,
+    allow_destroy: bool,
+    prune: bool,
+    take_over: bool,
+    allow_override: bool,
+    as_json: bool,
 ) -> int:
     """Make the server as the file declares it.
 
     Applying twice changes nothing the second time. It stops at the first error, and says what was done. What would
     lose a position or messages is refused, before anything is done, unless --allow-destroy is given: also a stream or
     consumer that the lock file next to FILE knows and FILE no longer has. A consumer with `renamed_from:` goes on where
-    the one of that name is. Whatever else `penstock lint` calls an error is always refused.
+    the one of that name is. PENSTOCK_SERVERS and PENSTOCK_DOMAIN do not replace what FILE says about its environment
+    without --allow-override; --servers does. Whatever else `penstock lint` calls an error is always refused.
     Afterwards the lock file next to FILE holds the names of today.
 
     \b
@@ -181,9 +215,11 @@ async def apply(
     with errors_json.told(as_json):
         platform, concerns = _sound(file, env, as_json)
         async with session(context, platform) as s:
+            if not allow_override:
+                s.require_declared_servers()
             made = await s.plan(allow_destroy, prune, take_over)
             if not as_json:
-                _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+                _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
             outcome = await _outcome(s, made, concerns, allow_destroy)
     if as_json:
         told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)

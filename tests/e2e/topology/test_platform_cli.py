@@ -97,7 +97,10 @@ def test_the_example_applied_twice_changes_nothing_the_second_time(nats_server: 
     assert penstock(*server, "apply", EXAMPLE).returncode == 0
     again = penstock(*server, "apply", EXAMPLE)
     assert again.returncode == 0
-    assert again.stdout == "Nothing to do: 31 resources as declared.\n6 lint warnings; see `penstock lint`\n"
+    assert again.stdout == (
+        f"environment dev at {nats_server.url}\n"
+        "Nothing to do: 31 resources as declared.\n6 lint warnings; see `penstock lint`\n"
+    )
     assert penstock(*server, "plan", EXAMPLE).returncode == 0
     verified = here(*server, "verify", EXAMPLE)
     assert verified.returncode == 0
@@ -340,6 +343,52 @@ def test_a_consumer_with_its_former_name_goes_on_where_that_one_was(
     assert here("plan", file).returncode == 0, "its start is not held against it"
     without = written(tmp_path, nats_server.url, *kept, ("  worker: {", "  labourer: {"))
     assert here("plan", without).returncode == 0, here("plan", without).stdout
+
+
+def test_a_variable_does_not_send_an_environment_to_another_cluster(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    """`--env prod` with the variable of a dev shell: the file says where prod is."""
+    file = written(tmp_path, nats_server.url)
+    dev = {"PENSTOCK_SERVERS": nats_server.url}
+    refused = here("apply", file, "--env", "prod", variables=dev)
+    assert refused.returncode == 1
+    assert "PENSTOCK_SERVERS overrides what" in refused.stderr
+    assert "--allow-override" in refused.stderr
+    assert (
+        "PENSTOCK_SERVERS overrides"
+        in validated("error", here("apply", file, "--env", "prod", "--json", variables=dev))["error"]
+    )
+    assert with_server(nats_server, lambda js: js.stream_names()) == []
+
+    planned = here("plan", file, "--env", "prod", variables=dev)
+    assert f"environment prod at {nats_server.url}, by PENSTOCK_SERVERS" in planned.stdout
+    assert (
+        f"warning: PENSTOCK_SERVERS overrides the platform file: {nats_server.url}, not nats://127.0.0.1:1"
+        in planned.stderr
+    )
+    told = validated("plan", here("plan", file, "--env", "prod", "--json", variables=dev))
+    assert (told["servers"], told["overridden_by"]) == ([nats_server.url], ["PENSTOCK_SERVERS"])
+
+    assert here("apply", file, variables=dev).returncode == 0, "the same servers override nothing"
+    assert here("apply", file, "--env", "dev", "--allow-override", variables=dev).returncode == 0
+    flag = here("--servers", nats_server.url, "plan", file, "--env", "prod")
+    assert ("overrides" in flag.stderr, f"environment prod at {nats_server.url}" in flag.stdout) == (False, True)
+
+
+def test_commands_about_a_server_take_it_from_an_environment_of_the_file(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    file = written(tmp_path, nats_server.url)
+    assert here("apply", file).returncode == 0
+    for command in (["status"], ["consumer", "ls"], ["dlq", "ls"], ["fetch", "worker"]):
+        done = here(*command, "--file", file, "--env", "dev", "--json")
+        assert done.returncode == 0, done
+        assert here(*command, "--env", "dev", cwd=tmp_path).returncode == 0
+        elsewhere = here("--timeout", "0.3", *command, "--file", file, "--env", "prod")
+        assert (elsewhere.returncode, "127.0.0.1:1" in elsewhere.stderr) == (1, True), elsewhere
+    warned = here("status", "--file", file, "--env", "prod", variables={"PENSTOCK_SERVERS": nats_server.url})
+    assert (warned.returncode, "PENSTOCK_SERVERS overrides" in warned.stderr) == (0, True)
 
 
 def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: EmbeddedServer) -> None:
