@@ -29,6 +29,7 @@ COMMANDS = {
     "group": "penstock.cli.group:group",
     "fetch": "penstock.cli.facts:fetch",
     "confirm": "penstock.cli.facts:confirm",
+    "rotate-key": "penstock.cli.facts:rotate_key",
     "dlq": "penstock.cli.dlq:dlq",
     "gateway": "penstock.cli.gateway:gateway",
     "pipeline": "penstock.cli.pipeline:pipeline",
@@ -40,7 +41,7 @@ COMMANDS = {
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""
 
 
-TAKE_PLATFORM = frozenset({"consumer", "fetch", "confirm", "dlq", "status"})
+TAKE_PLATFORM = frozenset({"consumer", "fetch", "confirm", "dlq", "rotate-key", "status"})
 """Commands about a server that may take it from a platform file: `--file` and `--env`."""
 ENV_PREFIX = "PENSTOCK"
 
