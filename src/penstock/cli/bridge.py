@@ -14,7 +14,18 @@ import click
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StreamInfo
-from penstock.cli.common import CONNECTION_OPTIONS, EXIT_OK, Context, F, err, json_option, out, print_json, table
+from penstock.cli.common import (
+    CONNECTION_OPTIONS,
+    EXIT_OK,
+    Context,
+    F,
+    err,
+    flag_values,
+    json_option,
+    out,
+    print_json,
+    table,
+)
 from penstock.errors import ConsumerNotFound, StreamNotFound
 from penstock.settings import Settings
 from penstock.sourcing import bridge as bridging
@@ -83,7 +94,9 @@ def _settings(context: Context, options: dict[str, Any], side: str) -> Settings:
 @click.option("--create", is_flag=True, help="Make the destination stream if it does not exist.")
 @click.option("--until-caught-up", is_flag=True, help="End when everything is carried over.")
 @click.option("--report-every", type=float, default=10.0, show_default=True, metavar="SECONDS", help="0: never.")
-@click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics for Prometheus on loopback.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve /metrics for Prometheus on loopback."
+)
 @click.option("--dry-run", is_flag=True, help="Check both sides, say what would happen, and change nothing.")
 @json_option
 @click.pass_obj
@@ -116,15 +129,16 @@ def bridge(
         --from-servers nats://site1:4222 --from-credentials site1.creds \\
         --to-servers tls://hub:4222 --to-tls-ca hub-ca.pem --create --map 'orders.>=site1.orders.>'
     """
-    config = BridgeConfig(
-        name=name,
-        origin=origin,
-        destination=destination,
-        subjects=subjects,
-        mappings=tuple(Mapping.parse(text) for text in mappings),
-        deliver_subject=deliver_subject,
-        rate=rate,
-    )
+    with flag_values():
+        config = BridgeConfig(
+            name=name,
+            origin=origin,
+            destination=destination,
+            subjects=subjects,
+            mappings=tuple(Mapping.parse(text) for text in mappings),
+            deliver_subject=deliver_subject,
+            rate=rate,
+        )
     made = Bridge(config, _settings(context, sides, "from"), _settings(context, sides, "to"))
     if dry_run:
         return _dry_run(made, create, as_json)

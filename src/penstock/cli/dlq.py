@@ -165,7 +165,7 @@ def show(context: Context, id_: str, as_json: bool) -> int:
     return EXIT_OK
 
 
-@dlq.command(epilog="Exit code 2: letters were left where they are, or there are none of these ids.")
+@dlq.command(epilog="Exit code 2: letters were left where they are. 1: there are none of these ids.")
 @selecting
 @click.option("--all", "everything", is_flag=True, help="All letters that can be replayed.")
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
@@ -246,6 +246,7 @@ def _in_bulk(
 def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_json: bool) -> int:
     """What a replay would do, by group."""
     found = _letters(settings, wanted)[: options.limit]
+    _require_found(wanted, len(found))
     # Nobody is asked to edit what nobody publishes; a patch is tried.
     tried = replace(options, edit=None) if options.edit is _in_editor else options
     streams = asyncio.run(_captured(settings)) if found else {}
@@ -302,6 +303,7 @@ async def discard(
     settings, wanted = context.settings(), _selection(**which)
     _check_chosen(wanted, everything)
     found = await asyncio.to_thread(_letters, settings, wanted)
+    _require_found(wanted, len(found))
     if dry_run:
         if as_json:
             print_json({**_listing(found, letters=False), "dry_run": True})
@@ -402,11 +404,16 @@ def _counting(what: str) -> Iterator[Callable[[Tally], None]]:
         yield lambda tally: bar.update(task, completed=tally.done + tally.found_done)
 
 
+def _require_found(wanted: Selection, count: int) -> None:
+    """Raise when letters were named by their ids and there is none of them: what is not there is an error."""
+    if wanted.ids and not count:
+        names = ", ".join(map(repr, wanted.ids))
+        raise ConfigError(f"no dead letters match {names}; `penstock dlq ls --letters` lists them")
+
+
 def _report(tally: Tally, done: str, as_json: bool, wanted: Selection) -> int:
     left = tally.left
-    if wanted.ids and not left + tally.done + tally.found_done:
-        err.print("no dead letters match; `penstock dlq ls --letters` lists them", markup=False, soft_wrap=True)
-        left = len(wanted.ids)
+    _require_found(wanted, left + tally.done + tally.found_done)
     if as_json:
         print_json({
             "version": 1, done: tally.done, "removed_after_interruption": tally.found_done,

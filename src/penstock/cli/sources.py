@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from penstock import subjects
 from penstock.broker import connect
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
@@ -170,6 +171,11 @@ async def create_consumer(
     Example:
       penstock sources create-consumer penstock.yaml ORDERS_COPY --last-per-subject --filter 'orders.>'
     """
+    _check_start(start_sequence, start_time, last_per_subject)
+    for one in filters:
+        if problem := subjects.problem(one):
+            usage(f"--filter {one!r}: {problem}")
+    start_time = _moment(start_time) if start_time else None
     platform = load(file, env)
     source = _user_managed(platform, stream, origin)
     subject = deliver_subject(stream, source)
@@ -211,6 +217,24 @@ async def create_consumer(
             return EXIT_ATTENTION
     out.print(f"made {resource}, delivering to {subject}", markup=False)
     return EXIT_OK
+
+
+def _check_start(sequence: int | None, time: str | None, last_per_subject: bool) -> None:
+    given = {"--start-sequence": sequence is not None, "--start-time": time is not None}
+    flags = [flag for flag, is_given in {**given, "--last-per-subject": last_per_subject}.items() if is_given]
+    if len(flags) > 1:
+        usage(f"{' and '.join(flags)} are different starts: give one of them")
+
+
+def _moment(text: str) -> str:
+    """A time as the server takes it."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        usage(f"--start-time {text!r} is no time such as 2026-01-31T12:00:00Z")
+    if moment.tzinfo is None:
+        usage(f"--start-time {text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _user_managed(platform: Platform, stream: str, origin: str | None) -> SourceSpec:

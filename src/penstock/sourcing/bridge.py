@@ -78,6 +78,15 @@ class BridgeConfig:
     def __post_init__(self) -> None:
         if set(self.name) & set(" .*>/\\\t\r\n") or not self.name:
             raise ConfigError(f"{self.name!r} cannot be the name of a bridge: letters, digits, _ and - are")
+        for role, stream in (("origin", self.origin), ("destination", self.destination)):
+            if set(stream) & set(" .*>/\\\t\r\n") or not stream:
+                raise ConfigError(f"{stream!r} cannot be the stream that is the {role} of bridge {self.name!r}")
+        if self.deliver_subject and (
+            (wrong := subjects.problem(self.deliver_subject)) or not subjects.is_literal(self.deliver_subject)
+        ):
+            raise ConfigError(
+                f"{self.deliver_subject!r} cannot be where bridge {self.name!r} receives: {wrong or 'it has wildcards'}"
+            )
         for filter_ in self.subjects:
             if wrong := subjects.problem(filter_):
                 raise ConfigError(f"{filter_!r} cannot be a filter of bridge {self.name!r}: {wrong}")

@@ -54,7 +54,7 @@ def serve(bridge: Bridge, port: int) -> ThreadingHTTPServer:
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as exc:
+    except (OSError, OverflowError) as exc:
         raise ConfigError(f"metrics cannot be served on port {port}: {exc}") from exc
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

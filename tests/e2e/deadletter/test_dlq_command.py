@@ -87,8 +87,10 @@ def test_an_empty_word_does_not_stand_for_all_letters(dlq: Dlq, words: tuple[str
 
 
 def test_ids_of_no_letter_are_told_and_not_fine(dlq: Dlq) -> None:
-    assert "no dead letters match" in dlq("replay", "nosuch", code=2)
-    assert "no dead letters match" in dlq("discard", "nosuch", "--reason", "r", "--yes", code=2)
+    assert "no dead letters match" in dlq("replay", "nosuch", code=1)
+    assert "no dead letters match" in dlq("discard", "nosuch", "--reason", "r", "--yes", code=1)
+    assert "no dead letters match" in dlq("replay", "nosuch", "--dry-run", code=1)
+    assert "there is no consumer 'nosuch'" in dlq("reconcile", "nosuch", code=1)
 
 
 def test_a_dry_run_tells_of_an_edit_that_cannot_be_made(dlq: Dlq) -> None:

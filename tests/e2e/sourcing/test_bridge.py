@@ -278,10 +278,27 @@ def test_a_destination_that_cannot_be_written_safely_is_refused(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--map", "bad"], "'bad' is no mapping: write FROM=TO"),
+        (["--map", "o.>=eu.>.x"], "mapping"),
+        (["--subject", "o. x"], "'o. x' cannot be a filter"),
+        (["--deliver-subject", "a..b"], "'a..b' cannot be where bridge 'b' receives"),
+        (["--deliver-subject", "a.*"], "'a.*' cannot be where bridge 'b' receives: it has wildcards"),
+        (["--metrics-port", "99999"], "99999 is not in the range"),
+    ],
+)
+def test_flags_that_cannot_be_right_are_wrong_usage_before_a_server_is_asked(flags: list[str], words: str) -> None:
+    nowhere = ["--from-servers", "nats://127.0.0.1:9", "--to-servers", "nats://127.0.0.1:9"]
+    done = in_this_process("bridge", "b", "O", "D", *nowhere, *flags)
+    assert (done.returncode, words in done.stderr) == (64, True), done
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
         (["--map", "o.>=elsewhere.>"], "captures d.>, and nothing of 'elsewhere.>'"),
         ([], "captures d.>, and nothing of 'o.>'"),
         (["--map", "o.>=d.>", "--subject", "other.>"], "no subject of stream 'O' (o.>, eu.>) passes 'other.>'"),
-        (["--subject", "o. x"], "'o. x' cannot be a filter"),
     ],
 )
 def test_a_dry_run_says_what_would_never_arrive(tmp_path: Path, flags: list[str], words: str) -> None:
