@@ -46,9 +46,10 @@ from penstock.deadletter.replay import replay as replaying
 from penstock.deadletter.selection import Selection, grouped
 from penstock.deadletter.tally import Tally
 from penstock.deadletter.targets import Subjects, captured_subjects, nowhere_to_go
+from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
-from penstock.units import parse_duration
+from penstock.units import counted, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,7 +104,7 @@ def dlq() -> None:
     """
 
 
-@dlq.command(epilog="Exit code 2: there are dead letters.")
+@dlq.command(epilog="Exit code 2: there are dead letters, or messages that nobody has made letters of.")
 @selecting
 @click.option("--letters", is_flag=True, help="Every letter, not only groups.")
 @json_option
@@ -117,17 +118,30 @@ def ls(context: Context, /, letters: bool, as_json: bool, **which: Any) -> int:
       penstock dlq ls
       penstock dlq ls --consumer billing_worker --since 1d --letters
     """
-    found = _letters(context.settings(), _selection(**which))
+    settings, wanted = context.settings(), _selection(**which)
+    found, lost = _letters(settings, wanted), asyncio.run(_lost(settings, wanted))
     if as_json:
-        print_json(_listing(found, letters))
-    elif not found:
-        out.print("no dead letters" + ("" if _selection(**which).is_everything else " that match"))
-    else:
+        print_json({**_listing(found, letters), "given_up": lost.total})
+    elif not found and not lost:
+        out.print("no dead letters" + ("" if wanted.is_everything else " that match"))
+    elif found:
         out.print(groups_table(grouped(found)))
         if letters:
             out.print()
             out.print(shown(found))
-    return EXIT_ATTENTION if found else EXIT_OK
+    if lost and not as_json:
+        for (stream, name), count in lost.by_consumer.items():
+            out.print(f"{stream}/{name}: gave up on {counted(count, 'message')}", markup=False)
+        out.print(str(lost), markup=False, soft_wrap=True)
+    return EXIT_ATTENTION if found or lost else EXIT_OK
+
+
+async def _lost(settings: Settings, wanted: Selection) -> GivenUp:
+    """What has no letter yet. Its error and time are not known: a selection by these does not find it."""
+    if wanted.ids or wanted.errors or wanted.since or wanted.until:
+        return GivenUp()
+    async with connect(settings) as broker:
+        return (await given_up(broker.jetstream)).only(wanted.readers)
 
 
 def _listing(found: list[FiledLetter], letters: bool) -> dict[str, Any]:

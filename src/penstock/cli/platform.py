@@ -30,6 +30,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.common import progress as progress_bar
 from penstock.cli.lint import findings_table
+from penstock.deadletter.waiting import given_up
 from penstock.errors import ConfigError, DeadlineExceeded, PenstockError, ServerBusy
 from penstock.settings import Settings
 from penstock.topology import actual, needs, plan_json
@@ -107,8 +108,8 @@ class Session:
     async def verify(self, wait: float) -> tuple[Actual, list[Finding]]:
         deadline = time.monotonic() + wait
         while True:
-            found = await self.read()
-            findings = verification.verify(self.desired, found)
+            found, lost = await self.read(), await given_up(self.broker.jetstream)
+            findings = verification.verify(self.desired, found, lost.by_consumer)
             if not verification.may_settle(findings) or time.monotonic() >= deadline:
                 return found, findings
             await asyncio.sleep(LOOK_EVERY)
@@ -337,6 +338,7 @@ def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:
         Check.STREAMS: len(s.platform.streams),
         Check.CONSUMERS: len(s.platform.consumers),
         Check.REPLICAS: len(replicated),
+        Check.GIVEN_UP: sum(bool(consumer.max_deliver or consumer.dlq) for consumer in s.platform.consumers.values()),
         Check.SOURCES: sum(len(stream.sources) + bool(stream.mirror) for stream in found.streams.values()),
     }
     _show(plan_view.finding_lines(findings, counts))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from types import MappingProxyType
 
 from penstock.broker.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
 from penstock.sourcing import modes
@@ -15,6 +16,7 @@ from penstock.topology.compare import FieldChange
 from penstock.topology.plan import Change, Kind, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
+from penstock.units import counted
 
 SOURCE_SILENT_AFTER = timedelta(seconds=30)
 """A source is heard every few seconds, also when its origin is idle: this long without a sign means trouble."""
@@ -27,6 +29,7 @@ class Check(StrEnum):
     CONSUMERS = "consumers as declared"
     REPLICAS = "replicas healthy"
     SOURCES = "sources active"
+    GIVEN_UP = "given-up messages captured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,13 @@ class Finding:
     """What differs: `before` is what the server has, `after` what is declared."""
 
 
-def verify(desired: Desired, actual: Actual) -> list[Finding]:
-    """Everything that is wrong with what the platform declares, check by check."""
+def verify(
+    desired: Desired, actual: Actual, given_up: Mapping[tuple[str, str], int] = MappingProxyType({})
+) -> list[Finding]:
+    """Everything that is wrong with what the platform declares, check by check.
+
+    `given_up` counts messages by stream and consumer of which there should be a dead letter, and is none.
+    """
     readers: dict[str, list[ConsumerInfo]] = defaultdict(list)
     for resource, consumer in actual.consumers.items():
         if resource in desired.configs:
@@ -53,7 +61,15 @@ def verify(desired: Desired, actual: Actual) -> list[Finding]:
         *(finding for stream in streams for finding in _replicas(stream, readers[stream.name])),
         *(finding for stream in streams for finding in _sources(stream)),
         *_consumers_of_sources(desired, actual),
+        *_given_up(desired, given_up),
     ]
+
+
+def _given_up(desired: Desired, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+    for (stream, name), count in sorted(counts.items()):
+        if (resource := Resource(stream, name)) in desired.configs:
+            problem = f"gave up on {counted(count, 'message')}, not captured: run `penstock dlq capture`"
+            yield Finding(Check.GIVEN_UP, resource, problem)
 
 
 def may_settle(findings: Sequence[Finding]) -> bool:
