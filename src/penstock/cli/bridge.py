@@ -212,6 +212,7 @@ def _dry_run(made: Bridge, create: bool, as_json: bool) -> int:
         jetstream = _jetstream(here, made.destination_settings)
         missing = create and config.destination not in blocking.run(jetstream.stream_names())
         target = None if missing else bridging.destination_info(jetstream, config)
+        delivers_to = config.delivers_to(blocking.run(origin.account_info()).domain)
         position = 0
         if target:
             bridging.check_destination(target)
@@ -222,7 +223,7 @@ def _dry_run(made: Bridge, create: bool, as_json: bool) -> int:
         "destination": f"{config.destination} at {made.destination_settings.servers[0]}",
         "destination_exists": target is not None,
         "consumer": config.name,
-        "deliver_subject": config.delivers_to,
+        "deliver_subject": delivers_to,
         "subjects": list(config.subjects) or [">"],
         "mappings": [str(mapping) for mapping in config.mappings],
         "resumes_behind": position,

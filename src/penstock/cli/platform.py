@@ -125,8 +125,8 @@ async def session(context: Context, platform: Platform) -> AsyncIterator[Session
     settings = _settings(context, platform)
     overridden = context.overriding(platform.environment.settings_overrides(), settings)
     async with connect(settings) as broker:
-        desired = Desired.of(platform)
-        await broker.jetstream.account_info()  # says so when there is no JetStream
+        account = await broker.jetstream.account_info()  # says so when there is no JetStream
+        desired = Desired.of(platform, account.domain)
         needs.require(desired, broker)
         yield Session(platform, desired, broker, tuple(overridden))
 

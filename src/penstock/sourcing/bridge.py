@@ -34,13 +34,14 @@ from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import DuplicateId, WrongSequence
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
-from penstock.sourcing import copies
+from penstock.sourcing import copies, modes
 from penstock.sourcing.copies import Backlog, Copier, Mark, Part
 from penstock.sourcing.flow import Flow
 from penstock.sourcing.mapping import Mapping, SubjectMap
 from penstock.sourcing.receiver import Chunk, Interrupted, Receiver, consumer_config
 from penstock.wire import blocking, headers
 
+BRIDGE_SUBJECTS = "penstock.bridge"
 BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 IN_FLIGHT = 2
@@ -91,9 +92,14 @@ class BridgeConfig:
             if wrong := subjects.problem(filter_):
                 raise ConfigError(f"{filter_!r} cannot be a filter of bridge {self.name!r}: {wrong}")
 
+    def delivers_to(self, domain: str | None) -> str:
+        """Where the origin delivers. Linked domains share their subjects, so it names the domain of the origin."""
+        return self.deliver_subject or f"{BRIDGE_SUBJECTS}.{modes.place(domain)}.{self.origin}.{self.name}"
+
     @property
-    def delivers_to(self) -> str:
-        return self.deliver_subject or f"penstock.bridge.{self.origin}.{self.name}"
+    def delivered_to_before(self) -> str | None:
+        """What earlier versions chose, without a domain."""
+        return None if self.deliver_subject else f"{BRIDGE_SUBJECTS}.{self.origin}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,13 +401,24 @@ def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
             info = blocking.run(jetstream.consumer_info(config.origin, config.name))
         except ConsumerNotFound:
             check_origin(jetstream, blocking.run(jetstream.stream_info(config.origin)), config)
-            wanted = consumer_config(config.name, config.delivers_to, config.subjects)
+            domain = blocking.run(jetstream.account_info()).domain
+            wanted = consumer_config(config.name, config.delivers_to(domain), config.subjects)
             try:
                 return blocking.run(jetstream.create_consumer(config.origin, wanted))
             except AlreadyExists as exc:
                 raise Unavailable(f"somebody else is making consumer {config.name!r} of {config.origin!r}") from exc
-    check_consumer(info, config)
-    return info
+        check_consumer(info, config)
+        return _with_domain(jetstream, info, config)
+
+
+def _with_domain(jetstream: JetStream, info: ConsumerInfo, config: BridgeConfig) -> ConsumerInfo:
+    """Move a consumer of an earlier version to a subject that names its domain; without a domain it stays."""
+    if info.config.get("deliver_subject") != config.delivered_to_before:
+        return info
+    if not (domain := blocking.run(jetstream.account_info()).domain):
+        return info
+    change = {"deliver_subject": config.delivers_to(domain)}
+    return blocking.run(jetstream.update_consumer(config.origin, config.name, change))
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,8 @@ def _mode(stream: str, config: Json, consumer: ConsumerInfo | None) -> Mode:
     """By the consumer's mark; where the consumer is gone or out of sight, by where the source listens."""
     wanted = config.get("consumer")
     if consumer is None and wanted:
-        ours = modes.default_deliver_subject(stream, config, wanted["name"])
-        return Mode.SERVER_MANAGED if wanted["deliver_subject"] == ours else Mode.USER_MANAGED
+        ours = modes.is_default_deliver_subject(wanted["deliver_subject"], stream, config, wanted["name"])
+        return Mode.SERVER_MANAGED if ours else Mode.USER_MANAGED
     return modes.mode_of(config, consumer.config if consumer else None)
 
 

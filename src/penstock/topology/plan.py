@@ -9,8 +9,8 @@ from enum import StrEnum
 from penstock.broker import metadata
 from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError
-from penstock.sourcing import standins
-from penstock.topology import compare, defaults, order, ownership, renames, risk
+from penstock.sourcing import modes, standins
+from penstock.topology import compare, defaults, delivery, order, ownership, renames, risk
 from penstock.topology.compare import FieldChange
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk, Surroundings, Verdict
@@ -88,6 +88,7 @@ def plan(
             "--prune needs to know what belongs to this file and to no other: add `name: <platform>` to the file, "
             "and apply it once"
         )
+    desired = delivery.keeping_subjects(desired, actual)
     changes = _stream_changes(desired, actual, allow_destroy, take_over)
     renewed = {change.resource for change in changes if change.kind is Kind.RECREATE and change.destroys}
     orphans = _orphans(desired, actual)
@@ -281,15 +282,25 @@ def _orphans(desired: Desired, actual: Actual) -> list[Resource]:
         for resource in actual.resources()
         if resource not in desired.configs
         and resource not in kept  # a source's own consumer that Penstock made once, and now somebody else keeps
-        and _is_ours(actual.config(resource) or {}, desired)
+        and _is_ours(actual.config(resource) or {}, desired, actual)
     ]
 
 
-def _is_ours(config: Json, desired: Desired) -> bool:
+def _is_ours(config: Json, desired: Desired, actual: Actual) -> bool:
     """Whether this platform and no other owns it; of a file without a name, only what it made for its own streams."""
     reader = (config.get("metadata") or {}).get(metadata.SOURCING)
     clear = desired.is_named or (reader is not None and Resource(reader) in desired.configs)
+    if reader is not None and not _reads_here(config, reader, desired, actual):
+        return False
     return clear and ownership.owner(config) == desired.platform
+
+
+def _reads_here(config: Json, reader: str, desired: Desired, actual: Actual) -> bool:
+    """Whether the stream that reads through a managed consumer is one of this server, and not of another domain."""
+    there = modes.reader_place(config)
+    if there and desired.domain and there != modes.place(desired.domain):
+        return False
+    return Resource(reader) in desired.configs or reader in actual.streams
 
 
 def _went_with_its_source(resource: Resource, actual: Actual) -> bool:

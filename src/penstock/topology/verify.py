@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from penstock.broker.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
 from penstock.sourcing import modes
-from penstock.topology import ownership
+from penstock.topology import delivery, ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.plan import Change, Kind, plan
 from penstock.topology.resource import Actual, Desired, Resource
@@ -60,7 +60,8 @@ def verify(
         *map(_leaderless, sorted(actual.unanswered, key=str)),
         *(finding for stream in streams for finding in _replicas(stream, readers[stream.name])),
         *(finding for stream in streams for finding in _sources(stream)),
-        *_consumers_of_sources(desired, actual),
+        *_consumers_of_sources(delivery.keeping_subjects(desired, actual), actual),
+        *_shared_deliveries(desired, actual),
         *_given_up(desired, given_up),
     ]
 
@@ -145,6 +146,15 @@ def _consumers_of_sources(desired: Desired, actual: Actual) -> Iterator[Finding]
                 continue  # compared as declared, or out of sight
             if problem := _unfit(actual.consumers.get(resource), wanted["deliver_subject"]):
                 yield Finding(Check.SOURCES, resource, problem)
+
+
+def _shared_deliveries(desired: Desired, actual: Actual) -> Iterator[Finding]:
+    """Sources that receive on one subject: each gets what is meant for the other, and messages are lost."""
+    for subject, users in sorted(delivery.shared_subjects(actual).items()):
+        names = " and ".join(str(consumer) for consumer, _ in users)
+        for stream in sorted({stream for _, stream in users if stream in desired.configs}, key=str):
+            problem = f"{names} deliver to the same subject {subject!r}: messages are lost; run `penstock apply`"
+            yield Finding(Check.SOURCES, stream, problem)
 
 
 def _unfit(consumer: ConsumerInfo | None, deliver_subject: str) -> str:

@@ -384,6 +384,18 @@ CASES = [
         2,
     ),
     LintCase(
+        "O12",
+        streams(
+            "A: {sources: [{name: B, domain: d, consumer: {name: x, deliver_subject: to.x}}, "
+            "{name: B, domain: e, consumer: {name: x, deliver_subject: to.x}}]}"
+        ),
+        streams(
+            "A: {sources: [{name: B, domain: d, consumer: {name: x, deliver_subject: to.x}}, "
+            "{name: B, domain: e, consumer: {name: x, deliver_subject: to.y}}]}"
+        ),
+        2,
+    ),
+    LintCase(
         "O11",
         streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: t.>}}"),
         streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: s.a}}"),
