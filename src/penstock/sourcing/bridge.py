@@ -58,6 +58,22 @@ class Fenced(PenstockError):
     """Another instance of the bridge, or another writer, has written to the destination; this one wrote nothing."""
 
 
+class LeftBehind(PenstockError):
+    """A WorkQueue origin holds messages that the bridge's consumer has passed over, as after a reset forward."""
+
+    def __init__(self, stream: str, consumer: str) -> None:
+        super().__init__(stream, consumer)
+        self.stream = stream
+        self.consumer = consumer
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} holds messages that consumer {self.consumer!r} has passed over, and nobody else "
+            f"will take: look at them, then remove them or `penstock consumer reset {self.stream} {self.consumer}` "
+            "to their sequence"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeConfig:
     """What is carried where."""
@@ -295,6 +311,8 @@ class _Pump:
         if left:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() - self._idle_since > STUCK_FOR:
+                if not left.undelivered and not left.unacknowledged:
+                    raise LeftBehind(self._bridge.config.origin, self._bridge.config.name)
                 raise Interrupted(
                     f"stream {self._bridge.config.origin!r} has {left}, and delivered none for {STUCK_FOR:g} s"
                 )
@@ -427,12 +445,15 @@ class Left:
 
     undelivered: int
     unacknowledged: int
+    kept: bool = False
+    """Whether a WorkQueue origin still holds a message that it has delivered and knows to be stored."""
 
     def __bool__(self) -> bool:
-        return bool(self.undelivered or self.unacknowledged)
+        return bool(self.undelivered or self.unacknowledged or self.kept)
 
     def __str__(self) -> str:
-        return f"{self.undelivered} undelivered and {self.unacknowledged} unacknowledged messages"
+        kept = ", and some that it was told are stored" if self.kept else ""
+        return f"{self.undelivered} undelivered and {self.unacknowledged} unacknowledged messages{kept}"
 
 
 def left_at_origin(settings: Settings, config: BridgeConfig) -> Left:
@@ -440,7 +461,19 @@ def left_at_origin(settings: Settings, config: BridgeConfig) -> Left:
     with blocking.connect(settings, name="penstock bridge") as connection:
         jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         info = blocking.run(jetstream.consumer_info(config.origin, config.name))
-        return Left(info.pending, info.ack_pending)
+        origin = blocking.run(jetstream.stream_info(config.origin))
+        settled = not info.unprocessed and origin.config.get("retention") == "workqueue"
+        kept = settled and any(_holds(jetstream, origin, one) for one in config.subjects or (">",))
+        return Left(info.pending, info.ack_pending, kept)
+
+
+def _holds(jetstream: JetStream, origin: StreamInfo, subject: str) -> bool:
+    """Whether the stream held a message of the subject when it was looked at; what came later does not count."""
+    try:
+        found = blocking.run(jetstream.get_message(origin.name, 1, next_of=subject))
+    except MessageNotFound:
+        return False
+    return found.sequence <= origin.state.last_seq
 
 
 def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:

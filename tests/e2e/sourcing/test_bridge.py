@@ -26,7 +26,7 @@ from penstock.broker.model import Json
 from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
 from penstock.publish import BlockingPublisher
-from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced
+from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced, LeftBehind
 from penstock.sourcing.copies import mark_of
 from penstock.sourcing.mapping import Mapping
 from penstock.testing import eventually, issue_certificates, stream_messages
@@ -148,6 +148,19 @@ def test_a_killed_bridge_that_starts_again_ends_only_when_all_is_there(tmp_path:
         assert (done.returncode, there.held()) == (0, 30_000), done.stdout
         if retention == "workqueue":
             assert here.held() == 0
+
+
+def test_what_a_work_queue_holds_behind_the_consumer_is_told_and_not_taken_for_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sourcing.bridge.STUCK_FOR", 0.5)
+    with sites(tmp_path, "workqueue") as (here, there):
+        bridge(here, there).run(until_caught_up=True)
+        here.publish(0, 10)
+        blocking.run(here.publisher.jetstream.reset_consumer("O", "b", 6))  # passes over five of them
+        with pytest.raises(LeftBehind, match="consumer 'b' has passed over"):
+            bridge(here, there).run(until_caught_up=True)
+        assert (there.held(), here.held()) == (5, 5)
 
 
 def test_filter_mapping_and_rate_are_kept(tmp_path: Path) -> None:
