@@ -186,6 +186,39 @@ def test_the_origins_own_platform_leaves_the_readers_consumer_alone(domains: Dom
         assert "consumer hub" not in planned.stdout, planned.stdout
 
 
+def test_living_sources_of_equal_names_are_migrated_each_behind_its_own_copies(
+    domains: Domains, tmp_path: Path
+) -> None:
+    domains.make_origins("limits")
+    ephemeral = [{"name": "TELE", "external": {"api": f"$JS.{site}.API", "deliver": ""}} for site in SITES]
+    with BlockingPublisher.connect(domains.hub.settings) as publisher:
+        blocking.run(publisher.jetstream.create_stream({"name": "TELE_ALL", "sources": ephemeral}))
+    domains.publish(0)
+    domains.require_copied(COUNT)
+    file = platform_file(tmp_path, domains.hub)
+    done = here("sources", "migrate", file, "--yes")
+    assert done.returncode == 0, done
+    domains.publish(COUNT)
+    domains.require_copied(2 * COUNT)
+    assert "every source reads as declared" in here("sources", "migrate", file).stdout
+
+
+def test_a_source_that_cannot_be_migrated_keeps_no_other_from_it(domains: Domains, tmp_path: Path) -> None:
+    domains.make_origins("limits")
+    once = {"name": "TELE", "external": {"api": "$JS.site1.API", "deliver": ""}}
+    with BlockingPublisher.connect(domains.hub.settings) as publisher:
+        filters = ({"filter_subject": "tele.site1.a"}, {"filter_subject": "tele.site1.b"})
+        twice = [{**once, **one} for one in filters]
+        blocking.run(publisher.jetstream.create_stream({"name": "TWICE", "sources": twice}))
+        blocking.run(publisher.jetstream.create_stream({"name": "TELE_ALL", "sources": [once]}))
+    file = platform_file(tmp_path, domains.hub, sites=("site1",))
+    managed = "{name: TELE, domain: site1, filter_subject: tele.site1.%s, consumer: {name: %s, server_managed: true}}"
+    file.write_text(file.read_text() + f"  TWICE: {{sources: [{managed % ('a', 'a')}, {managed % ('b', 'b')}]}}\n")
+    done = here("sources", "migrate", file, "--yes")
+    assert (done.returncode, "reads it 2 times" in done.stderr) == (1, True), done
+    assert "TELE_ALL goes on behind sequence 0" in done.stdout
+
+
 def test_two_bridges_of_one_name_on_two_leaves_do_not_hear_each_other(domains: Domains, tmp_path: Path) -> None:
     domains.make_origins("workqueue")
     domains.publish(0)
