@@ -24,11 +24,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Self
 
-from penstock.broker.jetstream import JetStream
+from penstock.broker.jetstream import MOVABLE, JetStream
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.errors import ConfigError, ConsumerNotFound, MessageNotFound, Unavailable
 from penstock.sourcing import links, modes, standins
-from penstock.sourcing.receiver import MOVABLE
 
 NOTE = "penstock.migration"
 HEADER = "Nats-Stream-Source"
