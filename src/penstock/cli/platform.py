@@ -316,7 +316,8 @@ async def verify(context: Context, file: str, env: str | None, wait: float, as_j
             _show_illness(exc, platform, _settings(context, platform), as_json)
             return EXIT_ATTENTION
     if as_json:
-        print_json({**plan_json.findings_json(s.desired.platform, findings), **s.heading})
+        unknown = [plan_json.resource_json(one) for one in verification.undeclared(s.desired, found)]
+        print_json({**plan_json.findings_json(s.desired.platform, findings), "undeclared": unknown, **s.heading})
     else:
         _show_findings(s, found, findings)
     return EXIT_ATTENTION if findings else EXIT_OK
@@ -342,6 +343,9 @@ def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:
         Check.SOURCES: sum(len(stream.sources) + bool(stream.mirror) for stream in found.streams.values()),
     }
     _show(plan_view.finding_lines(findings, counts))
+    if unknown := verification.undeclared(s.desired, found):
+        names = ", ".join(str(one) for one in unknown)
+        out.print(Text(f"  not declared: {names}", style="dim"), soft_wrap=True)
 
 
 def _show(lines: Iterable[Text]) -> None:

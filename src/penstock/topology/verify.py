@@ -63,7 +63,39 @@ def verify(
         *_consumers_of_sources(delivery.keeping_subjects(desired, actual), actual),
         *_shared_deliveries(desired, actual),
         *_given_up(desired, given_up),
+        *_unsafe_readers(desired, actual),
     ]
+
+
+def undeclared(desired: Desired, actual: Actual) -> list[Resource]:
+    """Durable consumers of declared streams that the file does not know, and that Penstock does not keep itself."""
+    return sorted(
+        (
+            resource
+            for resource, info in actual.consumers.items()
+            if resource not in desired.configs
+            and resource.its_stream in desired.configs
+            and info.config.get("durable_name")
+            and modes.reader_of(info.config) is None
+        ),
+        key=str,
+    )
+
+
+def _unsafe_readers(desired: Desired, actual: Actual) -> Iterator[Finding]:
+    """Undeclared durables that can lose messages: pushed ones, and those that acknowledge nothing.
+
+    Flow control acknowledges what is stored: sources of other domains and bridges read so.
+    """
+    for resource in undeclared(desired, actual):
+        config = actual.consumers[resource].config
+        if config.get("ack_policy") == "none":
+            yield Finding(
+                Check.CONSUMERS, resource, "is not declared, and acknowledges nothing: what it misses is lost"
+            )
+        elif config.get("deliver_subject") and config.get("ack_policy") != "flow_control":
+            problem = "is not declared, and is pushed to whoever listens: declare it with a `why`, or delete it"
+            yield Finding(Check.CONSUMERS, resource, problem)
 
 
 def _given_up(desired: Desired, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -389,6 +390,25 @@ def test_commands_about_a_server_take_it_from_an_environment_of_the_file(
         assert (elsewhere.returncode, "127.0.0.1:1" in elsewhere.stderr) == (1, True), elsewhere
     warned = here("status", "--file", file, "--env", "prod", variables={"PENSTOCK_SERVERS": nats_server.url})
     assert (warned.returncode, "PENSTOCK_SERVERS overrides" in warned.stderr) == (0, True)
+
+
+def test_consumers_that_the_file_does_not_know_are_listed_and_unsafe_ones_are_findings(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    file = written(tmp_path, nats_server.url)
+    assert here("apply", file).returncode == 0
+    base = {"filter_subject": "platform.billing.other"}
+    safe = {"durable_name": "safe", "ack_policy": "explicit", **base}
+    with_server(nats_server, lambda js: js.create_consumer("BILLING", safe))
+    verified = here("verify", file)
+    assert (verified.returncode, "not declared: consumer safe of BILLING" in verified.stdout) == (0, True), verified
+    unsafe = ({"durable_name": "deaf", "ack_policy": "none"}, {"durable_name": "pushed", "deliver_subject": "to.me"})
+    for config in unsafe:
+        wanted = {"ack_policy": "explicit", **base, **config}
+        with_server(nats_server, partial(JetStream.create_consumer, stream="BILLING", config=wanted))
+    answer = validated("verify", here("verify", file, "--json"))
+    assert [one["name"] for one in answer["findings"]] == ["deaf", "pushed"]
+    assert [one["name"] for one in answer["undeclared"]] == ["deaf", "pushed", "safe"]
 
 
 def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: EmbeddedServer) -> None:
