@@ -137,7 +137,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="forged-receipt",
         file="src/penstock/facts/receipt.py",
-        old="if not hmac.compare_digest(_signature(key, body), signature):",
+        old="if not any(hmac.compare_digest(_signature(key, head, body), signature) for key in keys):",
         new="if len(signature) != SIGNATURE_BYTES:",
         breaks="A receipt with a wrong signature is accepted: anybody confirms facts that a reader has not processed.",
         tests=("tests/unit/facts/test_receipts.py::test_a_receipt_that_was_changed_anywhere_is_refused",),
@@ -173,7 +173,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="confirm-before-the-book",
         file="src/penstock/facts/reader.py",
-        old="if await self._write(look, look.book.confirmed(receipt.page, time.time())):",
+        old="if await self._write(look, look.book.confirmed(receipt.page, time.time()), patience):",
         new="if True:",
         breaks="A page is acknowledged without the book saying so: what the server forgets in a crash comes again.",
         tests=(

@@ -94,11 +94,10 @@ def format_duration(duration: timedelta) -> str:
 
 
 def format_size(size: int) -> str:
-    """The size in the largest unit that divides it, binary units first; `parse_size` reads it back."""
-    for unit in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "kB"):
-        if size and size % SIZE_UNITS[unit] == 0:
-            return f"{size // SIZE_UNITS[unit]}{unit}"
-    return f"{size}B"
+    """The size in the largest unit that divides it, a binary one where two are as large; `parse_size` reads it back."""
+    units = ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB", "kB")
+    unit = next((one for one in units if size and size % SIZE_UNITS[one] == 0), "B")
+    return f"{size // SIZE_UNITS[unit]}{unit}"
 
 
 def approximate_size(size: int) -> str:

@@ -78,6 +78,7 @@ def test_formatting_chooses_the_units_a_person_would() -> None:
     assert units.format_duration(timedelta(seconds=45)) == "45s"
     assert units.format_duration(timedelta(minutes=90)) == "1h30m"
     assert units.format_size(64 * 1024**2) == "64MiB"
+    assert units.format_size(64_000_000) == "64MB"
     assert units.format_size(10**9) == "1GB"
 
 

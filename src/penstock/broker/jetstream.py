@@ -335,6 +335,23 @@ def refuse_beyond_end(stream: StreamInfo, seq: int) -> None:
         )
 
 
+MOVABLE = ("all", "by_start_sequence", "by_start_time")
+"""Deliver policies with which the server moves a consumer to a sequence."""
+
+
+def refuse_unmovable(info: ConsumerInfo, seq: int) -> None:
+    """Raise when the server would refuse (10204) to move the consumer to `seq`."""
+    policy, start = info.config.get("deliver_policy", "all"), info.config.get("opt_start_seq", 0)
+    who = f"consumer {info.name!r} of {info.stream!r} cannot be moved to sequence {seq}"
+    if policy not in MOVABLE:
+        raise ConfigError(
+            f"{who}: it delivers {policy!r}, and the server moves only consumers that deliver {', '.join(MOVABLE)}; "
+            "without a target it can be reset to where it is"
+        )
+    if seq < start:
+        raise ConfigError(f"{who}: it starts at {start}, and the server moves no consumer before its start")
+
+
 def _nothing_was_done(error: BaseException) -> bool:
     lost = isinstance(error, ConnectionLost | DeadlineExceeded)
     return not lost and isinstance(error, ServerBusy | Unavailable) and retry.is_retryable(error)

@@ -14,7 +14,18 @@ import click
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StreamInfo
-from penstock.cli.common import CONNECTION_OPTIONS, EXIT_OK, Context, F, err, json_option, out, print_json, table
+from penstock.cli.common import (
+    CONNECTION_OPTIONS,
+    EXIT_OK,
+    Context,
+    F,
+    err,
+    flag_values,
+    json_option,
+    out,
+    print_json,
+    table,
+)
 from penstock.errors import ConsumerNotFound, StreamNotFound
 from penstock.settings import Settings
 from penstock.sourcing import bridge as bridging
@@ -83,7 +94,9 @@ def _settings(context: Context, options: dict[str, Any], side: str) -> Settings:
 @click.option("--create", is_flag=True, help="Make the destination stream if it does not exist.")
 @click.option("--until-caught-up", is_flag=True, help="End when everything is carried over.")
 @click.option("--report-every", type=float, default=10.0, show_default=True, metavar="SECONDS", help="0: never.")
-@click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics for Prometheus on loopback.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve /metrics for Prometheus on loopback."
+)
 @click.option("--dry-run", is_flag=True, help="Check both sides, say what would happen, and change nothing.")
 @json_option
 @click.pass_obj
@@ -116,15 +129,16 @@ def bridge(
         --from-servers nats://site1:4222 --from-credentials site1.creds \\
         --to-servers tls://hub:4222 --to-tls-ca hub-ca.pem --create --map 'orders.>=site1.orders.>'
     """
-    config = BridgeConfig(
-        name=name,
-        origin=origin,
-        destination=destination,
-        subjects=subjects,
-        mappings=tuple(Mapping.parse(text) for text in mappings),
-        deliver_subject=deliver_subject,
-        rate=rate,
-    )
+    with flag_values():
+        config = BridgeConfig(
+            name=name,
+            origin=origin,
+            destination=destination,
+            subjects=subjects,
+            mappings=tuple(Mapping.parse(text) for text in mappings),
+            deliver_subject=deliver_subject,
+            rate=rate,
+        )
     made = Bridge(config, _settings(context, sides, "from"), _settings(context, sides, "to"))
     if dry_run:
         return _dry_run(made, create, as_json)
@@ -181,7 +195,8 @@ def _report(made: Bridge, every: float, ended: threading.Event) -> None:
         rate = (now.stored - before) / (time.monotonic() - since)
         before, since = now.stored, time.monotonic()
         trouble = f", trouble: {now.last_error}" if now.last_error else ""
-        err.print(f"at {now.position}, {now.lag} behind, {rate:.0f} messages/s{trouble}", markup=False, soft_wrap=True)
+        behind = "lag not known yet" if now.lag is None else f"{now.lag} behind"
+        err.print(f"at {now.position}, {behind}, {rate:.0f} messages/s{trouble}", markup=False, soft_wrap=True)
 
 
 # -- before it starts --------------------------------------------------------------------------------------------------
@@ -197,6 +212,7 @@ def _dry_run(made: Bridge, create: bool, as_json: bool) -> int:
         jetstream = _jetstream(here, made.destination_settings)
         missing = create and config.destination not in blocking.run(jetstream.stream_names())
         target = None if missing else bridging.destination_info(jetstream, config)
+        delivers_to = config.delivers_to(blocking.run(origin.account_info()).domain)
         position = 0
         if target:
             bridging.check_destination(target)
@@ -207,7 +223,7 @@ def _dry_run(made: Bridge, create: bool, as_json: bool) -> int:
         "destination": f"{config.destination} at {made.destination_settings.servers[0]}",
         "destination_exists": target is not None,
         "consumer": config.name,
-        "deliver_subject": config.delivers_to,
+        "deliver_subject": delivers_to,
         "subjects": list(config.subjects) or [">"],
         "mappings": [str(mapping) for mapping in config.mappings],
         "resumes_behind": position,

@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,6 +35,7 @@ EXIT_USAGE = 64
 
 T = TypeVar("T")
 
+PLATFORM_FILE = "penstock.yaml"
 PIPE_WIDTH = 120
 """Columns of a table that goes to a file or a pipe, where no terminal says how wide it is."""
 
@@ -64,16 +65,49 @@ class Context:
     """What the global flags said; commands read it with `@click.pass_obj`."""
 
     connection: dict[str, Any] = field(default_factory=dict)
+    from_variables: frozenset[str] = frozenset()
+    """The names of `connection` whose values come from `PENSTOCK_*` variables, not from flags."""
+    file: str | None = None
+    """The platform file that a command was told to take its servers from."""
+    env: str | None = None
+    """Its environment."""
 
     def settings(self, **overrides: Any) -> Settings:
-        """Settings from flags, environment and file; flags of a command win over global ones."""
+        """Settings from flags, environment and file; flags of a command win over global ones.
+
+        With `--file` or `--env`, those of that environment of the platform file.
+        """
         given = {k: v for k, v in overrides.items() if v is not None}
+        if self.file or self.env:
+            from penstock.topology.load import load  # only for commands that were given a platform file
+
+            declared = load(self.file or PLATFORM_FILE, self.env).environment.settings_overrides()
+            return self._told(declared, self._loaded({**declared, **self._given(), **given}))
         return self._loaded({**self.connection, **given})
 
     def settings_below_flags(self, **values: Any) -> Settings:
         """Settings with values that win over the settings file, and give way to flags and `PENSTOCK_*` variables."""
-        given = {k: v for k, v in self.connection.items() if v is not None}
-        return self._loaded({**values, **given})
+        return self._told(values, self._loaded({**values, **self._given()}))
+
+    def overriding(self, declared: Mapping[str, Any], used: Settings) -> list[str]:
+        """The `PENSTOCK_*` variables that send a command to another cluster than the platform file names."""
+        return [
+            f"PENSTOCK_{name.upper()}"
+            for name in ("servers", "domain")
+            if name in self.from_variables and name in declared and declared[name] != getattr(used, name)
+        ]
+
+    def _told(self, declared: Mapping[str, Any], used: Settings) -> Settings:
+        """Warn when a variable that nobody thinks of decides which cluster it is."""
+        for name in self.overriding(declared, used):
+            key = name.removeprefix("PENSTOCK_").lower()
+            ours, theirs = _written(getattr(used, key)), _written(declared[key])
+            line = f"warning: {name} overrides the platform file: {ours}, not {theirs}"
+            err.print(Text(line, style="yellow"), soft_wrap=True)
+        return used
+
+    def _given(self) -> dict[str, Any]:
+        return {k: v for k, v in self.connection.items() if v is not None}
 
     def _loaded(self, values: dict[str, Any]) -> Settings:
         """A flag, or the variable that is its twin, with a wrong value is wrong usage; a settings file is not."""
@@ -83,6 +117,10 @@ class Context:
             if any(self.connection.get(name) is not None for name in exc.names):
                 raise UsageError(str(exc)) from exc
             raise
+
+
+def _written(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 class Seconds(click.ParamType[float]):
@@ -144,6 +182,30 @@ def connection_options(command: F) -> F:
     for option in reversed(CONNECTION_OPTIONS):
         command = option(command)
     return command
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def keep(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+        if value is not None:
+            setattr(ctx.ensure_object(Context), name, value)
+
+    return keep
+
+
+def takes_platform(command: click.Command) -> None:
+    """Let a command, or every command of a group, take its servers from a platform file: `--file` and `--env`."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            takes_platform(inner)
+        return
+    if any("--env" in one.opts for one in command.params):
+        return  # asked for once before
+    for flag, metavar, text in (
+        ("--env", "NAME", "Connect as this environment of the platform file says."),
+        ("--file", "FILE", f"The platform file.  [default: {PLATFORM_FILE}, with --env]"),
+    ):
+        keep = _keep(flag.removeprefix("--"))
+        command.params.append(click.Option([flag], metavar=metavar, help=text, expose_value=False, callback=keep))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of tables.")

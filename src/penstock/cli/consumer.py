@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from penstock.broker import ConsumerInfo, ConsumerReset, JetStream, StreamInfo, connect
-from penstock.broker.jetstream import refuse_beyond_end
+from penstock.broker.jetstream import refuse_beyond_end, refuse_unmovable
 from penstock.broker.resets import Fate, ResetEffect, foresee
 from penstock.cli import governance
 from penstock.cli.common import (
@@ -237,6 +237,8 @@ async def reset(
         js = broker.jetstream
         found, info = await js.stream_info(stream), await js.consumer_info(stream, name)
         target = await _target(js, found, info, seq, to_time, to_start)
+        if seq is not None or to_time is not None or to_start:
+            refuse_unmovable(info, target)
         foreseen = await foresee(js, found, info, target)
         if remove_skipped and foreseen.fate != "left behind":
             usage(f"--remove-skipped is for WorkQueue streams; with {stream}, {FATES[foreseen.fate]}")

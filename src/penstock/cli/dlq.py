@@ -46,9 +46,10 @@ from penstock.deadletter.replay import replay as replaying
 from penstock.deadletter.selection import Selection, grouped
 from penstock.deadletter.tally import Tally
 from penstock.deadletter.targets import Subjects, captured_subjects, nowhere_to_go
+from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
-from penstock.units import parse_duration
+from penstock.units import counted, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,7 +104,7 @@ def dlq() -> None:
     """
 
 
-@dlq.command(epilog="Exit code 2: there are dead letters.")
+@dlq.command(epilog="Exit code 2: there are dead letters, or messages that nobody has made letters of.")
 @selecting
 @click.option("--letters", is_flag=True, help="Every letter, not only groups.")
 @json_option
@@ -117,17 +118,30 @@ def ls(context: Context, /, letters: bool, as_json: bool, **which: Any) -> int:
       penstock dlq ls
       penstock dlq ls --consumer billing_worker --since 1d --letters
     """
-    found = _letters(context.settings(), _selection(**which))
+    settings, wanted = context.settings(), _selection(**which)
+    found, lost = _letters(settings, wanted), asyncio.run(_lost(settings, wanted))
     if as_json:
-        print_json(_listing(found, letters))
-    elif not found:
-        out.print("no dead letters" + ("" if _selection(**which).is_everything else " that match"))
-    else:
+        print_json({**_listing(found, letters), "given_up": lost.total})
+    elif not found and not lost:
+        out.print("no dead letters" + ("" if wanted.is_everything else " that match"))
+    elif found:
         out.print(groups_table(grouped(found)))
         if letters:
             out.print()
             out.print(shown(found))
-    return EXIT_ATTENTION if found else EXIT_OK
+    if lost and not as_json:
+        for (stream, name), count in lost.by_consumer.items():
+            out.print(f"{stream}/{name}: gave up on {counted(count, 'message')}", markup=False)
+        out.print(str(lost), markup=False, soft_wrap=True)
+    return EXIT_ATTENTION if found or lost else EXIT_OK
+
+
+async def _lost(settings: Settings, wanted: Selection) -> GivenUp:
+    """What has no letter yet. Its error and time are not known: a selection by these does not find it."""
+    if wanted.ids or wanted.errors or wanted.since or wanted.until:
+        return GivenUp()
+    async with connect(settings) as broker:
+        return (await given_up(broker.jetstream)).only(wanted.readers)
 
 
 def _listing(found: list[FiledLetter], letters: bool) -> dict[str, Any]:
@@ -165,7 +179,7 @@ def show(context: Context, id_: str, as_json: bool) -> int:
     return EXIT_OK
 
 
-@dlq.command(epilog="Exit code 2: letters were left where they are, or there are none of these ids.")
+@dlq.command(epilog="Exit code 2: letters were left where they are. 1: there are none of these ids.")
 @selecting
 @click.option("--all", "everything", is_flag=True, help="All letters that can be replayed.")
 @click.option("--dry-run", is_flag=True, help="Say what would be replayed, and change nothing.")
@@ -246,6 +260,7 @@ def _in_bulk(
 def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_json: bool) -> int:
     """What a replay would do, by group."""
     found = _letters(settings, wanted)[: options.limit]
+    _require_found(wanted, len(found))
     # Nobody is asked to edit what nobody publishes; a patch is tried.
     tried = replace(options, edit=None) if options.edit is _in_editor else options
     streams = asyncio.run(_captured(settings)) if found else {}
@@ -302,6 +317,7 @@ async def discard(
     settings, wanted = context.settings(), _selection(**which)
     _check_chosen(wanted, everything)
     found = await asyncio.to_thread(_letters, settings, wanted)
+    _require_found(wanted, len(found))
     if dry_run:
         if as_json:
             print_json({**_listing(found, letters=False), "dry_run": True})
@@ -402,11 +418,16 @@ def _counting(what: str) -> Iterator[Callable[[Tally], None]]:
         yield lambda tally: bar.update(task, completed=tally.done + tally.found_done)
 
 
+def _require_found(wanted: Selection, count: int) -> None:
+    """Raise when letters were named by their ids and there is none of them: what is not there is an error."""
+    if wanted.ids and not count:
+        names = ", ".join(map(repr, wanted.ids))
+        raise ConfigError(f"no dead letters match {names}; `penstock dlq ls --letters` lists them")
+
+
 def _report(tally: Tally, done: str, as_json: bool, wanted: Selection) -> int:
     left = tally.left
-    if wanted.ids and not left + tally.done + tally.found_done:
-        err.print("no dead letters match; `penstock dlq ls --letters` lists them", markup=False, soft_wrap=True)
-        left = len(wanted.ids)
+    _require_found(wanted, left + tally.done + tally.found_done)
     if as_json:
         print_json({
             "version": 1, done: tally.done, "removed_after_interruption": tally.found_done,

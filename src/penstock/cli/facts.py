@@ -81,7 +81,7 @@ async def confirm(context: Context, consumer: str, receipt: str, stream: str | N
 
     \b
     Example:
-      penstock confirm edge_reader pr1.T2xkZ...
+      penstock confirm edge_reader pr2.aGF0cyE.T2xkZ...
     """
     async with Facts(context.settings(), "penstock confirm") as facts:
         done = await facts.confirm_receipt(consumer, receipt, stream=stream)
@@ -93,6 +93,29 @@ async def confirm(context: Context, consumer: str, receipt: str, stream: str | N
     else:
         before = ", as before" if done.already else ""
         out.print(f"{done.stream} / {consumer}: the page from {done.first} to {done.last} is confirmed{before}")
+    return EXIT_OK
+
+
+@click.command("rotate-key")
+@json_option
+@click.pass_obj
+@reported
+@sync
+async def rotate_key(context: Context, as_json: bool) -> int:
+    """Sign receipts with a new key from now on.
+
+    Receipts of the key before stay valid until the next rotation; give readers the time to confirm their pages.
+
+    \b
+    Example:
+      penstock rotate-key --env prod
+    """
+    async with Facts(context.settings(), "penstock rotate-key") as facts:
+        current, previous = await facts.rotate_signing_key()
+    if as_json:
+        print_json({"key": current, "previous": previous})
+    else:
+        out.print(f"receipts are signed with key {current} now; those of key {previous} stay valid", markup=False)
     return EXIT_OK
 
 

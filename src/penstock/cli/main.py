@@ -9,9 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from penstock import __version__
-from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_options, fail
+from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_options, fail, takes_platform
 from penstock.errors import PenstockError
 
 COMMANDS = {
@@ -28,6 +29,7 @@ COMMANDS = {
     "group": "penstock.cli.group:group",
     "fetch": "penstock.cli.facts:fetch",
     "confirm": "penstock.cli.facts:confirm",
+    "rotate-key": "penstock.cli.facts:rotate_key",
     "dlq": "penstock.cli.dlq:dlq",
     "gateway": "penstock.cli.gateway:gateway",
     "pipeline": "penstock.cli.pipeline:pipeline",
@@ -39,6 +41,8 @@ COMMANDS = {
 """Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""
 
 
+TAKE_PLATFORM = frozenset({"consumer", "fetch", "confirm", "dlq", "rotate-key", "status"})
+"""Commands about a server that may take it from a platform file: `--file` and `--env`."""
 ENV_PREFIX = "PENSTOCK"
 
 
@@ -53,6 +57,8 @@ class LazyGroup(click.Group):
             return None
         module, _, attribute = COMMANDS[name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        if name in TAKE_PLATFORM:
+            takes_platform(command)
         name_twins(command, f"{ENV_PREFIX}_{name.upper()}")
         return command
 
@@ -80,7 +86,8 @@ def penstock(ctx: click.Context, /, **connection: Any) -> None:
       penstock quickstart
       penstock --servers nats://127.0.0.1:4222 status
     """
-    ctx.obj = Context(connection=connection)
+    variables = {name for name in connection if ctx.get_parameter_source(name) is ParameterSource.ENVIRONMENT}
+    ctx.obj = Context(connection=connection, from_variables=frozenset(variables))
 
 
 def run(arguments: list[str] | None = None) -> None:

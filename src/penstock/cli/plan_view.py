@@ -60,7 +60,7 @@ def plan_lines(plan: Plan) -> Iterator[Text]:
 def concern_lines(concerns: Concerns) -> Iterator[Text]:
     """What a plan has to say about the file itself."""
     for one in concerns.renames:
-        yield Text(f"warning {one.code}: {one.message}; {one.fix}", style="yellow")
+        yield Text(f"refused without --allow-destroy: {one.code}: {one.message}; {one.fix}", style="yellow")
     if concerns.warnings:
         yield Text(f"{counted(concerns.warnings, 'lint warning')}; see `penstock lint`", style="dim")
 

@@ -30,6 +30,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.common import progress as progress_bar
 from penstock.cli.lint import findings_table
+from penstock.deadletter.waiting import given_up
 from penstock.errors import ConfigError, DeadlineExceeded, PenstockError, ServerBusy
 from penstock.settings import Settings
 from penstock.topology import actual, needs, plan_json
@@ -37,12 +38,13 @@ from penstock.topology import apply as carrying_out
 from penstock.topology import plan as planning
 from penstock.topology import verify as verification
 from penstock.topology.apply import ApplyError, Refused
-from penstock.topology.lint import Concerns, LintErrors, require_sound
+from penstock.topology.lint import Concerns, LintErrors, NamesGone, require_names, require_sound
 from penstock.topology.load import load
 from penstock.topology.lock import lock_of, lock_path, read_lock, write_lock
 from penstock.topology.model import Platform
-from penstock.topology.plan import Change, Plan
+from penstock.topology.plan import Change, Kind, Plan
 from penstock.topology.resource import Actual, Desired
+from penstock.topology.risk import Risk
 from penstock.topology.verify import Check, Finding
 from penstock.units import counted
 
@@ -51,6 +53,11 @@ LOOK_EVERY = 0.1  # seconds
 
 file_argument = click.argument("file", default="penstock.yaml", type=click.Path(dir_okay=False))
 env_option = click.option("--env", metavar="NAME", help="Environment of the file.  [default: the only one, or dev]")
+override_option = click.option(
+    "--allow-override",
+    is_flag=True,
+    help="Work on the servers that PENSTOCK_SERVERS names although FILE names others.",
+)
 take_over_option = click.option("--take-over", is_flag=True, help="Also change what another platform owns, and own it.")
 prune_option = click.option("--prune", is_flag=True, help="Also delete what this platform owns and no longer declares.")
 
@@ -62,11 +69,29 @@ class Session:
     platform: Platform
     desired: Desired
     broker: Broker
+    overridden_by: tuple[str, ...] = ()
+    """Variables that send us to other servers than the file names."""
 
     @property
     def heading(self) -> Json:
         """What every JSON answer says about itself."""
-        return _heading(self.platform, self.broker.settings)
+        return {**_heading(self.platform, self.broker.settings), "overridden_by": list(self.overridden_by)}
+
+    @property
+    def title(self) -> Text:
+        """Where we are, for people."""
+        name, servers = self.platform.environment.name, ", ".join(self.broker.settings.servers)
+        by = f", by {' and '.join(self.overridden_by)}" if self.overridden_by else ""
+        domain = f", domain {self.broker.settings.domain}" if self.broker.settings.domain else ""
+        return Text(f"environment {name} at {servers}{domain}{by}", style="dim")
+
+    def require_declared_servers(self) -> None:
+        """Raise `ConfigError` when a variable, and no flag, names another cluster than the file."""
+        if self.overridden_by:
+            raise ConfigError(
+                f"nothing was done: {' and '.join(self.overridden_by)} overrides what {self.platform.path} says about "
+                f"environment {self.platform.environment.name!r}; unset the variable, or add --allow-override"
+            )
 
     async def read(self) -> Actual:
         with progress_bar() as bar:
@@ -83,8 +108,8 @@ class Session:
     async def verify(self, wait: float) -> tuple[Actual, list[Finding]]:
         deadline = time.monotonic() + wait
         while True:
-            found = await self.read()
-            findings = verification.verify(self.desired, found)
+            found, lost = await self.read(), await given_up(self.broker.jetstream)
+            findings = verification.verify(self.desired, found, lost.by_consumer)
             if not verification.may_settle(findings) or time.monotonic() >= deadline:
                 return found, findings
             await asyncio.sleep(LOOK_EVERY)
@@ -97,11 +122,13 @@ def _heading(platform: Platform, settings: Settings) -> Json:
 @asynccontextmanager
 async def session(context: Context, platform: Platform) -> AsyncIterator[Session]:
     """The platform and a connection to its environment's servers; flags and variables win over the file."""
-    async with connect(_settings(context, platform)) as broker:
-        desired = Desired.of(platform)
-        await broker.jetstream.account_info()  # says so when there is no JetStream
+    settings = _settings(context, platform)
+    overridden = context.overriding(platform.environment.settings_overrides(), settings)
+    async with connect(settings) as broker:
+        account = await broker.jetstream.account_info()  # says so when there is no JetStream
+        desired = Desired.of(platform, account.domain)
         needs.require(desired, broker)
-        yield Session(platform, desired, broker)
+        yield Session(platform, desired, broker, tuple(overridden))
 
 
 def _settings(context: Context, platform: Platform) -> Settings:
@@ -147,7 +174,7 @@ async def plan(
     if as_json:
         print_json({**plan_json.plan_json(made, concerns), **s.heading})
     else:
-        _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
     return EXIT_ATTENTION if made else EXIT_OK
 
 
@@ -157,17 +184,28 @@ async def plan(
 @click.option("--allow-destroy", is_flag=True, help="Allow changes that lose a position or messages.")
 @prune_option
 @take_over_option
+@override_option
 @json_option
 @click.pass_obj
 @sync
 async def apply(
-    context: Context, file: str, env: str | None, allow_destroy: bool, prune: bool, take_over: bool, as_json: bool
+    context: Context,
+    file: str,
+    env: str | None,
+    allow_destroy: bool,
+    prune: bool,
+    take_over: bool,
+    allow_override: bool,
+    as_json: bool,
 ) -> int:
     """Make the server as the file declares it.
 
     Applying twice changes nothing the second time. It stops at the first error, and says what was done. What would
-    lose a position or messages is refused, before anything is done, unless --allow-destroy is given. What `penstock
-    lint` calls an error is refused too. Afterwards the lock file next to FILE holds the names of today.
+    lose a position or messages is refused, before anything is done, unless --allow-destroy is given: also a stream or
+    consumer that the lock file next to FILE knows and FILE no longer has. A consumer with `renamed_from:` goes on where
+    the one of that name is. PENSTOCK_SERVERS and PENSTOCK_DOMAIN do not replace what FILE says about its environment
+    without --allow-override; --servers does. Whatever else `penstock lint` calls an error is always refused.
+    Afterwards the lock file next to FILE holds the names of today.
 
     \b
     Example:
@@ -178,10 +216,12 @@ async def apply(
     with errors_json.told(as_json):
         platform, concerns = _sound(file, env, as_json)
         async with session(context, platform) as s:
+            if not allow_override:
+                s.require_declared_servers()
             made = await s.plan(allow_destroy, prune, take_over)
             if not as_json:
-                _show([*plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
-            outcome = await _outcome(s, made, allow_destroy)
+                _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+            outcome = await _outcome(s, made, concerns, allow_destroy)
     if as_json:
         told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)
         print_json({**told, **s.heading})
@@ -200,7 +240,7 @@ class Outcome:
 
     done: tuple[Change, ...] = ()
     failed: Change | None = None
-    error: Refused | ApplyError | None = None
+    error: Refused | NamesGone | ApplyError | None = None
 
     @property
     def reason(self) -> str | None:
@@ -210,10 +250,13 @@ class Outcome:
         return str(self.error.cause if isinstance(self.error, ApplyError) else self.error)
 
 
-async def _outcome(s: Session, made: Plan, allow_destroy: bool) -> Outcome:
+async def _outcome(s: Session, made: Plan, concerns: Concerns, allow_destroy: bool) -> Outcome:
     try:
+        if not allow_destroy:
+            pruned = {one.resource.name for one in made.with_risk(Risk.SAFE) if one.kind is Kind.DELETE}
+            require_names(s.platform, concerns, pruned)
         return Outcome(await _carry_out(s, made, allow_destroy))
-    except Refused as exc:
+    except (Refused, NamesGone) as exc:
         return Outcome(error=exc)
     except ApplyError as exc:
         return Outcome(exc.done, exc.failed, exc)
@@ -273,7 +316,8 @@ async def verify(context: Context, file: str, env: str | None, wait: float, as_j
             _show_illness(exc, platform, _settings(context, platform), as_json)
             return EXIT_ATTENTION
     if as_json:
-        print_json({**plan_json.findings_json(s.desired.platform, findings), **s.heading})
+        unknown = [plan_json.resource_json(one) for one in verification.undeclared(s.desired, found)]
+        print_json({**plan_json.findings_json(s.desired.platform, findings), "undeclared": unknown, **s.heading})
     else:
         _show_findings(s, found, findings)
     return EXIT_ATTENTION if findings else EXIT_OK
@@ -295,9 +339,13 @@ def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:
         Check.STREAMS: len(s.platform.streams),
         Check.CONSUMERS: len(s.platform.consumers),
         Check.REPLICAS: len(replicated),
+        Check.GIVEN_UP: sum(bool(consumer.max_deliver or consumer.dlq) for consumer in s.platform.consumers.values()),
         Check.SOURCES: sum(len(stream.sources) + bool(stream.mirror) for stream in found.streams.values()),
     }
     _show(plan_view.finding_lines(findings, counts))
+    if unknown := verification.undeclared(s.desired, found):
+        names = ", ".join(str(one) for one in unknown)
+        out.print(Text(f"  not declared: {names}", style="dim"), soft_wrap=True)
 
 
 def _show(lines: Iterable[Text]) -> None:

@@ -10,15 +10,18 @@ from typing import Any
 
 import click
 
+from penstock import subjects
 from penstock.broker import connect
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json
 from penstock.cli.common import (
     EXIT_ATTENTION,
+    EXIT_ERROR,
     EXIT_OK,
     Column,
     Context,
     err,
+    fail,
     json_option,
     out,
     print_json,
@@ -33,8 +36,8 @@ from penstock.sourcing import migrate as migrating
 from penstock.sourcing import mirrors, modes
 from penstock.sourcing.accounts import API, Grant, needs_grant
 from penstock.sourcing.links import Link, State, links
-from penstock.sourcing.migrate import Migration
-from penstock.topology import actual, ownership
+from penstock.sourcing.migrate import Migration, MigrationRefused
+from penstock.topology import actual, delivery, ownership
 from penstock.topology.load import load
 from penstock.topology.model import Platform, SourceSpec, StreamSpec
 from penstock.topology.resource import Actual, Desired, Resource, deliver_subject, managed_consumers, source_consumer
@@ -71,8 +74,9 @@ def sources() -> None:
 async def ls(context: Context, stream: str | None, as_json: bool) -> int:
     """List every source and mirror, or those of STREAM: mode, origin, consumer, lag, state.
 
-    LAG and SECONDS are what waits at the origin; ACKED is how far the origin knows that it is stored, ARRIVED how far
-    it is. An ephemeral consumer is nobody's but the server's, so only the server's own lag is shown for it.
+    LAG and SECONDS are what the origin has and the copy has not, "not known" where the origin cannot be asked; ACKED is
+    how far the origin knows that it is stored, ARRIVED how far it is. An ephemeral consumer is nobody's but the
+    server's, so only the server's own lag is shown for it.
 
     \b
     Example:
@@ -126,7 +130,7 @@ def _row(link: Link) -> list[Any]:
         f"{where} (mirror)" if link.kind == "mirror" else where,
         link.mode,
         link.consumer,
-        link.lag,
+        "not known" if link.lag is None else link.lag,
         seconds,
         state,
         link.acknowledged,
@@ -170,6 +174,11 @@ async def create_consumer(
     Example:
       penstock sources create-consumer penstock.yaml ORDERS_COPY --last-per-subject --filter 'orders.>'
     """
+    _check_start(start_sequence, start_time, last_per_subject)
+    for one in filters:
+        if problem := subjects.problem(one):
+            usage(f"--filter {one!r}: {problem}")
+    start_time = _moment(start_time) if start_time else None
     platform = load(file, env)
     source = _user_managed(platform, stream, origin)
     subject = deliver_subject(stream, source)
@@ -211,6 +220,24 @@ async def create_consumer(
             return EXIT_ATTENTION
     out.print(f"made {resource}, delivering to {subject}", markup=False)
     return EXIT_OK
+
+
+def _check_start(sequence: int | None, time: str | None, last_per_subject: bool) -> None:
+    given = {"--start-sequence": sequence is not None, "--start-time": time is not None}
+    flags = [flag for flag, is_given in {**given, "--last-per-subject": last_per_subject}.items() if is_given]
+    if len(flags) > 1:
+        usage(f"{' and '.join(flags)} are different starts: give one of them")
+
+
+def _moment(text: str) -> str:
+    """A time as the server takes it."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        usage(f"--start-time {text!r} is no time such as 2026-01-31T12:00:00Z")
+    if moment.tzinfo is None:
+        usage(f"--start-time {text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _user_managed(platform: Platform, stream: str, origin: str | None) -> SourceSpec:
@@ -267,26 +294,42 @@ async def migrate(context: Context, file: str, env: str | None, yes: bool, backu
       penstock sources migrate penstock.yaml --yes
     """
     platform = load(file, env)
-    desired = Desired.of(platform)
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
     folder = backup or Path(file).parent / ".penstock" / "migrations"
     behind: dict[str, int] = {}
     async with connect(settings) as broker:
+        desired = Desired.of(platform, (await broker.jetstream.account_info()).domain)
         found = await actual.read(broker.jetstream, desired)
+        desired = delivery.keeping_subjects(desired, found)
         wanted = migrations(platform, desired, found, mirrors.interrupted(folder))
         if not as_json:
             _show_migrations(wanted)
-        for migration in wanted:
-            info = found.streams.get(migration.stream)
-            if info and Migration.noted(info) is None:
-                migrating.check(migration, info)
+        refused = _refused(wanted, found)
+        for migration, why in refused:
+            fail(str(why))
+            wanted.remove(migration)
         for migration in wanted if yes else ():
             behind[migration.stream] = await _migrated(broker.jetstream, settings, migration, folder)
             if not as_json:
                 click.echo(f"{migration.stream} goes on behind sequence {behind[migration.stream]} of its origin")
     if as_json:
         print_json([{**_migration_facts(one), "behind": behind.get(one.stream)} for one in wanted])
+    if refused:
+        return EXIT_ERROR
     return EXIT_ATTENTION if wanted and not yes else EXIT_OK
+
+
+def _refused(wanted: list[Migration], found: Actual) -> list[tuple[Migration, MigrationRefused]]:
+    """The migrations that cannot be done, with the reason; they keep no other from being done."""
+    refused = []
+    for migration in wanted:
+        info = found.streams.get(migration.stream)
+        if info and Migration.noted(info) is None:
+            try:
+                migrating.check(migration, info)
+            except MigrationRefused as exc:
+                refused.append((migration, exc))
+    return refused
 
 
 async def _migrated(js: JetStream, settings: Settings, migration: Migration, folder: Path) -> int:
@@ -327,12 +370,13 @@ def migrations(
         if begun := (Migration.noted(info) if info else None) or left.get(name):
             made.append(begun)
         elif info:
-            made += _changed(platform, spec, desired.configs[Resource(name)], info.config)
+            made += _changed(platform, spec, desired, info.config)
     return made
 
 
-def _changed(platform: Platform, spec: StreamSpec, wanted: Json, shown: Json) -> Iterator[Migration]:
-    consumers = managed_consumers(platform)
+def _changed(platform: Platform, spec: StreamSpec, desired: Desired, shown: Json) -> Iterator[Migration]:
+    wanted, managed = desired.configs[Resource(spec.name)], managed_consumers(platform)
+    consumers = {resource: desired.configs[resource] for resource in managed}
     for source, new, old in zip(spec.origins, _origins(wanted), _paired(wanted, shown), strict=True):
         if old is not None and (old.get("consumer") or None) != (new.get("consumer") or None):
             config = consumers.get(source_consumer(source)) if source.consumer else None
@@ -345,5 +389,17 @@ def _origins(config: Json) -> list[Json]:
 
 
 def _paired(wanted: Json, shown: Json) -> list[Json | None]:
-    """For each wanted origin the one of that name that the server shows, if there is one."""
-    return [next((one for one in _origins(shown) if one["name"] == new["name"]), None) for new in _origins(wanted)]
+    """For each wanted origin the one that the server shows for it: of that name, in that domain, and each only once."""
+    left, found = _origins(shown), []
+    for new in _origins(wanted):
+        same = [one for one in left if _place(one) == _place(new)]
+        # Of several sources of one origin, the one that reads through the same consumer.
+        old = next((one for one in same if one.get("consumer") == new.get("consumer")), same[0] if same else None)
+        if old is not None:
+            left.remove(old)
+        found.append(old)
+    return found
+
+
+def _place(origin: Json) -> tuple[str, str | None]:
+    return origin["name"], (origin.get("external") or {}).get("api")

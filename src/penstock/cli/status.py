@@ -15,7 +15,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.broker import connect
-from penstock.cli.common import SECONDS, Column, Context, json_option, out, print_json, sync, table
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_OK,
+    SECONDS,
+    Column,
+    Context,
+    json_option,
+    out,
+    print_json,
+    sync,
+    table,
+)
 from penstock.errors import ServerBusy, Unavailable
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.units import approximate_duration, approximate_size
@@ -30,7 +41,7 @@ CONSUMER_COLUMNS: list[Column] = [
 ]  # fmt: skip
 
 
-@click.command()
+@click.command(epilog="Exit code 2: consumers gave up on messages, and nobody has captured them.")
 @click.option("--watch", is_flag=True, help="Redraw until interrupted.")
 @click.option(
     "--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="How often --watch redraws."
@@ -39,11 +50,12 @@ CONSUMER_COLUMNS: list[Column] = [
 @json_option
 @click.pass_obj
 @sync
-async def status(context: Context, watch: bool, every: float, platform: str | None, as_json: bool) -> None:
+async def status(context: Context, watch: bool, every: float, platform: str | None, as_json: bool) -> int:
     """Show streams and consumers, and how far behind they are.
 
     Lag is counted in messages that are not acknowledged, and in the age of the oldest of them. The floor is the
-    sequence up to which all are acknowledged.
+    sequence up to which all are acknowledged. Dead are the letters of what it gave up on, with `+N` for messages that
+    it gave up on and nobody has captured.
 
     \b
     Example:
@@ -58,12 +70,15 @@ async def status(context: Context, watch: bool, every: float, platform: str | No
             found = await collect(broker.jetstream)
             return found.of_platform(platform) if platform else found
 
-        if as_json:
-            print_json(status_json(await look()))
-        elif watch:
+        if watch:
             await _watch(look, every)
+            return EXIT_OK
+        seen = await look()
+        if as_json:
+            print_json(status_json(seen))
         else:
-            out.print(render(await look()))
+            out.print(render(seen))
+        return EXIT_ATTENTION if seen.given_up else EXIT_OK
 
 
 async def _watch(look: Callable[[], Awaitable[Status]], every: float) -> None:
@@ -117,7 +132,13 @@ def _consumer_row(consumer: ConsumerStatus) -> tuple[Any, ...]:
     name = f"  {consumer.name}{' (paused)' if consumer.paused_for is not None else ''}"
     age = _age(consumer.lag) if consumer.lag_messages else ""
     return (name, f"{consumer.ack_floor:,}", f"{consumer.lag_messages:,}", age, f"{consumer.ack_pending:,}{limit}",
-            f"{consumer.redelivered:,}", f"{consumer.dead_letters:,}")  # fmt: skip
+            f"{consumer.redelivered:,}", _dead(consumer))  # fmt: skip
+
+
+def _dead(consumer: ConsumerStatus) -> str:
+    """Letters, and what should be some: `3 +2` are three letters and two messages without one."""
+    letters = "?" if consumer.dead_letters is None else f"{consumer.dead_letters:,}"
+    return f"{letters} +{consumer.given_up:,}" if consumer.given_up else letters
 
 
 def _age(age: timedelta | None) -> str:
@@ -130,7 +151,8 @@ def _summary(status: Status) -> str:
     waiting = f"{lag:,} unacknowledged, the oldest {_age(oldest)} old" if lag else "nothing unacknowledged"
     abandoned = status.abandoned_batches
     batches = "" if abandoned is None else f"; {_number(sum(abandoned.values()), 'atomic batch', 'es')} abandoned"
-    return f"{waiting}; {_number(status.dead_letters, 'dead letter', 's')}{batches}"
+    lost = f"; {status.given_up}" if status.given_up else ""
+    return f"{waiting}; {_number(status.dead_letters, 'dead letter', 's')}{lost}{batches}"
 
 
 def _number(count: int, noun: str, ending: str) -> str:
@@ -142,6 +164,7 @@ def status_json(status: Status) -> dict[str, Any]:
     raw = asdict(status)
     raw["version"] = 1
     raw["dead_letters"] = status.dead_letters
+    raw["given_up"] = status.given_up.total
     for consumer in raw["consumers"]:
         consumer["lag_seconds"] = consumer.pop("lag").total_seconds()
         consumer["paused_for_seconds"] = _seconds(consumer.pop("paused_for"))

@@ -179,7 +179,7 @@ class Desk:
         self, advisory: Advisory, message: StoredMessage | None, consumer: ConsumerInfo, dlq: str, captured_by: str
     ) -> Captured:
         letter = advisories.letter(advisory, message, consumer, captured_by)
-        if message is None and (known := await self._known(dlq, letter.id)):
+        if message is None and (known := await known_letter(self._jetstream, dlq, letter.id)):
             return known
         attempted = advisories.last_attempt(advisory, consumer)
         return await capture(self._connection, letter, dlq, attempted=attempted, domain=self._domain, patience=PATIENCE)
@@ -191,16 +191,6 @@ class Desk:
         except NotFound:
             return None
         return None if _later(message.time, advisory.time) else message
-
-    async def _known(self, dlq: str, letter_id: str) -> Captured | None:
-        """A letter of that message from when it was still there: a worker stores the letter, then terminates."""
-        subject = f"{dlq}.{any_time(letter_id)}"
-        places = [(name, subject) for name in await self._jetstream.stream_names(subject)]
-        for stream, filter_ in (*places, (streams.AUDIT, streams.settled_subject(any_time(letter_id)))):
-            with suppress(NotFound):
-                found = await self._jetstream.get_message(stream, last_of=filter_)
-                return Captured(letter_id, found.subject, new=False)
-        return None
 
     async def _consumer(self, stream: str, name: str) -> ConsumerInfo | None:
         asked, info = self._consumers.get((stream, name), (0.0, None))
@@ -220,6 +210,17 @@ class Desk:
         if any(overlap(subject, DLQ_SUBJECTS) for subject in captured):
             return None
         return f"{DLQ}.{consumer.stream}.{consumer.name}"
+
+
+async def known_letter(jetstream: JetStream, dlq: str, letter_id: str) -> Captured | None:
+    """A letter of that message from when it was still there: a worker stores the letter, then terminates."""
+    subject = f"{dlq}.{any_time(letter_id)}"
+    places = [(name, subject) for name in await jetstream.stream_names(subject)]
+    for stream, filter_ in (*places, (streams.AUDIT, streams.settled_subject(any_time(letter_id)))):
+        with suppress(NotFound):
+            found = await jetstream.get_message(stream, last_of=filter_)
+            return Captured(letter_id, found.subject, new=False)
+    return None
 
 
 def dlq_of(consumer: ConsumerInfo) -> str | None:

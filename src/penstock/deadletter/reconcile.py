@@ -33,7 +33,7 @@ from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capture import Captured, let_go
 from penstock.deadletter.capturer import Capturer, Desk, dlq_of
 from penstock.deadletter.letters import BY_RECONCILIATION
-from penstock.errors import NotFound
+from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
 from penstock.wire import aio
 
@@ -60,19 +60,36 @@ class Reconciled:
 async def reconcile(settings: Settings, only: tuple[str, ...] = ()) -> list[Reconciled]:
     """Look at every consumer with a `dlq:`, or at those named; store the letters of what was missed.
 
-    Advisories that are waiting are captured first.
+    Advisories that are waiting are captured first. Raises `ConfigError` for a name that no consumer with a `dlq:` has.
     """
     await Capturer(settings).run(until_caught_up=True)
     async with await aio.connect(settings, name="penstock dlq reconcile") as connection:
         jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         desk = Desk(connection, jetstream, settings.domain)
-        found = []
-        for stream in await jetstream.streams():
-            for consumer in await jetstream.consumers(stream.name) if stream.state.consumers else []:
-                if dlq_of(consumer) and (not only or consumer.name in only):
-                    search = Search(settings, connection, jetstream, desk, stream, consumer)
-                    found.append(await search.run())
-        return found
+        there = [
+            (stream, consumer)
+            for stream in await jetstream.streams()
+            for consumer in (await jetstream.consumers(stream.name) if stream.state.consumers else [])
+        ]
+        _require(only, [consumer for _, consumer in there])
+        return [
+            await Search(settings, connection, jetstream, desk, stream, consumer).run()
+            for stream, consumer in there
+            if dlq_of(consumer) and (not only or consumer.name in only)
+        ]
+
+
+def _require(only: tuple[str, ...], consumers: list[ConsumerInfo]) -> None:
+    """Raise for a name that no consumer with a `dlq:` has: nothing would be looked at, and all would seem well."""
+    for name in only:
+        named = [consumer for consumer in consumers if consumer.name == name]
+        if not named:
+            raise ConfigError(f"there is no consumer {name!r}; `penstock consumer ls` lists them")
+        if not any(dlq_of(consumer) for consumer in named):
+            raise ConfigError(
+                f"consumer {name!r} has no `dlq:`, so there is nowhere for its letters to go; declare one, and run "
+                "`penstock apply`"
+            )
 
 
 class Search:

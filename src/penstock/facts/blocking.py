@@ -47,6 +47,10 @@ class BlockingFacts:
         """See `Facts.append_fact`."""
         return self._run(self._facts.append_fact(subject, fact_id, data, headers=headers, stream=stream))
 
+    def rotate_signing_key(self) -> tuple[str, str | None]:
+        """See `Facts.rotate_signing_key`."""
+        return self._run(self._facts.rotate_signing_key())
+
     def close(self) -> None:
         if self._loop.is_closed():
             return

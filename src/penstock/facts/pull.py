@@ -29,6 +29,8 @@ class Delivered(NamedTuple):
     stored_ns: int
     ack: str
     """What the subjects for acknowledgements of this consumer start with."""
+    pending: int = 0
+    """Messages that the consumer had not delivered for the first time yet, right after this delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ def delivered(message: Message) -> Delivered:
     tokens = message.reply.split(".")
     at = 4 if len(tokens) < 11 else 6
     try:
-        attempt, sequence, number, stored_ns = (int(token) for token in tokens[at : at + 4])
+        attempt, sequence, number, stored_ns, pending = (int(token) for token in tokens[at : at + 5])
     except ValueError as exc:
         raise ProtocolError(f"a delivery with a reply subject that makes no sense: {message.reply!r}") from exc
-    return Delivered(message, Delivery(sequence, number, attempt), stored_ns, ".".join(tokens[:at]))
+    return Delivered(message, Delivery(sequence, number, attempt), stored_ns, ".".join(tokens[:at]), pending)
 
 
 def ack_subject(ack: str, one: Delivery) -> str:

@@ -28,14 +28,15 @@ from typing import NamedTuple
 
 from penstock.broker import metadata
 from penstock.broker.model import ConsumerInfo, parse_time, seconds
-from penstock.errors import ConfigError, ConsumerNotFound, NotFound, ServerBusy, Unavailable
-from penstock.facts.errors import StaleReceipt
+from penstock.errors import ConfigError, ConsumerNotFound, NotFound, PenstockError, ServerBusy, Unavailable
+from penstock.facts.errors import ForgedReceipt, StaleReceipt
 from penstock.facts.fact import Fact, fact_of
 from penstock.facts.link import Link, WrongRevision
 from penstock.facts.pages import Book, Delivery, OpenPage
 from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
-from penstock.facts.receipt import ID_BYTES, Receipt, verified
+from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import Kept, Store
+from penstock.retry import Backoff
 
 MOST_FACTS = 5_000
 """Facts of one page."""
@@ -47,6 +48,7 @@ EXPIRY_MARGIN = timedelta(milliseconds=100)
 """The server needs a moment to find that an ack wait is over."""
 DEDICATED = "dedicated"
 DEDICATED_LOOKS = 0.5  # seconds between two looks of a reader that has to wait for its own page
+FIRST_PAUSE = 0.05  # seconds, at most, before the first try after a refusal
 CONFLICT_PAUSE = 0.005  # seconds, at most, before the next try when another reader was first
 DEFAULT_ACK_WAIT = 30 * 1_000_000_000
 
@@ -60,7 +62,7 @@ class Page:
     facts: tuple[Fact, ...]
     receipt: str | None
     pending: int
-    """Facts that were waiting behind this page when it was fetched."""
+    """Facts that were waiting behind this page when it was fetched, also those that are to be delivered again."""
     retry_after: timedelta | None = None
     """For a dedicated reader that holds an unconfirmed page: when its facts are delivered again."""
 
@@ -115,7 +117,7 @@ class Reader:
         if not 1 <= limit <= MOST_FACTS:
             raise ConfigError(f"a page has 1 to {MOST_FACTS} facts, not {limit}")
         name = await self.stream_of(consumer, stream)
-        deadline = time.monotonic() + wait
+        deadline, patience = time.monotonic() + wait, self._patience()
         while True:
             look = await self._look(name, consumer)
             left = max(deadline - time.monotonic(), 0)
@@ -126,25 +128,40 @@ class Reader:
                 continue
             # In slices: what comes late must not be old before it is in the book.
             want = Want(_allowed(limit, look.info), max_bytes, min(left, min(_ack_waits(look.info)) / 2))
-            page = await self._page(look, want)
+            page = await self._page(look, want, patience)
             if page is not None and (page.facts or time.monotonic() >= deadline):
                 return page
 
-    async def _page(self, look: Look, want: Want) -> Page | None:
+    async def _page(self, look: Look, want: Want, patience: Patience) -> Page | None:
         """One try: pull, write into the book, hand out. None when nothing of what came was to be handed out."""
         info, began = look.info, time.monotonic()
         found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
         if not found:
             return Page(info.stream, info.name, (), None, 0)
-        opened = await self._open(look, found, expires=began + min(_ack_waits(info)))
+        opened = await self._open(look, found, began + min(_ack_waits(info)), patience)
         if opened is None:
             return None
         wanted = {one.sequence: one for one in opened.deliveries()}
         facts = [_fact(info.stream, one) for one in found if wanted.get(one.delivery.sequence) == one.delivery]
         receipt = await self._receipt(info, opened)
-        return Page(info.stream, info.name, tuple(facts), receipt, max(info.pending - len(facts), 0))
+        return Page(info.stream, info.name, tuple(facts), receipt, await self._behind(info, found))
 
-    async def _open(self, look: Look, found: Sequence[Delivered], expires: float) -> OpenPage | None:
+    async def _behind(self, info: ConsumerInfo, found: Sequence[Delivered]) -> int:
+        """How many facts wait behind a page that was just opened.
+
+        The last delivery says how many were never delivered. Facts that are delivered again come first, so only behind
+        a page that ends with one may there be more of them: in flight, and in no open page.
+        """
+        last = max(found, key=lambda one: one.delivery.number)
+        if last.delivery.attempt == 1:
+            return last.pending
+        look = await self._look(info.stream, info.name)
+        held = sum(1 for page in look.book.open for one in page.deliveries() if one.sequence > look.floor)
+        return look.info.pending + max(look.info.ack_pending - held, 0)
+
+    async def _open(
+        self, look: Look, found: Sequence[Delivered], expires: float, patience: Patience
+    ) -> OpenPage | None:
         """Write the page into the book; None when all of it was confirmed before, or is somebody else's by now."""
         page_id = base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
         deliveries, ack = _latest(one.delivery for one in found), found[0].ack
@@ -158,7 +175,7 @@ class Reader:
             if not made.kept:
                 return None
             await self._check_size(look.info, made.book, found)
-            if await self._write(look, made.book):
+            if await self._write(look, made.book, patience):
                 return made.book.page(page_id)
             look = await self._look(look.info.stream, look.info.name, fresh=True)
         return None
@@ -173,14 +190,14 @@ class Reader:
     async def _receipt(self, info: ConsumerInfo, page: OpenPage) -> str:
         first = min(run[0] for run in page.runs)
         receipt = Receipt(info.stream, info.name, _made(info), page.id, first, page.last)
-        return receipt.signed(await self._store.signing_key())
+        return receipt.signed((await self._store.signing_keys()).current)
 
     # -- confirm -----------------------------------------------------------------------------------------------------
 
     async def confirm(self, consumer: str, receipt: str | None, stream: str | None) -> Confirmation:
         """Confirm exactly the page of the receipt. Raises `ReceiptRefused`; then nothing was confirmed."""
         name = await self.stream_of(consumer, stream)
-        checked = verified(receipt, await self._store.signing_key(), name, consumer)
+        checked = await self._checked(receipt, name, consumer)
         look = await self._look(name, consumer)
         if checked.made != _made(look.info):
             raise StaleReceipt(consumer, "the consumer was removed and made anew since")
@@ -188,9 +205,22 @@ class Reader:
         await self._acknowledge(look.info, look.book.ack, deliveries)
         return Confirmation(name, consumer, checked.first, checked.last, already)
 
+    async def _checked(self, receipt: str | None, stream: str, consumer: str) -> Receipt:
+        """The receipt, once its signature was found right. Before it is refused, the keys are looked up again."""
+        try:
+            return verified(receipt, (await self._store.signing_keys()).accepted, stream, consumer)
+        except ForgedReceipt:
+            return verified(receipt, (await self._store.signing_keys(fresh=True)).accepted, stream, consumer)
+
+    async def rotate_signing_key(self) -> tuple[str, str | None]:
+        """Sign with a new key from now on; returns the ids of the new key and of the one before, which stays valid."""
+        keys = await self._store.rotate_signing_key()
+        return key_id(keys.current), key_id(keys.previous) if keys.previous else None
+
     async def _close(self, look: Look, receipt: Receipt) -> tuple[bool, Look, list[Delivery]]:
         """Move the page from open to done; says whether it was done before this call, and what to acknowledge."""
         mine: OpenPage | None = None
+        patience = self._patience()
         while True:
             if look.book.page(receipt.page) is None:
                 look = await self._look(receipt.stream, receipt.consumer, fresh=True)
@@ -198,7 +228,7 @@ class Reader:
                 _refuse_unless_done(look, receipt)
                 return mine is None, look, list(mine.deliveries()) if mine else look.book.deliveries_of(receipt.page)
             mine = page
-            if await self._write(look, look.book.confirmed(receipt.page, time.time())):
+            if await self._write(look, look.book.confirmed(receipt.page, time.time()), patience):
                 return False, look, list(mine.deliveries())
             look = await self._look(receipt.stream, receipt.consumer, fresh=True)
 
@@ -226,7 +256,7 @@ class Reader:
         """The consumer, and its book next to it. The book is the older of the two, whatever others do meanwhile."""
         kept = None if fresh else self._books.get((stream, consumer))
         if kept is None:
-            await self._store.signing_key()  # makes the bucket, if this is the first use of it
+            await self._store.signing_keys(fresh)  # makes the bucket, if this is the first use of it
             kept = self._books[stream, consumer] = await self._store.book(stream, consumer)
         info, server = await self._asked(stream, consumer)
         floor, delivered = info.ack_floor_stream_seq, info.delivered_consumer_seq
@@ -245,16 +275,44 @@ class Reader:
             if (await self._link.ready()).info.server_id == server:
                 return info, server
 
-    async def _write(self, look: Look, book: Book) -> bool:
-        """Replace the book that was looked at; False when it has changed since, or when the answer was lost."""
+    async def _write(self, look: Look, book: Book, patience: Patience) -> bool:
+        """Replace the book that was looked at; False when it has changed since, or when the answer was lost.
+
+        Raises what the server says when it has refused for as long as the call may take, as when its store is full.
+        """
         at = (look.info.stream, look.info.name)
         try:
             self._books[at] = await self._store.write(*at, book, look.revision)
-        except (WrongRevision, ServerBusy, Unavailable):
+        except WrongRevision:
             self._books.pop(at, None)
             await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE))
             return False
+        except (ServerBusy, Unavailable) as exc:
+            self._books.pop(at, None)
+            await patience.after(exc)
+            return False
         return True
+
+    def _patience(self) -> Patience:
+        return Patience(self._link.settings.timeout)
+
+
+class Patience:
+    """How long one call goes on while the server refuses to write: `within` seconds after the first refusal."""
+
+    def __init__(self, within: float) -> None:
+        self._within = within
+        self._until: float | None = None
+        self._delays = Backoff(first=FIRST_PAUSE).delays()
+
+    async def after(self, error: PenstockError) -> None:
+        """Wait a little longer each time; raises `error` when it has been tried for long enough."""
+        now, pause = time.monotonic(), next(self._delays)
+        if self._until is None:
+            self._until = now + self._within
+        if now + pause >= self._until:
+            raise error
+        await asyncio.sleep(pause)
 
 
 class Look(NamedTuple):
@@ -263,6 +321,10 @@ class Look(NamedTuple):
     info: ConsumerInfo
     book: Book
     revision: int
+
+    @property
+    def floor(self) -> int:
+        return self.info.ack_floor_stream_seq
 
 
 def _refuse_unless_done(look: Look, receipt: Receipt) -> None:

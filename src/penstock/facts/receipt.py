@@ -1,7 +1,8 @@
 """Receipts: opaque, signed, bound to one page of one consumer. Pure.
 
-The text is `pr1.` and two parts in URL-safe base64: the body, and its signature (HMAC-SHA-256, cut to 16 bytes). A
-receipt carries no state that matters beyond names: what became of its page is looked up on the server.
+The text is `pr2.` and three parts in URL-safe base64: the id of the key that signed it, the body, and its signature
+(HMAC-SHA-256, cut to 16 bytes). Receipts of version `pr1`, without a key id, are accepted as well. A receipt carries
+no state that matters beyond names: what became of its page is looked up on the server.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import hashlib
 import hmac
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from penstock.facts.errors import ForeignReceipt, ForgedReceipt
 
-VERSION = "pr1"
+VERSION = "pr2"
+WITHOUT_KEY_ID = "pr1"
+"""The version before receipts named their key."""
+KEY_ID_BYTES = 6
 SIGNATURE_BYTES = 16
 ID_BYTES = 9
 MOST_CHARACTERS = 2048
@@ -42,8 +47,8 @@ class Receipt:
 
     def signed(self, key: bytes) -> str:
         """The text that a reader gets."""
-        body = self._body()
-        return f"{VERSION}.{_text(body)}.{_text(_signature(key, body))}"
+        head, body = f"{VERSION}.{key_id(key)}.", self._body()
+        return f"{head}{_text(body)}.{_text(_signature(key, head, body))}"
 
     def _body(self) -> bytes:
         names = f"{self.stream}\0{self.consumer}".encode()
@@ -57,36 +62,55 @@ class Receipt:
         return cls(stream, consumer, made, _text(body[:ID_BYTES]), first, last)
 
 
-def verified(text: str | None, key: bytes, stream: str, consumer: str) -> Receipt:
-    """The receipt in `text`, if it was signed with `key` for this consumer of this stream.
+def key_id(key: bytes) -> str:
+    """What a receipt calls the key that signed it; says nothing about the key itself."""
+    return _text(hashlib.sha256(b"penstock receipt key\0" + key).digest()[:KEY_ID_BYTES])
+
+
+def verified(text: str | None, keys: Sequence[bytes], stream: str, consumer: str) -> Receipt:
+    """The receipt in `text`, if it was signed with one of the `keys` for this consumer of this stream.
 
     Raises `ForgedReceipt` or `ForeignReceipt`. The signature is checked before anything else is looked at.
     """
     if not text:
         raise ForgedReceipt(consumer, "an empty page has none, and there is nothing to confirm")
-    version, body, signature = _parts(text, consumer)
-    if version != VERSION:
-        raise ForgedReceipt(consumer, f"it is no receipt of version {VERSION}, the only one that is known here")
-    if not hmac.compare_digest(_signature(key, body), signature):
-        raise ForgedReceipt(consumer, "its signature is wrong: it was changed, or made somewhere else")
+    head, body, signature = _parts(text, consumer)
+    if not any(hmac.compare_digest(_signature(key, head, body), signature) for key in keys):
+        raise ForgedReceipt(
+            consumer, f"its signature is wrong: it was changed, or made somewhere else{_unknown(head, keys)}"
+        )
     receipt = Receipt._parsed(body)
     if (receipt.stream, receipt.consumer) != (stream, consumer):
         raise ForeignReceipt(consumer, f"it belongs to consumer {receipt.consumer!r} of stream {receipt.stream!r}")
     return receipt
 
 
+def _unknown(head: str, keys: Sequence[bytes]) -> str:
+    """What is known about a key that is none of ours."""
+    version, named, _ = f"{head}.".split(".", 2)
+    if version == WITHOUT_KEY_ID or named in map(key_id, keys):
+        return ""
+    return f" (it names key {named}, and those of this installation are {', '.join(map(key_id, keys))})"
+
+
 def _parts(text: str, consumer: str) -> tuple[str, bytes, bytes]:
+    """What is signed before the body, the body, and the signature."""
     parts = text.split(".") if len(text) <= MOST_CHARACTERS else []
-    if len(parts) != 3 or not all(_BASE64.fullmatch(part) for part in parts):
+    if not 3 <= len(parts) <= 4 or not all(_BASE64.fullmatch(part) for part in parts):
         raise ForgedReceipt(consumer, "it is no receipt; pass on the text that came with the page, all of it")
+    version, *named, body, signature = parts
+    if (version, len(named)) not in ((VERSION, 1), (WITHOUT_KEY_ID, 0)):
+        raise ForgedReceipt(
+            consumer, f"it is no receipt of version {VERSION} or {WITHOUT_KEY_ID}, the only ones that are known here"
+        )
     try:
-        return parts[0], _bytes(parts[1]), _bytes(parts[2])
+        return ".".join([version, *named, ""]), _bytes(body), _bytes(signature)
     except binascii.Error as exc:
         raise ForgedReceipt(consumer, "it is no receipt: part of it is missing") from exc
 
 
-def _signature(key: bytes, body: bytes) -> bytes:
-    return hmac.new(key, f"{VERSION}.".encode() + body, hashlib.sha256).digest()[:SIGNATURE_BYTES]
+def _signature(key: bytes, head: str, body: bytes) -> bytes:
+    return hmac.new(key, head.encode() + body, hashlib.sha256).digest()[:SIGNATURE_BYTES]
 
 
 def _text(raw: bytes) -> str:

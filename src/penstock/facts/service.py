@@ -76,6 +76,13 @@ class Facts:
         """Make all open pages of a consumer stale, and let it start over: what goes with a reset of the consumer."""
         await self._reader.forget(await self._reader.stream_of(consumer_name, stream), consumer_name)
 
+    async def rotate_signing_key(self) -> tuple[str, str | None]:
+        """Sign receipts with a new key from now on; returns the ids of the new key and of the one before.
+
+        Receipts of the key before stay valid until the next rotation. Other processes notice within ten seconds.
+        """
+        return await self._reader.rotate_signing_key()
+
     async def close(self) -> None:
         await self.link.close()
 

@@ -7,6 +7,8 @@ Everything is asked of the bucket's leader, never of a replica that lags.
 from __future__ import annotations
 
 import secrets
+import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.broker.model import Json
@@ -18,6 +20,10 @@ BUCKET = "penstock_facts"
 STREAM = f"KV_{BUCKET}"
 KEY_BYTES = 32
 SIGNING_KEY = "signing-key"
+PREVIOUS_KEY = "signing-key-previous"
+"""The key before the last rotation: its receipts are still accepted."""
+KEY_LOOK_EVERY = 10.0
+"""Seconds after which the keys are looked up again: another process may have rotated them, or somebody removed them."""
 
 CONFIG: Json = {
     "name": STREAM,
@@ -38,6 +44,17 @@ class Kept(NamedTuple):
     revision: int
 
 
+class SigningKeys(NamedTuple):
+    """The key that signs receipts, and the one before it."""
+
+    current: bytes
+    previous: bytes | None = None
+
+    @property
+    def accepted(self) -> tuple[bytes, ...]:
+        return (self.current, self.previous) if self.previous else (self.current,)
+
+
 def book_key(stream: str, consumer: str) -> str:
     return f"book.{stream}.{consumer}"
 
@@ -49,7 +66,8 @@ class Store:
         self._link = link
         domain = link.settings.domain
         self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."
-        self._key: bytes | None = None
+        self._keys: SigningKeys | None = None
+        self._looked_at = 0.0
         self._made = False
         """Whether the bucket is known to be there."""
 
@@ -71,20 +89,55 @@ class Store:
                 continue
             return
 
-    async def signing_key(self) -> bytes:
-        """The key of this installation; made by whoever needs it first."""
-        while self._key is None:
-            found = await self.get(SIGNING_KEY)
-            if found:
-                self._key = found[0]
-                break
-            made = secrets.token_bytes(KEY_BYTES)
+    # -- the keys that sign receipts -------------------------------------------------------------------------------
+
+    async def signing_keys(self, fresh: bool = False) -> SigningKeys:
+        """The keys of this installation; created by whoever needs them first. `fresh`: as they are on the server now.
+
+        A key that was removed on the server is put back by a process that knows it. Where another process was first
+        with a new one, the old key becomes the previous one, so that receipts that are out there stay valid.
+        """
+        known = self._keys
+        if known and not fresh and time.monotonic() - self._looked_at < KEY_LOOK_EVERY:
+            return known
+        current = await self._current_key(known.current if known else secrets.token_bytes(KEY_BYTES))
+        previous, revision = await self._value(PREVIOUS_KEY)
+        if known and known.current != current and not previous:
+            with suppress(WrongRevision):  # another process had the same thought
+                await self.put(PREVIOUS_KEY, known.current, revision)
+                previous = known.current
+        self._keys, self._looked_at = SigningKeys(current, previous or None), time.monotonic()
+        return self._keys
+
+    async def rotate_signing_key(self) -> SigningKeys:
+        """Replace the signing key; receipts of the key before are accepted until the next rotation.
+
+        1. the current key is stored as the previous one (crash after: nothing has changed for anybody, but receipts of
+        the key before that are refused); 2. a new key replaces the current one.
+        """
+        while True:
+            current = (await self.signing_keys(fresh=True)).current
             try:
-                await self.put(SIGNING_KEY, made, 0)
+                await self.put(PREVIOUS_KEY, current, (await self._value(PREVIOUS_KEY))[1])
+                stored, revision = await self._value(SIGNING_KEY)
+                if stored == current:
+                    await self.put(SIGNING_KEY, secrets.token_bytes(KEY_BYTES), revision)
+                    return await self.signing_keys(fresh=True)
             except WrongRevision:
-                continue  # another instance made one in the same moment: that one counts
-            self._key = made
-        return self._key
+                continue  # somebody else rotates: both happen, one after the other
+
+    async def _current_key(self, wanted: bytes) -> bytes:
+        """The key on the server; `wanted` is stored where there is none. A deleted one has an empty value."""
+        while True:
+            stored, revision = await self._value(SIGNING_KEY)
+            if stored:
+                return stored
+            with suppress(WrongRevision):  # another instance made one in the same moment: that one counts
+                await self.put(SIGNING_KEY, wanted, revision)
+                return wanted
+
+    async def _value(self, key: str) -> tuple[bytes, int]:
+        return await self.get(key) or (b"", 0)
 
     # -- keys and values -------------------------------------------------------------------------------------------
 
@@ -113,7 +166,7 @@ class Store:
             return None
         return found.data, found.sequence
 
-    async def put(self, key: str, value: bytes, revision: int) -> int:
+    async def put(self, key: str, value: bytes, revision: int, *, repeated: bool = False) -> int:
         """Replace the value of that revision, 0 for none. Raises `WrongRevision` when it has another one by now."""
         if revision == 0 and not self._made:
             await self._create_bucket()
@@ -123,4 +176,6 @@ class Store:
             return int((await self._link.publish(self._prefix + key, value, headers))["seq"])
         except NoStream as exc:
             self._made = False
+            if revision == 0 and not repeated:  # somebody has deleted the bucket
+                return await self.put(key, value, 0, repeated=True)
             raise Unavailable(f"the KV bucket {BUCKET!r} does not answer") from exc

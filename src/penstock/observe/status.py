@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
 from penstock.broker.model import parse_time
 from penstock.deadletter.capturer import dlq_of
+from penstock.deadletter.letters import DeadLetter
+from penstock.deadletter.letters import read as read_letter
+from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import MessageNotFound, NotFound
 from penstock.publish import advisories
 from penstock.subjects import holds_dead_letters
@@ -20,6 +23,8 @@ T = TypeVar("T")
 
 AT_ONCE = 32
 """API requests under way at the same time."""
+MOST_LETTERS_READ = 5_000
+"""Letters of a subject that several consumers share and that are read to tell whose they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,10 @@ class ConsumerStatus:
     waiting: int
     paused_for: timedelta | None
     dlq: str | None
-    dead_letters: int
+    dead_letters: int | None
+    """Its letters; None where so many of several consumers share a subject that they were not read."""
+    given_up: int
+    """Messages that it gave up on and of which there is no letter."""
     platform: str | None
     """The declared platform that owns it."""
 
@@ -99,6 +107,8 @@ class Status:
     consumers: tuple[ConsumerStatus, ...]
     abandoned_batches: dict[str, int] | None
     """Abandoned atomic batches by stream; None when no stream keeps the advisories."""
+    given_up: GivenUp = field(default_factory=GivenUp)
+    """What consumers gave up on and nobody has captured."""
 
     @property
     def dead_letters(self) -> int:
@@ -108,7 +118,9 @@ class Status:
         """Only what the declared platform of that name owns."""
         streams = tuple(stream for stream in self.streams if stream.platform == name)
         consumers = tuple(consumer for consumer in self.consumers if consumer.platform == name)
-        return replace(self, streams=streams, consumers=consumers)
+        names = {(consumer.stream, consumer.name) for consumer in consumers}
+        theirs = {at: count for at, count in self.given_up.by_consumer.items() if at in names}
+        return replace(self, streams=streams, consumers=consumers, given_up=replace(self.given_up, by_consumer=theirs))
 
 
 async def collect(js: JetStream) -> Status:
@@ -119,16 +131,18 @@ async def collect(js: JetStream) -> Status:
     consumers = [consumer for page in listed for consumer in page]
     ages = await _gathered(_oldest_unacknowledged(js, consumer) for consumer in consumers)
     dead = await _dead_letters(js, streams, consumers)
+    lost = await given_up(js, streams)
     return Status(
         taken_at=datetime.now(UTC),
         streams=tuple(sorted((_stream_status(stream) for stream in streams), key=lambda s: s.name)),
         consumers=tuple(
             sorted(
-                (_consumer_status(info, age, dead) for info, age in zip(consumers, ages, strict=True)),
+                (_consumer_status(info, age, dead, lost) for info, age in zip(consumers, ages, strict=True)),
                 key=lambda c: (c.stream, c.name),
             )
         ),
         abandoned_batches=await advisories.kept(js, streams),
+        given_up=lost,
     )
 
 
@@ -138,7 +152,7 @@ async def consumer_status(js: JetStream, stream: str, name: str) -> ConsumerStat
         info = await js.consumer_info(stream, name)
     except NotFound:
         return None
-    return _consumer_status(info, await _oldest_unacknowledged(js, info), {})
+    return _consumer_status(info, await _oldest_unacknowledged(js, info), {}, GivenUp())
 
 
 async def _gathered(calls: Iterable[Awaitable[T]]) -> list[T]:
@@ -177,16 +191,39 @@ async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> d
 
 async def _dead_letters(
     js: JetStream, streams: Sequence[StreamInfo], consumers: Sequence[ConsumerInfo]
-) -> dict[str, int]:
-    """Dead letters by the `dlq:` of the consumers that gave up."""
-    subjects = sorted({dlq for consumer in consumers if (dlq := dlq_of(consumer))})
+) -> dict[tuple[str, str], int | None]:
+    """Dead letters by the consumer that gave up. The subject of one consumer is counted, that of several is read."""
+    users: dict[str, list[ConsumerInfo]] = defaultdict(list)
+    for consumer in consumers:
+        if dlq := dlq_of(consumer):
+            users[dlq].append(consumer)
     letters = [stream for stream in streams if stream.state.messages and _stream_status(stream).is_dead_letters]
-    asked = [(stream.name, dlq) for dlq in subjects for stream in letters]
+    asked = [(stream.name, dlq) for dlq in sorted(users) for stream in letters]
     found = await _gathered(_letters_below(js, *one) for one in asked)
-    counts: Counter[str] = Counter()
-    for (_, dlq), count in zip(asked, found, strict=True):
-        counts[dlq] += count
+    counts: dict[tuple[str, str], int | None] = {(one.stream, one.name): 0 for some in users.values() for one in some}
+    for (stream, dlq), count in zip(asked, found, strict=True):
+        names = [(one.stream, one.name) for one in users[dlq]]
+        theirs = await _readers(js, stream, dlq) if count and len(names) > 1 else {names[0]: count}
+        for name in names:
+            before = counts[name]
+            counts[name] = None if before is None or theirs is None else before + theirs.get(name, 0)
     return counts
+
+
+async def _readers(js: JetStream, stream: str, dlq: str) -> Mapping[tuple[str, str], int] | None:
+    """Who gave up on the letters below a subject; None when there are too many to look."""
+    if await js.subject_count(stream, f"{dlq}.*.*") > MOST_LETTERS_READ:
+        return None
+    subjects = (await js.stream_info(stream, subjects_filter=f"{dlq}.*.*")).state.subjects
+    read = await _gathered(_letter(js, stream, subject) for subject in subjects)
+    return Counter((one.stream, one.consumer) for one in read if one and one.consumer)
+
+
+async def _letter(js: JetStream, stream: str, subject: str) -> DeadLetter | None:
+    try:
+        return read_letter(await js.get_message(stream, last_of=subject)).letter
+    except NotFound:
+        return None  # replayed since it was listed
 
 
 async def _letters_below(js: JetStream, stream: str, dlq: str) -> int:
@@ -222,7 +259,9 @@ def _stream_status(info: StreamInfo) -> StreamStatus:
     )
 
 
-def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str, int]) -> ConsumerStatus:
+def _consumer_status(
+    info: ConsumerInfo, oldest: datetime | None, dead: Mapping[tuple[str, str], int | None], lost: GivenUp
+) -> ConsumerStatus:
     described, dlq = info.config.get("metadata") or {}, dlq_of(info)
     limit = info.config.get("max_ack_pending", -1)
     # The server's clock on both sides: ours may be off.
@@ -244,6 +283,7 @@ def _consumer_status(info: ConsumerInfo, oldest: datetime | None, dead: dict[str
         waiting=info.waiting,
         paused_for=info.paused_for,
         dlq=dlq,
-        dead_letters=dead.get(dlq, 0) if dlq else 0,
+        dead_letters=dead.get((info.stream, info.name), 0),
+        given_up=lost.by_consumer.get((info.stream, info.name), 0),
         platform=described.get(metadata.PLATFORM),
     )

@@ -34,25 +34,44 @@ from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import DuplicateId, WrongSequence
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
-from penstock.sourcing import copies
+from penstock.sourcing import copies, modes
 from penstock.sourcing.copies import Backlog, Copier, Mark, Part
 from penstock.sourcing.flow import Flow
 from penstock.sourcing.mapping import Mapping, SubjectMap
-from penstock.sourcing.receiver import Chunk, Receiver, consumer_config
+from penstock.sourcing.receiver import Chunk, Interrupted, Receiver, consumer_config
 from penstock.wire import blocking, headers
 
+BRIDGE_SUBJECTS = "penstock.bridge"
 BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 IN_FLIGHT = 2
 """Batches under way: while the destination stores one, the next is made."""
 FIRST_WITHIN = 15.0
 """Seconds in which both sides must be reached for the first time: whoever mistyped an address should hear of it."""
+STUCK_FOR = 5.0
+"""Seconds that the origin may have messages for the bridge without delivering them, before it is connected anew."""
 CONFLICTS = 3
 """Conflicts in a row, without progress, that the last words of a predecessor can explain."""
 
 
 class Fenced(PenstockError):
     """Another instance of the bridge, or another writer, has written to the destination; this one wrote nothing."""
+
+
+class LeftBehind(PenstockError):
+    """A WorkQueue origin holds messages that the bridge's consumer has passed over, as after a reset forward."""
+
+    def __init__(self, stream: str, consumer: str) -> None:
+        super().__init__(stream, consumer)
+        self.stream = stream
+        self.consumer = consumer
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} holds messages that consumer {self.consumer!r} has passed over, and nobody else "
+            f"will take: look at them, then remove them or `penstock consumer reset {self.stream} {self.consumer}` "
+            "to their sequence"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +95,27 @@ class BridgeConfig:
     def __post_init__(self) -> None:
         if set(self.name) & set(" .*>/\\\t\r\n") or not self.name:
             raise ConfigError(f"{self.name!r} cannot be the name of a bridge: letters, digits, _ and - are")
+        for role, stream in (("origin", self.origin), ("destination", self.destination)):
+            if set(stream) & set(" .*>/\\\t\r\n") or not stream:
+                raise ConfigError(f"{stream!r} cannot be the stream that is the {role} of bridge {self.name!r}")
+        if self.deliver_subject and (
+            (wrong := subjects.problem(self.deliver_subject)) or not subjects.is_literal(self.deliver_subject)
+        ):
+            raise ConfigError(
+                f"{self.deliver_subject!r} cannot be where bridge {self.name!r} receives: {wrong or 'it has wildcards'}"
+            )
         for filter_ in self.subjects:
             if wrong := subjects.problem(filter_):
                 raise ConfigError(f"{filter_!r} cannot be a filter of bridge {self.name!r}: {wrong}")
 
+    def delivers_to(self, domain: str | None) -> str:
+        """Where the origin delivers. Linked domains share their subjects, so it names the domain of the origin."""
+        return self.deliver_subject or f"{BRIDGE_SUBJECTS}.{modes.place(domain)}.{self.origin}.{self.name}"
+
     @property
-    def delivers_to(self) -> str:
-        return self.deliver_subject or f"penstock.bridge.{self.origin}.{self.name}"
+    def delivered_to_before(self) -> str | None:
+        """What earlier versions chose, without a domain."""
+        return None if self.deliver_subject else f"{BRIDGE_SUBJECTS}.{self.origin}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +128,8 @@ class BridgeStatistics:
     """Messages stored by this instance."""
     bytes: int = 0
     batches: int = 0
-    lag: int = 0
-    """Messages that the origin has behind the last one received."""
+    lag: int | None = None
+    """Messages that the origin has behind the last one received; None while that is not known."""
     gaps: int = 0
     """Times that messages were lost on the way and asked for again."""
     resets_by_others: int = 0
@@ -139,6 +172,9 @@ class Bridge:
 
     def run(self, stop: Callable[[], bool] = lambda: False, *, until_caught_up: bool = False) -> BridgeStatistics:
         """Carry messages until `stop` says so, or nothing is left. Failures of either side are waited out.
+
+        With `until_caught_up` it ends when the origin's server says that its consumer has nothing left to deliver and
+        nothing unacknowledged. By then a WorkQueue origin holds none of these messages any more.
 
         Raises `Fenced` when another instance has taken over, and at once what no retry can heal.
         """
@@ -219,6 +255,10 @@ class Bridge:
             last_error=None,
         )
 
+    def knows_lag(self, lag: int) -> None:
+        """The origin's server has said how many messages it has not delivered yet."""
+        self._note(lag=lag)
+
     def renames_ids(self, part: Part) -> None:
         """The destination has seen a message id of this part before: store it under another header name."""
         self._rename_ids_until = part.last_sequence
@@ -245,20 +285,38 @@ class _Pump:
         self._backlog = Backlog(BATCH, BATCH_BYTES)
         self._flights: deque[tuple[Flight, Part]] = deque()
         self._pace = Pace(bridge.config.rate)
+        self._idle_since: float | None = None
+        """Since when nothing comes although the origin has more."""
 
     def run(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
         for chunk in self._receiver.chunks():
             if chunk is not None:
+                self._idle_since = None
                 self._take(chunk)
                 # A small chunk is all there is: nothing would come to be sent with what is left of it.
                 self._send(everything=len(chunk) < BATCH)
             else:
                 self._send(everything=True)
                 self._land(0)
-            caught_up = chunk is None and self._receiver.flow.settled and not self._receiver.lag
-            if stop() or (until_caught_up and caught_up):
+            if stop() or (until_caught_up and chunk is None and self._caught_up()):
                 self._land(0)
                 return
+
+    def _caught_up(self) -> bool:
+        """Whether nothing is left at the origin; its server decides, and is asked only when nothing comes any more."""
+        if not self._receiver.flow.settled:
+            return False
+        left = left_at_origin(self._bridge.origin_settings, self._bridge.config)
+        self._bridge.knows_lag(left.undelivered)
+        if left:
+            self._idle_since = self._idle_since or time.monotonic()
+            if time.monotonic() - self._idle_since > STUCK_FOR:
+                if not left.undelivered and not left.unacknowledged:
+                    raise LeftBehind(self._bridge.config.origin, self._bridge.config.name)
+                raise Interrupted(
+                    f"stream {self._bridge.config.origin!r} has {left}, and delivered none for {STUCK_FOR:g} s"
+                )
+        return not left
 
     def _take(self, chunk: Chunk) -> None:
         rows = chunk.rows()
@@ -361,13 +419,61 @@ def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
             info = blocking.run(jetstream.consumer_info(config.origin, config.name))
         except ConsumerNotFound:
             check_origin(jetstream, blocking.run(jetstream.stream_info(config.origin)), config)
-            wanted = consumer_config(config.name, config.delivers_to, config.subjects)
+            domain = blocking.run(jetstream.account_info()).domain
+            wanted = consumer_config(config.name, config.delivers_to(domain), config.subjects)
             try:
                 return blocking.run(jetstream.create_consumer(config.origin, wanted))
             except AlreadyExists as exc:
                 raise Unavailable(f"somebody else is making consumer {config.name!r} of {config.origin!r}") from exc
-    check_consumer(info, config)
-    return info
+        check_consumer(info, config)
+        return _with_domain(jetstream, info, config)
+
+
+def _with_domain(jetstream: JetStream, info: ConsumerInfo, config: BridgeConfig) -> ConsumerInfo:
+    """Move a consumer of an earlier version to a subject that names its domain; without a domain it stays."""
+    if info.config.get("deliver_subject") != config.delivered_to_before:
+        return info
+    if not (domain := blocking.run(jetstream.account_info()).domain):
+        return info
+    change = {"deliver_subject": config.delivers_to(domain)}
+    return blocking.run(jetstream.update_consumer(config.origin, config.name, change))
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a bridge has not taken from its origin yet, as the origin's server sees it. False when there is nothing."""
+
+    undelivered: int
+    unacknowledged: int
+    kept: bool = False
+    """Whether a WorkQueue origin still holds a message that it has delivered and knows to be stored."""
+
+    def __bool__(self) -> bool:
+        return bool(self.undelivered or self.unacknowledged or self.kept)
+
+    def __str__(self) -> str:
+        kept = ", and some that it was told are stored" if self.kept else ""
+        return f"{self.undelivered} undelivered and {self.unacknowledged} unacknowledged messages{kept}"
+
+
+def left_at_origin(settings: Settings, config: BridgeConfig) -> Left:
+    """Ask the origin's server what is left to carry."""
+    with blocking.connect(settings, name="penstock bridge") as connection:
+        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        info = blocking.run(jetstream.consumer_info(config.origin, config.name))
+        origin = blocking.run(jetstream.stream_info(config.origin))
+        settled = not info.unprocessed and origin.config.get("retention") == "workqueue"
+        kept = settled and any(_holds(jetstream, origin, one) for one in config.subjects or (">",))
+        return Left(info.pending, info.ack_pending, kept)
+
+
+def _holds(jetstream: JetStream, origin: StreamInfo, subject: str) -> bool:
+    """Whether the stream held a message of the subject when it was looked at; what came later does not count."""
+    try:
+        found = blocking.run(jetstream.get_message(origin.name, 1, next_of=subject))
+    except MessageNotFound:
+        return False
+    return found.sequence <= origin.state.last_seq
 
 
 def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:

@@ -32,6 +32,8 @@ class Mapping:
             raise ConfigError(f"mapping {self}: the destination ends with `>`, but nothing of the source is left over")
         if "*" in self.destination:
             raise ConfigError(f"mapping {self}: write {{{{wildcard(1)}}}} or $1 for what the first `*` matched")
+        if wrong := subjects.problem(self.pattern):
+            raise ConfigError(f"mapping {self}: {self.destination!r} is no subject: {wrong}")
 
     @classmethod
     def parse(cls, text: str) -> Mapping:

@@ -16,7 +16,7 @@ METRICS = {
     "stored": ("counter", "Messages stored by this instance."),
     "bytes": ("counter", "Bytes of data stored by this instance."),
     "batches": ("counter", "Atomic batches committed by this instance."),
-    "lag": ("gauge", "Messages that the origin has behind the last one received."),
+    "lag": ("gauge", "Messages that the origin has behind the last one received; NaN until known."),
     "gaps": ("counter", "Times that messages were lost on the way and asked for again."),
     "resets_by_others": ("counter", "Times that somebody else reset the consumer."),
     "sessions": ("counter", "Times that both sides were connected."),
@@ -29,7 +29,8 @@ def text(bridge: str, statistics: BridgeStatistics) -> str:
     for name, (kind, help_) in METRICS.items():
         full = f"penstock_bridge_{name}" + ("_total" if kind == "counter" else "")
         lines += [f"# HELP {full} {help_}", f"# TYPE {full} {kind}"]
-        lines.append(f'{full}{{bridge="{bridge}"}} {getattr(statistics, name)}')
+        value = getattr(statistics, name)
+        lines.append(f'{full}{{bridge="{bridge}"}} {"NaN" if value is None else value}')
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +54,7 @@ def serve(bridge: Bridge, port: int) -> ThreadingHTTPServer:
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    except OSError as exc:
+    except (OSError, OverflowError) as exc:
         raise ConfigError(f"metrics cannot be served on port {port}: {exc}") from exc
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

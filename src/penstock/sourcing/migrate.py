@@ -17,19 +17,21 @@ has taken, so there the old one goes before step 3. Mirrors are another matter: 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import string
 import time
 from dataclasses import dataclass, replace
 from typing import Self
 
-from penstock.broker.jetstream import JetStream
+from penstock.broker.jetstream import MOVABLE, JetStream
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.errors import ConfigError, ConsumerNotFound, MessageNotFound, Unavailable
 from penstock.sourcing import links, modes, standins
-from penstock.sourcing.receiver import MOVABLE
 
 NOTE = "penstock.migration"
 HEADER = "Nats-Stream-Source"
+DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SETTLES = 0.5
 """Seconds in which messages that were on their way when the source was taken out are stored."""
 MADE_WITHIN = 60.0
@@ -67,6 +69,10 @@ class Migration:
     def api(self) -> str | None:
         return (self.new.get("external") or {}).get("api")
 
+    def reads(self, source: Json) -> bool:
+        """Whether a source, as configured or as the server reports it, has the origin of this migration."""
+        return source["name"] == self.origin and ((source.get("external") or {}).get("api") or None) == self.api
+
     @property
     def new_name(self) -> str | None:
         return (self.new.get("consumer") or {}).get("name")
@@ -88,7 +94,7 @@ class Migration:
 def check(migration: Migration, info: StreamInfo) -> None:
     """Raise `MigrationRefused` for what cannot be done."""
     who = f"the source {migration.origin!r} of {migration.stream!r}"
-    twins = [one for one in info.config.get("sources") or () if one["name"] == migration.origin]
+    twins = [one for one in info.config.get("sources") or () if migration.reads(one)]
     if len(twins) > 1:
         raise MigrationRefused(f"{who}: the stream reads it {len(twins)} times, and their copies cannot be told apart")
     if not migration.mirror and not migration.new_name and not standins.stand_in(migration.new, 1, 1):
@@ -235,11 +241,11 @@ async def _server_has_its_own(there: JetStream, begun: Migration) -> None:
 
 
 async def _take_out(js: JetStream, migration: Migration, info: StreamInfo) -> Migration:
-    source = next((one for one in info.sources if one.name == migration.origin), None)
+    source = next((one for one in info.sources if migration.reads(one.raw)), None)
     begun = replace(migration, copied=source.raw.get("seq", 0) if source else 0, above=info.state.last_seq)
 
     def change(config: Json) -> Json:
-        rest = [one for one in config.get("sources") or () if one["name"] != migration.origin]
+        rest = [one for one in config.get("sources") or () if not migration.reads(one)]
         return {**config, "sources": rest, "metadata": {**(config.get("metadata") or {}), NOTE: begun.note()}}
 
     await js.update_stream(migration.stream, change)
@@ -261,8 +267,8 @@ async def _copied(js: JetStream, begun: Migration) -> int:
                 "readers that remove them, and start again"
             )
         sequence = message.sequence
-        name, found = _source_of(message.headers)
-        if name == begun.origin:
+        marks, found = _source_of(message.headers)
+        if marks[0] == begun.origin and (begun.api is None or server_hash(begun.api) in marks[1:]):
             copied = max(copied, found)
     return copied
 
@@ -276,15 +282,20 @@ async def still(js: JetStream, stream: str) -> int:
     return last
 
 
-def _source_of(values: dict[str, list[str]]) -> tuple[str, int]:
-    """Origin and sequence of a message that a source has copied: `NAME[:hash…] SEQUENCE FILTER …`."""
+def _source_of(values: dict[str, list[str]]) -> tuple[list[str], int]:
+    """Origin, with the hashes that tell it from others, and sequence of a copy: `NAME[:hash…] SEQUENCE FILTER …`."""
     parts = values.get(HEADER, [""])[0].split(" ")
-    return (parts[0].split(":")[0], int(parts[1])) if len(parts) > 1 else ("", 0)
+    return (parts[0].split(":"), int(parts[1])) if len(parts) > 1 else ([""], 0)
+
+
+def server_hash(text: str) -> str:
+    """What the server writes for an API prefix in the header of a copy."""
+    return "".join(DIGITS[byte % len(DIGITS)] for byte in hashlib.sha256(text.encode()).digest()[:8])
 
 
 async def _bind(js: JetStream, begun: Migration, copied: int) -> None:
     def change(config: Json) -> Json:
-        rest = [one for one in config.get("sources") or () if one["name"] != begun.origin]
+        rest = [one for one in config.get("sources") or () if not begun.reads(one)]
         kept = {key: value for key, value in (config.get("metadata") or {}).items() if key != NOTE}
         new = begun.new
         if begun.new_name is None:

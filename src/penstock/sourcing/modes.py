@@ -6,6 +6,7 @@ exists. Server-managed is ours: Penstock makes the consumer and binds the source
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -18,6 +19,9 @@ MAX_ACK_PENDING = 65_536
 """Messages on their way before the origin waits. The server's own default of 1,000 halves the speed."""
 MOVED = ("filter_subject", "opt_start_seq", "opt_start_time")
 """Fields of a source that belong to its consumer once it has a durable one."""
+NO_DOMAIN = "_"
+"""Stands for a domain that is not known, or has no name."""
+DOMAIN_API = re.compile(r"\$JS\.([^.]+)\.API")
 AUTOMATIC = ("JS_SRC_", "JS_MIRROR_")
 """How the server names consumers that it makes itself."""
 
@@ -51,10 +55,46 @@ def reader_of(consumer: Json) -> str | None:
     return next((marks[key] for key in (SOURCING, "_nats.src.stream", "_nats.mirror.stream") if marks.get(key)), None)
 
 
-def default_deliver_subject(stream: str, source: Json, consumer: str) -> str:
-    """Where a server-managed consumer delivers: the same on every apply, another one for every source."""
-    prefix = (source.get("external") or {}).get("deliver") or "penstock.source"
-    return f"{prefix.rstrip('.')}.{stream}.{source['name']}.{consumer}"
+def default_deliver_subject(stream: str, source: Json, consumer: str, reader: str | None = None) -> str:
+    """Where a server-managed consumer delivers: the same on every apply, another one for every source.
+
+    Domains that are linked share their subjects, so it names both: `reader` is the domain of the reading stream.
+    """
+    external = source.get("external") or {}
+    here = place(reader)
+    there = place(external["api"]) if external.get("api") else here
+    return f"{_deliver_prefix(source)}.{here}.{stream}.{there}.{source['name']}.{consumer}"
+
+
+def is_default_deliver_subject(subject: str, stream: str, source: Json, consumer: str) -> bool:
+    """Whether Penstock chose this subject: in the form above, whatever the domains, or in the one before it."""
+    prefix, origin = f"{_deliver_prefix(source)}.", f"{source['name']}.{consumer}"
+    if not subject.startswith(prefix):
+        return False
+    rest = subject.removeprefix(prefix)
+    tokens = rest.split(".")
+    return rest == f"{stream}.{origin}" or (len(tokens) == 5 and tokens[1] == stream and ".".join(tokens[3:]) == origin)
+
+
+def reader_place(consumer: Json) -> str | None:
+    """The domain, as `place` writes it, of the stream that reads through a managed consumer; None when not known."""
+    tokens = str(consumer.get("deliver_subject") or "").split(".")
+    reader = reader_of(consumer)
+    known = len(tokens) >= 5 and reader is not None and tokens[-4] == reader
+    return tokens[-5] if known and len(tokens) > 5 and tokens[-5] != NO_DOMAIN else None
+
+
+def place(domain_or_api: str | None) -> str:
+    """A domain or an API prefix as one token of a subject: `$JS.site1.API` is `site1`."""
+    if not domain_or_api:
+        return NO_DOMAIN
+    if match := DOMAIN_API.fullmatch(domain_or_api):
+        return match[1]
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", domain_or_api).strip("-") or NO_DOMAIN
+
+
+def _deliver_prefix(source: Json) -> str:
+    return str((source.get("external") or {}).get("deliver") or "penstock.source").rstrip(".")
 
 
 def managed_consumer(stream: str, source: Json, consumer: str, deliver_subject: str) -> Json:

@@ -14,7 +14,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock.broker.jetstream import JetStream
+from penstock.broker.jetstream import MOVABLE, JetStream
 from penstock.broker.model import ConsumerInfo, Json
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.settings import Settings
@@ -34,10 +34,6 @@ LOOK = 0.25
 ENOUGH_ROWS = 2_000
 GATHER = 0.0005
 """Seconds that a smaller chunk waits for more messages."""
-
-
-MOVABLE = ("all", "by_start_sequence", "by_start_time")
-"""Deliver policies with which the server resets a consumer to a sequence."""
 
 
 class Interrupted(Unavailable):
@@ -74,8 +70,8 @@ class Receiver:
         self.flow = flow
         self.stream = stream
         self.consumer = consumer
-        self.lag = 0
-        """Messages that the origin had behind the last one received."""
+        self.lag: int | None = None
+        """Messages that the origin had behind the last one received; None until one has come."""
         self._connection = blocking.connect(settings, name="penstock receiver")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         if api:

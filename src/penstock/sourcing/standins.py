@@ -56,10 +56,10 @@ def _unchanged(filter_: str) -> Json:
 def noted(source: Json, start: int, metadata: dict[str, str]) -> tuple[Json, dict[str, str]]:
     """The next form of a source that comes back, and the metadata that says what it stands for."""
     known = _known(metadata)
-    number = known.get(source["name"], {}).get("number", 0) + 1
+    number = max(known.get(key, {}).get("number", 0) for key in (_key(source), source["name"])) + 1
     form = stand_in(source, start, number)
     assert form is not None, "a migration to what has no stand-in is refused before it begins"
-    known[source["name"]] = {"number": number, "for": source, "is": form}
+    known[_key(source)] = {"number": number, "for": source, "is": form}
     return form, {**metadata, NOTE: json.dumps(known)}
 
 
@@ -72,9 +72,15 @@ def in_place(wanted: Json, actual: Json) -> Json:
 
 
 def _form(known: Json, source: Json) -> Json:
-    entry = known.get(source["name"]) or {}
+    entry = known.get(_key(source)) or known.get(source["name"]) or {}  # earlier versions left the prefix out
     form: Json = entry["is"] if entry.get("for") == source else source
     return form
+
+
+def _key(source: Json) -> str:
+    """Origins of other domains may have the same name."""
+    api = (source.get("external") or {}).get("api")
+    return f"{source['name']} {api}" if api else str(source["name"])
 
 
 def _known(metadata: dict[str, str]) -> Json:

@@ -275,6 +275,13 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     Field("owner", Text("a team"), "Who answers for it.", sent=False),
     Field("purpose", Text(), "What it is for.", sent=False),
     Field(
+        "renamed_from",
+        Name("consumer name"),
+        "What it was called before: `apply` creates it at the ack floor of that one, and deletes that one. "
+        "What was acknowledged above the floor is delivered again.",
+        sent=False,
+    ),
+    Field(
         "reader",
         OneOf(("dedicated", "shared")),
         "For named readers (`penstock fetch`): a `dedicated` one has one open page at a time, so that facts never come "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.topology.lock import Lock
 from penstock.topology.model import Platform
 from penstock.topology.rules import RULES, Case, Finding, Severity
@@ -38,7 +38,7 @@ class LintErrors(ConfigError):
 
 
 RENAMES = frozenset({"N01", "N02", "N03", "N04"})
-"""Rules that compare with the lock file: somebody who plans the change may well mean it."""
+"""Rules that compare with the lock file: a plan shows them, and `apply` refuses them without --allow-destroy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,33 @@ class Concerns:
     renames: tuple[Finding, ...] = ()
     """Names that hold a position or messages, and are gone."""
     warnings: int = 0
+
+
+class NamesGone(PenstockError):
+    """Names that hold a position or messages are gone from the file. Nothing was done."""
+
+    def __init__(self, path: str, findings: Sequence[Finding]) -> None:
+        super().__init__(path, tuple(findings))
+        self.path = path
+        self.findings = tuple(findings)
+
+    def __str__(self) -> str:
+        first = self.findings[0]
+        more = f", and {len(self.findings) - 1} more" if len(self.findings) > 1 else ""
+        return (
+            f"nothing was done: {self.path}:{first.line}: {first.message} ({first.code}{more}); {first.fix}, or add "
+            "--allow-destroy"
+        )
+
+
+def require_names(platform: Platform, concerns: Concerns, empty: Collection[str] = ()) -> None:
+    """Raise `NamesGone` when a name that holds a position or messages is gone from the file.
+
+    `empty` are names of streams and consumers that the server holds nothing under, so that nothing is lost with them.
+    """
+    gone = [one for one in concerns.renames if one.path.partition(".")[2] not in empty]
+    if gone:
+        raise NamesGone(str(platform.path), gone)
 
 
 def require_sound(platform: Platform, lock: Lock | None = None) -> Concerns:

@@ -169,6 +169,8 @@ class ConsumerSpec:
     why: str | None = None
     """Why it is not a pull consumer with explicit acks."""
     may_miss: bool = False
+    renamed_from: str | None = None
+    """What it was called before: it goes on where that one is, which is deleted."""
     asyncapi: str | None = None
     """The channel that describes it, as `file#/channels/name`; by default the one with its subject."""
     contract: Contract | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock import subjects
 from penstock.broker.model import Json
+from penstock.topology import renames
 from penstock.topology.model import filters_of
 from penstock.topology.resource import Actual, Resource
 
@@ -92,8 +93,20 @@ def _handovers(changes: Sequence[Change], actual: Actual) -> Iterator[Edge]:
     for change in changes if givers else ():
         taken = _claims(change.resource, change.config or {})
         for giver, given in givers:
+            if _goes_on(change, giver, actual):
+                continue  # the new one is created with the position of the old one, which is deleted afterwards
             if _rivals(giver, change.resource) and subjects.any_overlap(taken, given):
                 yield giver, change.resource
+
+
+def _goes_on(change: Change, giver: Resource, actual: Actual) -> bool:
+    """Whether the change creates a consumer that goes on for the giver. On a WorkQueue both cannot be there."""
+    stream = actual.stream_of(giver)
+    return (
+        giver == renames.predecessor(change.resource, change.config or {})
+        and stream is not None
+        and stream.config.get("retention") != "workqueue"
+    )
 
 
 def _rivals(one: Resource, other: Resource) -> bool:

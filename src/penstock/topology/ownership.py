@@ -9,7 +9,7 @@ default back, while a field that somebody else set, and no file ever named, is l
 
 from __future__ import annotations
 
-from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, READER, SERVICE
+from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, READER, RENAMED_FROM, SERVICE
 from penstock.broker.model import Json
 from penstock.topology.model import DEFAULT_NAME, ConsumerSpec
 
@@ -54,6 +54,7 @@ def described(spec: ConsumerSpec) -> Json:
         OWNER: spec.owner,
         PURPOSE: spec.purpose,
         READER: spec.reader,
+        RENAMED_FROM: spec.renamed_from,
     }
     told = {key: value for key, value in known.items() if value}
     return {**spec.config, "metadata": {**(spec.config.get("metadata") or {}), **told}} if told else spec.config

@@ -9,8 +9,8 @@ from enum import StrEnum
 from penstock.broker import metadata
 from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError
-from penstock.sourcing import standins
-from penstock.topology import compare, defaults, order, ownership, risk
+from penstock.sourcing import modes, standins
+from penstock.topology import compare, defaults, delivery, order, ownership, renames, risk
 from penstock.topology.compare import FieldChange
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk, Surroundings, Verdict
@@ -88,10 +88,13 @@ def plan(
             "--prune needs to know what belongs to this file and to no other: add `name: <platform>` to the file, "
             "and apply it once"
         )
+    desired = delivery.keeping_subjects(desired, actual)
     changes = _stream_changes(desired, actual, allow_destroy, take_over)
     renewed = {change.resource for change in changes if change.kind is Kind.RECREATE and change.destroys}
-    changes += _consumer_changes(desired, actual, renewed, take_over)
     orphans = _orphans(desired, actual)
+    changes += _consumer_changes(desired, actual, renewed, take_over)
+    changes = [_noticed(change, orphans, actual) for change in changes]
+    changes += _renamed(desired, actual, take_over)
     going = [resource for resource in orphans if prune or _went_with_its_source(resource, actual)]
     changes += [_deletion(resource, actual, desired.platform) for resource in going]
     todo = [change for change in changes if change.kind is not Kind.UNCHANGED]
@@ -194,8 +197,8 @@ def _consumer_change(
 ) -> Change:
     found, stream = actual.consumers.get(resource), actual.stream_of(resource)
     if found is None or stream is None:
-        return _creation(resource, config, platform)
-    wanted = _marked(config, platform, found.config, take_over)
+        return _succession(resource, config, platform, actual)
+    wanted = _marked(renames.as_continued(config, found.config), platform, found.config, take_over)
     fields = compare.differences(wanted, found.config, defaults.of_consumer(stream.config))
     around = Surroundings(stream, {**found.config, **wanted})
     change = (
@@ -211,25 +214,93 @@ def _renewal(resource: Resource, wanted: Json, fields: list[FieldChange]) -> Cha
     return Change(Kind.RECREATE, Risk.LOSES_POSITION, resource, tuple(fields), reason, wanted)
 
 
+# -- consumers with a former name --------------------------------------------------------------------------------------
+
+
+def _succession(resource: Resource, config: Json, platform: str, actual: Actual) -> Change:
+    """A new consumer, which goes on where its predecessor is, when it has one."""
+    former = renames.predecessor(resource, config)
+    old = actual.consumers.get(former) if former else None
+    change = _creation(resource, renames.successor_config(config, old, actual.stream_of(resource)), platform)
+    if old is None:
+        return change
+    return replace(change, reason=f"goes on behind sequence {old.ack_floor_stream_seq}, the ack floor of {old.name}")
+
+
+def _renamed(desired: Desired, actual: Actual, take_over: bool) -> list[Change]:
+    """The deletion of each consumer that goes on under another name."""
+    found = []
+    for resource, config in desired.configs.items():
+        former = renames.predecessor(resource, config)
+        if former is None or former not in actual.consumers or former in desired.configs:
+            continue
+        found.append(_guarded_deletion(former, resource, desired, actual, take_over))
+    return found
+
+
+def _guarded_deletion(
+    former: Resource, resource: Resource, desired: Desired, actual: Actual, take_over: bool
+) -> Change:
+    old, new = actual.consumers[former].config, actual.config(resource)
+    owner = ownership.other_owner(old, desired.platform)
+    if owner and not take_over:
+        reason = f"owned by platform {owner!r}, so it cannot be renamed to {resource.name}; add --take-over"
+        return Change(Kind.DELETE, Risk.IMPOSSIBLE, former, reason=reason, owner=owner)
+    if new is None or renames.is_successor(new, former):
+        return Change(Kind.DELETE, Risk.SAFE, former, reason=f"renamed to {resource.name}, which goes on where it is")
+    reason = f"{resource.name} exists and was not created from it, so its position is lost"
+    return Change(Kind.DELETE, Risk.LOSES_POSITION, former, reason=reason)
+
+
+def _noticed(change: Change, orphans: list[Resource], actual: Actual) -> Change:
+    """A new consumer with the filters of one that is no longer declared was probably renamed, and would start over."""
+    if change.kind is not Kind.CREATE or change.resource.consumer is None or change.reason:
+        return change
+    reads = compare.normal(change.config or {}).get(compare.FILTER)
+    for orphan in orphans:
+        config = actual.config(orphan) or {}
+        alike = compare.normal(config).get(compare.FILTER) == reads
+        if orphan.consumer and orphan.its_stream == change.resource.its_stream and alike:
+            if metadata.SOURCING in (config.get("metadata") or {}):
+                continue
+            reason = (
+                f"looks renamed from {orphan.name}, and would start over; write `renamed_from: {orphan.name}` to go on "
+                "where that one is"
+            )
+            return replace(change, risk=Risk.LOSES_POSITION, reason=reason)
+    return change
+
+
 # -- what is no longer declared ----------------------------------------------------------------------------------------
 
 
 def _orphans(desired: Desired, actual: Actual) -> list[Resource]:
     kept = {needed for resource, config in desired.configs.items() for needed in order.needs(resource, config)}
+    kept |= {former for r, config in desired.configs.items() if (former := renames.predecessor(r, config))}
     return [
         resource
         for resource in actual.resources()
         if resource not in desired.configs
         and resource not in kept  # a source's own consumer that Penstock made once, and now somebody else keeps
-        and _is_ours(actual.config(resource) or {}, desired)
+        and _is_ours(actual.config(resource) or {}, desired, actual)
     ]
 
 
-def _is_ours(config: Json, desired: Desired) -> bool:
+def _is_ours(config: Json, desired: Desired, actual: Actual) -> bool:
     """Whether this platform and no other owns it; of a file without a name, only what it made for its own streams."""
     reader = (config.get("metadata") or {}).get(metadata.SOURCING)
     clear = desired.is_named or (reader is not None and Resource(reader) in desired.configs)
+    if reader is not None and not _reads_here(config, reader, desired, actual):
+        return False
     return clear and ownership.owner(config) == desired.platform
+
+
+def _reads_here(config: Json, reader: str, desired: Desired, actual: Actual) -> bool:
+    """Whether the stream that reads through a managed consumer is one of this server, and not of another domain."""
+    there = modes.reader_place(config)
+    if there and desired.domain and there != modes.place(desired.domain):
+        return False
+    return Resource(reader) in desired.configs or reader in actual.streams
 
 
 def _went_with_its_source(resource: Resource, actual: Actual) -> bool:

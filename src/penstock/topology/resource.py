@@ -60,6 +60,10 @@ class Desired:
     """The name that marks what this platform owns."""
     configs: Configs
     """Only what is declared; every other field is left as the server has it."""
+    domain: str | None = None
+    """The JetStream domain where it lives; None when that is not known, or has no name."""
+    chosen: frozenset[Resource] = frozenset()
+    """Consumers of sources whose deliver subject the file leaves to us."""
 
     @property
     def is_named(self) -> bool:
@@ -67,13 +71,22 @@ class Desired:
         return self.platform != DEFAULT_NAME
 
     @classmethod
-    def of(cls, platform: Platform) -> Self:
-        """What the platform file declares, in the order of the file."""
-        streams: Configs = {Resource(name): bound(spec) for name, spec in platform.streams.items()}
+    def of(cls, platform: Platform, domain: str | None = None) -> Self:
+        """What the platform file declares, in the order of the file, for the server of that JetStream domain."""
+        domain = domain or platform.environment.domain
+        streams: Configs = {Resource(name): bound(spec, domain) for name, spec in platform.streams.items()}
         consumers = {
             Resource(spec.stream, name): ownership.described(spec) for name, spec in platform.consumers.items()
         }
-        return cls(platform.name, {**streams, **implied_streams(platform), **consumers, **managed_consumers(platform)})
+        managed = managed_consumers(platform, domain)
+        chosen = frozenset(
+            source_consumer(source)
+            for spec in platform.streams.values()
+            for source in spec.origins
+            if source.consumer and source.server_managed and not source.consumer.deliver_subject
+        )
+        configs = {**streams, **implied_streams(platform), **consumers, **managed}
+        return cls(platform.name, configs, domain, chosen)
 
 
 def implied_streams(platform: Platform) -> Configs:
@@ -93,25 +106,25 @@ def implied_streams(platform: Platform) -> Configs:
     }
 
 
-def bound(spec: StreamSpec) -> Json:
+def bound(spec: StreamSpec, domain: str | None = None) -> Json:
     """The stream's configuration with its server-managed sources bound to their consumers."""
     config = dict(spec.config)
     if spec.sources:
-        config["sources"] = [_bound(spec, source) for source in spec.sources]
+        config["sources"] = [_bound(spec, source, domain) for source in spec.sources]
     if spec.mirror:
-        config["mirror"] = _bound(spec, spec.mirror)
+        config["mirror"] = _bound(spec, spec.mirror, domain)
     return config
 
 
-def _bound(spec: StreamSpec, source: SourceSpec) -> Json:
-    return source.bound(deliver_subject(spec.name, source)) if source.server_managed else source.config
+def _bound(spec: StreamSpec, source: SourceSpec, domain: str | None) -> Json:
+    return source.bound(deliver_subject(spec.name, source, domain)) if source.server_managed else source.config
 
 
-def deliver_subject(stream: str, source: SourceSpec) -> str:
+def deliver_subject(stream: str, source: SourceSpec, domain: str | None = None) -> str:
     """Where the consumer of a source delivers: as declared, or as chosen for a server-managed one."""
     assert source.consumer is not None, "a source without a consumer has no deliver subject"
     chosen = source.consumer.deliver_subject
-    return chosen or modes.default_deliver_subject(stream, source.config, source.consumer.name)
+    return chosen or modes.default_deliver_subject(stream, source.config, source.consumer.name, domain)
 
 
 def source_consumer(source: SourceSpec) -> Resource:
@@ -120,11 +133,11 @@ def source_consumer(source: SourceSpec) -> Resource:
     return Resource(source.name, source.consumer.name, (source.config.get("external") or {}).get("api"))
 
 
-def managed_consumers(platform: Platform) -> Configs:
+def managed_consumers(platform: Platform, domain: str | None = None) -> Configs:
     """The consumers that server-managed sources need, where their origins live."""
     return {
         source_consumer(source): modes.managed_consumer(
-            spec.name, source.config, source.consumer.name, deliver_subject(spec.name, source)
+            spec.name, source.config, source.consumer.name, deliver_subject(spec.name, source, domain)
         )
         for spec in platform.streams.values()
         for source in spec.origins

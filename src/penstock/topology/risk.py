@@ -194,7 +194,7 @@ def _mirror(change: FieldChange, around: Surroundings) -> Verdict:
 def _sources(change: FieldChange, around: Surroundings) -> Verdict:
     before, after = change.before or [], change.after or []
     kept_names = {source["name"] for source in before} & {source["name"] for source in after}
-    changed = sorted(name for name in kept_names if _named(name, before) != _named(name, after))
+    changed = sorted(name for name in kept_names if _identities(name, before) != _identities(name, after))
     if not changed:
         return SAFE
     return Verdict(
@@ -204,8 +204,13 @@ def _sources(change: FieldChange, around: Surroundings) -> Verdict:
     )
 
 
-def _named(name: str, sources: list[Json]) -> list[Json]:
-    return [source for source in sources if source["name"] == name]
+def _identities(name: str, sources: list[Json]) -> list[Json]:
+    """The sources of a name as the server knows them again: where their consumers deliver does not matter to it."""
+    named = [source for source in sources if source["name"] == name]
+    return [
+        {**source, "consumer": {"name": source["consumer"]["name"]}} if source.get("consumer") else source
+        for source in named
+    ]
 
 
 # -- consumers ---------------------------------------------------------------------------------------------------------

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from types import MappingProxyType
 
 from penstock.broker.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
 from penstock.sourcing import modes
-from penstock.topology import ownership
+from penstock.topology import delivery, ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.plan import Change, Kind, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
+from penstock.units import counted
 
 SOURCE_SILENT_AFTER = timedelta(seconds=30)
 """A source is heard every few seconds, also when its origin is idle: this long without a sign means trouble."""
@@ -27,6 +29,7 @@ class Check(StrEnum):
     CONSUMERS = "consumers as declared"
     REPLICAS = "replicas healthy"
     SOURCES = "sources active"
+    GIVEN_UP = "given-up messages captured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,13 @@ class Finding:
     """What differs: `before` is what the server has, `after` what is declared."""
 
 
-def verify(desired: Desired, actual: Actual) -> list[Finding]:
-    """Everything that is wrong with what the platform declares, check by check."""
+def verify(
+    desired: Desired, actual: Actual, given_up: Mapping[tuple[str, str], int] = MappingProxyType({})
+) -> list[Finding]:
+    """Everything that is wrong with what the platform declares, check by check.
+
+    `given_up` counts messages by stream and consumer of which there should be a dead letter, and is none.
+    """
     readers: dict[str, list[ConsumerInfo]] = defaultdict(list)
     for resource, consumer in actual.consumers.items():
         if resource in desired.configs:
@@ -52,8 +60,49 @@ def verify(desired: Desired, actual: Actual) -> list[Finding]:
         *map(_leaderless, sorted(actual.unanswered, key=str)),
         *(finding for stream in streams for finding in _replicas(stream, readers[stream.name])),
         *(finding for stream in streams for finding in _sources(stream)),
-        *_consumers_of_sources(desired, actual),
+        *_consumers_of_sources(delivery.keeping_subjects(desired, actual), actual),
+        *_shared_deliveries(desired, actual),
+        *_given_up(desired, given_up),
+        *_unsafe_readers(desired, actual),
     ]
+
+
+def undeclared(desired: Desired, actual: Actual) -> list[Resource]:
+    """Durable consumers of declared streams that the file does not know, and that Penstock does not keep itself."""
+    return sorted(
+        (
+            resource
+            for resource, info in actual.consumers.items()
+            if resource not in desired.configs
+            and resource.its_stream in desired.configs
+            and info.config.get("durable_name")
+            and modes.reader_of(info.config) is None
+        ),
+        key=str,
+    )
+
+
+def _unsafe_readers(desired: Desired, actual: Actual) -> Iterator[Finding]:
+    """Undeclared durables that can lose messages: pushed ones, and those that acknowledge nothing.
+
+    Flow control acknowledges what is stored: sources of other domains and bridges read so.
+    """
+    for resource in undeclared(desired, actual):
+        config = actual.consumers[resource].config
+        if config.get("ack_policy") == "none":
+            yield Finding(
+                Check.CONSUMERS, resource, "is not declared, and acknowledges nothing: what it misses is lost"
+            )
+        elif config.get("deliver_subject") and config.get("ack_policy") != "flow_control":
+            problem = "is not declared, and is pushed to whoever listens: declare it with a `why`, or delete it"
+            yield Finding(Check.CONSUMERS, resource, problem)
+
+
+def _given_up(desired: Desired, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+    for (stream, name), count in sorted(counts.items()):
+        if (resource := Resource(stream, name)) in desired.configs:
+            problem = f"gave up on {counted(count, 'message')}, not captured: run `penstock dlq capture`"
+            yield Finding(Check.GIVEN_UP, resource, problem)
 
 
 def may_settle(findings: Sequence[Finding]) -> bool:
@@ -129,6 +178,15 @@ def _consumers_of_sources(desired: Desired, actual: Actual) -> Iterator[Finding]
                 continue  # compared as declared, or out of sight
             if problem := _unfit(actual.consumers.get(resource), wanted["deliver_subject"]):
                 yield Finding(Check.SOURCES, resource, problem)
+
+
+def _shared_deliveries(desired: Desired, actual: Actual) -> Iterator[Finding]:
+    """Sources that receive on one subject: each gets what is meant for the other, and messages are lost."""
+    for subject, users in sorted(delivery.shared_subjects(actual).items()):
+        names = " and ".join(str(consumer) for consumer, _ in users)
+        for stream in sorted({stream for _, stream in users if stream in desired.configs}, key=str):
+            problem = f"{names} deliver to the same subject {subject!r}: messages are lost; run `penstock apply`"
+            yield Finding(Check.SOURCES, stream, problem)
 
 
 def _unfit(consumer: ConsumerInfo | None, deliver_subject: str) -> str:

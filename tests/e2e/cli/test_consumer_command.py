@@ -184,6 +184,28 @@ def test_a_reset_beyond_the_end_of_the_stream_is_refused(nats_server: EmbeddedSe
     assert (info(nats_server).ack_floor_stream_seq, info(nats_server).pending) == (6, 4), "it must not have moved"
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"deliver_policy": "new"}, "it delivers 'new', and the server moves only"),
+        (
+            {"deliver_policy": "by_start_sequence", "opt_start_seq": 5},
+            "it starts at 5, and the server moves no consumer",
+        ),
+    ],
+)
+def test_a_reset_that_the_server_would_refuse_announces_no_effect(
+    nats_server: EmbeddedServer, run: Run, config: dict[str, object], words: str
+) -> None:
+    on(nats_server, fill)
+    other = {"durable_name": "other", "ack_policy": "explicit", **config}
+    on(nats_server, lambda broker: broker.jetstream.create_consumer("S", other))
+    told = run("reset", "S", "other", "--to", "2", "--yes", code=1).told
+    assert words in told
+    assert "repeats" not in told
+    assert "now behind" not in told
+
+
 def test_a_reset_goes_to_a_time(nats_server: EmbeddedServer, run: Run) -> None:
     on(nats_server, fill)
     at = on(nats_server, lambda broker: broker.jetstream.get_message("S", 8)).time

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from tests.integration.deadletter.stage import Stage, bury, events
 from tests.support.commands import ended
 
 from penstock.broker.embedded import EmbeddedServer
+from penstock.deadletter.pulling import Pull
+from penstock.testing import eventually_async
 from penstock.wire import aio
 
 Dlq = Callable[..., str]
@@ -87,8 +90,10 @@ def test_an_empty_word_does_not_stand_for_all_letters(dlq: Dlq, words: tuple[str
 
 
 def test_ids_of_no_letter_are_told_and_not_fine(dlq: Dlq) -> None:
-    assert "no dead letters match" in dlq("replay", "nosuch", code=2)
-    assert "no dead letters match" in dlq("discard", "nosuch", "--reason", "r", "--yes", code=2)
+    assert "no dead letters match" in dlq("replay", "nosuch", code=1)
+    assert "no dead letters match" in dlq("discard", "nosuch", "--reason", "r", "--yes", code=1)
+    assert "no dead letters match" in dlq("replay", "nosuch", "--dry-run", code=1)
+    assert "there is no consumer 'nosuch'" in dlq("reconcile", "nosuch", code=1)
 
 
 def test_a_dry_run_tells_of_an_edit_that_cannot_be_made(dlq: Dlq) -> None:
@@ -175,3 +180,64 @@ def test_capture_and_reconcile_find_nothing_where_workers_did_their_part(dlq: Dl
     assert "0 advisories" in dlq("capture", "--until-caught-up")
     (found,) = json.loads(dlq("reconcile", "--json"))["consumers"]
     assert (found["consumer"], found["marked"], found["stored"]) == ("billing", 0, 0)
+
+
+# -- given up, and nobody has captured it ------------------------------------------------------------------------------
+
+
+async def nakked_to_the_end(stage: Stage) -> None:
+    """What a service of another client does: it never acknowledges, and stores no letters."""
+    await stage.build(max_deliver=1)
+    await stage.consumer("audit", max_deliver=1)
+    await stage.publish(events(3))
+    for _ in range(3):
+        await stage.connection.request((await stage.fetch("billing")).reply, b"-NAK")
+
+    async def three_are_told() -> bool:
+        await Pull(stage.connection, "ORDERS", "billing", None, 1).fetch(0.2)  # the server gives up on a delivery
+        return await stage.messages("DLQ_ADVISORIES") >= 3
+
+    await eventually_async(three_are_told, 30, "the server to say that it gave up")
+
+
+PLATFORM = """\
+environments: {{dev: {{servers: ["{servers}"]}}}}
+streams:
+  ORDERS: {{subjects: [orders.>], duplicate_window: 2m}}
+  DLQ: {{subjects: [dlq.>]}}
+  OUT: {{subjects: [out.>]}}
+consumers:
+  billing: {{stream: ORDERS, filter: orders.>, ack_wait: 1s, max_deliver: 1, dlq: dlq.orders.placed}}
+"""
+
+
+def test_what_was_given_up_and_not_captured_is_told_everywhere(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+    on_stage(nats_server, nakked_to_the_end)
+    servers = ("--servers", nats_server.url)
+    words = "3 given up, not captured: run `penstock dlq capture`"
+    shown = ended(*servers, "dlq", "ls", code=2).stdout
+    assert words in shown
+    assert "ORDERS/billing: gave up on 3 messages" in shown
+    assert json.loads(ended(*servers, "dlq", "ls", "--json", code=2).stdout)["given_up"] == 3
+    assert words in ended(*servers, "dlq", "ls", "--consumer", "billing", code=2).stdout
+    ended(*servers, "dlq", "ls", "--consumer", "audit", code=0)
+
+    assert words in ended(*servers, "status", code=2).stdout
+    status = json.loads(ended(*servers, "status", "--json", code=2).stdout)
+    assert (status["given_up"], status["dead_letters"]) == (3, 0)
+    assert {c["name"]: c["given_up"] for c in status["consumers"]}["billing"] == 3
+
+    file = tmp_path / "penstock.yaml"
+    file.write_text(PLATFORM.format(servers=nats_server.url))
+    found = json.loads(ended("verify", file, "--json", code=2).stdout)["findings"]
+    assert ["gave up on 3 messages, not captured" in one["problem"] for one in found if "given-up" in one["check"]] == [
+        True
+    ]
+
+    ended(*servers, "dlq", "capture", "--until-caught-up")
+    status = json.loads(ended(*servers, "status", "--json").stdout)
+    assert (status["given_up"], status["dead_letters"]) == (0, 3)
+    assert {c["name"]: c["dead_letters"] for c in status["consumers"] if c["dlq"]} == {"billing": 3, "audit": 0}
+    assert json.loads(ended(*servers, "dlq", "ls", "--json", code=2).stdout)["given_up"] == 0
+    ended(*servers, "dlq", "replay", "--all")
+    assert "no dead letters" in ended(*servers, "dlq", "ls").stdout

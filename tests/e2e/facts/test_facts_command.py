@@ -42,11 +42,19 @@ def test_a_page_is_fetched_and_confirmed_by_hand(run: Run) -> None:
     shown = run("fetch", "reader")
     assert shown.returncode == 0
     assert "facts.orders" in shown.stdout
-    assert "penstock confirm reader pr1." in shown.stdout
+    assert "penstock confirm reader pr2." in shown.stdout
     done = json.loads(run("confirm", "reader", page["receipt"], "--json").stdout)
     assert (done["first"], done["last"], done["already"]) == (1, 1, False)
     assert "as before" in run("confirm", "reader", page["receipt"]).stdout
     assert "no facts" in run("fetch", "reader").stdout
+
+
+def test_a_page_of_the_key_before_is_confirmed_after_a_rotation(run: Run) -> None:
+    page = json.loads(run("fetch", "reader", "--limit", "1", "--json").stdout)
+    rotated = json.loads(run("rotate-key", "--json").stdout)
+    assert rotated["previous"] == page["receipt"].split(".")[1] != rotated["key"]
+    assert run("confirm", "reader", page["receipt"]).returncode == 0
+    assert json.loads(run("fetch", "reader", "--json").stdout)["receipt"].split(".")[1] == rotated["key"]
 
 
 def test_bytes_that_are_no_text_come_in_base64(run: Run) -> None:

@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from penstock.broker.model import Json
 from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
 from penstock.publish import BlockingPublisher
-from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced
+from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced, LeftBehind
 from penstock.sourcing.copies import mark_of
 from penstock.sourcing.mapping import Mapping
 from penstock.testing import eventually, issue_certificates, stream_messages
@@ -124,6 +125,54 @@ def test_an_origin_that_deletes_what_was_taken_is_emptied_only_into_the_destinat
         bridge(here, there).run(until_caught_up=True)
         assert [m.data for m in there.messages()] == [b"%d" % n for n in range(2000)]
         eventually(lambda: here.held() == 0, what="the origin to have taken the last answer", state=here.held)
+
+
+def test_a_lag_that_is_not_known_yet_is_not_taken_for_none(tmp_path: Path) -> None:
+    """The first heartbeat comes before the first message: a paused consumer keeps it so for a while."""
+    with sites(tmp_path) as (here, there):
+        bridge(here, there).run(until_caught_up=True)
+        here.publish(0, 10)
+        jetstream = here.publisher.jetstream
+        blocking.run(jetstream.pause_consumer("O", "b", timedelta(minutes=1)))
+        carrier, done = bridge(here, there), threading.Event()
+
+        def run() -> None:
+            carrier.run(until_caught_up=True)
+            done.set()
+
+        threading.Thread(target=run, daemon=True).start()
+        eventually(lambda: carrier.statistics().lag == 10 or done.is_set(), 30, "the server to say how many wait")
+        assert not done.is_set()
+        blocking.run(jetstream.resume_consumer("O", "b"))
+        eventually(done.is_set, 30, "the bridge to end")
+        assert (carrier.statistics().stored, carrier.statistics().lag) == (10, 0)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+def test_a_killed_bridge_that_starts_again_ends_only_when_all_is_there(tmp_path: Path, retention: str) -> None:
+    with sites(tmp_path, retention) as (here, there):
+        here.publish(0, 30_000)
+        process = subprocess.Popen(command(here.server, there.server, "--rate", "6000"))
+        eventually(partial(stores, there.server, 2000), 60, "the first copies")
+        process.kill()
+        process.wait()
+        done = in_this_process(*told(here.server, there.server, "--until-caught-up"))
+        assert (done.returncode, there.held()) == (0, 30_000), done.stdout
+        if retention == "workqueue":
+            assert here.held() == 0
+
+
+def test_what_a_work_queue_holds_behind_the_consumer_is_told_and_not_taken_for_caught_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sourcing.bridge.STUCK_FOR", 0.5)
+    with sites(tmp_path, "workqueue") as (here, there):
+        bridge(here, there).run(until_caught_up=True)
+        here.publish(0, 10)
+        blocking.run(here.publisher.jetstream.reset_consumer("O", "b", 6))  # passes over five of them
+        with pytest.raises(LeftBehind, match="consumer 'b' has passed over"):
+            bridge(here, there).run(until_caught_up=True)
+        assert (there.held(), here.held()) == (5, 5)
 
 
 def test_filter_mapping_and_rate_are_kept(tmp_path: Path) -> None:
@@ -254,10 +303,27 @@ def test_a_destination_that_cannot_be_written_safely_is_refused(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--map", "bad"], "'bad' is no mapping: write FROM=TO"),
+        (["--map", "o.>=eu.>.x"], "mapping"),
+        (["--subject", "o. x"], "'o. x' cannot be a filter"),
+        (["--deliver-subject", "a..b"], "'a..b' cannot be where bridge 'b' receives"),
+        (["--deliver-subject", "a.*"], "'a.*' cannot be where bridge 'b' receives: it has wildcards"),
+        (["--metrics-port", "99999"], "99999 is not in the range"),
+    ],
+)
+def test_flags_that_cannot_be_right_are_wrong_usage_before_a_server_is_asked(flags: list[str], words: str) -> None:
+    nowhere = ["--from-servers", "nats://127.0.0.1:9", "--to-servers", "nats://127.0.0.1:9"]
+    done = in_this_process("bridge", "b", "O", "D", *nowhere, *flags)
+    assert (done.returncode, words in done.stderr) == (64, True), done
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
         (["--map", "o.>=elsewhere.>"], "captures d.>, and nothing of 'elsewhere.>'"),
         ([], "captures d.>, and nothing of 'o.>'"),
         (["--map", "o.>=d.>", "--subject", "other.>"], "no subject of stream 'O' (o.>, eu.>) passes 'other.>'"),
-        (["--subject", "o. x"], "'o. x' cannot be a filter"),
     ],
 )
 def test_a_dry_run_says_what_would_never_arrive(tmp_path: Path, flags: list[str], words: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,7 +98,10 @@ def test_the_example_applied_twice_changes_nothing_the_second_time(nats_server: 
     assert penstock(*server, "apply", EXAMPLE).returncode == 0
     again = penstock(*server, "apply", EXAMPLE)
     assert again.returncode == 0
-    assert again.stdout == "Nothing to do: 31 resources as declared.\n6 lint warnings; see `penstock lint`\n"
+    assert again.stdout == (
+        f"environment dev at {nats_server.url}\n"
+        "Nothing to do: 31 resources as declared.\n6 lint warnings; see `penstock lint`\n"
+    )
     assert penstock(*server, "plan", EXAMPLE).returncode == 0
     verified = here(*server, "verify", EXAMPLE)
     assert verified.returncode == 0
@@ -272,21 +276,139 @@ def test_what_lint_calls_an_error_is_refused_before_a_server_is_asked(tmp_path: 
     assert [f["code"] for f in findings] == ["D01"]
 
 
-def test_a_renamed_consumer_is_a_warning_and_its_new_name_is_locked_once_applied(
-    tmp_path: Path, nats_server: EmbeddedServer
-) -> None:
+def test_a_renamed_consumer_is_refused_until_the_loss_is_allowed(tmp_path: Path, nats_server: EmbeddedServer) -> None:
     assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
     lock = tmp_path / "penstock.lock.yaml"
     assert "worker:" in lock.read_text()
     file = written(tmp_path, nats_server.url, ("  worker:", "  labourer:"))
     planned = here("plan", file)
     assert planned.returncode == 2
-    assert "warning N01: consumer 'worker' of stream 'BILLING' looks renamed to 'labourer'" in planned.stdout
+    assert "N01: consumer 'worker' of stream 'BILLING' looks renamed to 'labourer'" in planned.stdout
     assert [f["code"] for f in validated("plan", here("plan", file, "--json"))["renames"]] == ["N01"]
-    assert "worker:" in lock.read_text(), "a plan changes nothing"
-    assert [f["code"] for f in validated("apply", here("apply", file, "--json"))["renames"]] == ["N01"]
+    refused = here("apply", file)
+    assert refused.returncode == 1
+    assert "looks renamed to 'labourer' (N01); rename it back, write `renamed_from: worker`" in one_line(refused)
+    answer = validated("apply", here("apply", file, "--json"))
+    assert ([f["code"] for f in answer["renames"]], answer["done"]) == (["N01"], [])
+    assert with_server(nats_server, lambda js: js.consumer_names("BILLING")) == ["worker"]
+    assert "worker:" in lock.read_text(), "what was refused changes nothing"
+
+    lock.unlink()  # another folder, another environment: the server itself still knows the old name
+    refused = here("apply", file)
+    assert refused.returncode == 1
+    assert "looks renamed from worker, and would start over" in one_line(refused)
+    assert here("apply", file, "--allow-destroy").returncode == 0
     assert "labourer:" in lock.read_text()
     assert "N01" not in here("plan", file).stdout
+
+
+def test_a_removed_stream_is_refused_until_the_loss_is_allowed(tmp_path: Path, nats_server: EmbeddedServer) -> None:
+    assert here("apply", written(tmp_path, nats_server.url)).returncode == 0
+    file = written(tmp_path, nats_server.url, ("  COPY: {sources: [{name: BILLING}]}\n", ""))
+    refused = here("apply", file)
+    assert (refused.returncode, "stream 'COPY' is no longer declared (N04)" in one_line(refused)) == (1, True)
+    assert "COPY" in (tmp_path / "penstock.lock.yaml").read_text()
+    assert here("apply", file, "--allow-destroy").returncode == 0
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])
+def test_a_consumer_with_its_former_name_goes_on_where_that_one_was(
+    tmp_path: Path, nats_server: EmbeddedServer, retention: str
+) -> None:
+    kept = (("max_age: 7d", f"max_age: 7d, retention: {retention}"), ("  COPY: {sources: [{name: BILLING}]}\n", ""))
+    assert here("apply", written(tmp_path, nats_server.url, *kept)).returncode == 0
+
+    async def acknowledge(js: JetStream) -> None:
+        async with connect(nats_server.settings) as broker:
+            for number in range(5):
+                await broker.client.jetstream().publish("platform.billing.usage", b"%d" % number)
+            reader = await broker.client.jetstream().pull_subscribe_bind("worker", "BILLING")
+            for message in await reader.fetch(3):
+                await message.ack_sync()
+
+    with_server(nats_server, acknowledge)
+    file = written(tmp_path, nats_server.url, *kept, ("  worker: {", "  labourer: {renamed_from: worker, "))
+    assert here("lint", file).returncode == 0
+    planned = here("plan", file)
+    assert "goes on behind sequence 3, the ack floor of worker" in planned.stdout
+    assert here("apply", file).returncode == 0, here("apply", file).stderr
+    assert with_server(nats_server, lambda js: js.consumer_names("BILLING")) == ["labourer"]
+
+    async def rest(js: JetStream) -> list[bytes]:
+        async with connect(nats_server.settings) as broker:
+            reader = await broker.client.jetstream().pull_subscribe_bind("labourer", "BILLING")
+            return [message.data for message in await reader.fetch(2)]
+
+    assert with_server(nats_server, rest) == [b"3", b"4"]
+    assert with_server(nats_server, lambda js: js.consumer_info("BILLING", "labourer")).pending == 0
+    assert here("plan", file).returncode == 0, "its start is not held against it"
+    without = written(tmp_path, nats_server.url, *kept, ("  worker: {", "  labourer: {"))
+    assert here("plan", without).returncode == 0, here("plan", without).stdout
+
+
+def test_a_variable_does_not_send_an_environment_to_another_cluster(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    """`--env prod` with the variable of a dev shell: the file says where prod is."""
+    file = written(tmp_path, nats_server.url)
+    dev = {"PENSTOCK_SERVERS": nats_server.url}
+    refused = here("apply", file, "--env", "prod", variables=dev)
+    assert refused.returncode == 1
+    assert "PENSTOCK_SERVERS overrides what" in refused.stderr
+    assert "--allow-override" in refused.stderr
+    assert (
+        "PENSTOCK_SERVERS overrides"
+        in validated("error", here("apply", file, "--env", "prod", "--json", variables=dev))["error"]
+    )
+    assert with_server(nats_server, lambda js: js.stream_names()) == []
+
+    planned = here("plan", file, "--env", "prod", variables=dev)
+    assert f"environment prod at {nats_server.url}, by PENSTOCK_SERVERS" in planned.stdout
+    assert (
+        f"warning: PENSTOCK_SERVERS overrides the platform file: {nats_server.url}, not nats://127.0.0.1:1"
+        in planned.stderr
+    )
+    told = validated("plan", here("plan", file, "--env", "prod", "--json", variables=dev))
+    assert (told["servers"], told["overridden_by"]) == ([nats_server.url], ["PENSTOCK_SERVERS"])
+
+    assert here("apply", file, variables=dev).returncode == 0, "the same servers override nothing"
+    assert here("apply", file, "--env", "dev", "--allow-override", variables=dev).returncode == 0
+    flag = here("--servers", nats_server.url, "plan", file, "--env", "prod")
+    assert ("overrides" in flag.stderr, f"environment prod at {nats_server.url}" in flag.stdout) == (False, True)
+
+
+def test_commands_about_a_server_take_it_from_an_environment_of_the_file(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    file = written(tmp_path, nats_server.url)
+    assert here("apply", file).returncode == 0
+    for command in (["status"], ["consumer", "ls"], ["dlq", "ls"], ["fetch", "worker"]):
+        done = here(*command, "--file", file, "--env", "dev", "--json")
+        assert done.returncode == 0, done
+        assert here(*command, "--env", "dev", cwd=tmp_path).returncode == 0
+        elsewhere = here("--timeout", "0.3", *command, "--file", file, "--env", "prod")
+        assert (elsewhere.returncode, "127.0.0.1:1" in elsewhere.stderr) == (1, True), elsewhere
+    warned = here("status", "--file", file, "--env", "prod", variables={"PENSTOCK_SERVERS": nats_server.url})
+    assert (warned.returncode, "PENSTOCK_SERVERS overrides" in warned.stderr) == (0, True)
+
+
+def test_consumers_that_the_file_does_not_know_are_listed_and_unsafe_ones_are_findings(
+    tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    file = written(tmp_path, nats_server.url)
+    assert here("apply", file).returncode == 0
+    base = {"filter_subject": "platform.billing.other"}
+    safe = {"durable_name": "safe", "ack_policy": "explicit", **base}
+    with_server(nats_server, lambda js: js.create_consumer("BILLING", safe))
+    verified = here("verify", file)
+    assert (verified.returncode, "not declared: consumer safe of BILLING" in verified.stdout) == (0, True), verified
+    unsafe = ({"durable_name": "deaf", "ack_policy": "none"}, {"durable_name": "pushed", "deliver_subject": "to.me"})
+    for config in unsafe:
+        wanted = {"ack_policy": "explicit", **base, **config}
+        with_server(nats_server, partial(JetStream.create_consumer, stream="BILLING", config=wanted))
+    answer = validated("verify", here("verify", file, "--json"))
+    assert [one["name"] for one in answer["findings"]] == ["deaf", "pushed"]
+    assert [one["name"] for one in answer["undeclared"]] == ["deaf", "pushed", "safe"]
 
 
 def test_a_stream_that_is_in_the_way_is_named(tmp_path: Path, nats_server: EmbeddedServer) -> None:

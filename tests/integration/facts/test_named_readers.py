@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,14 @@ from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.jetstream import JetStream
-from penstock.errors import ConfigError, ConsumerNotFound
+from penstock.errors import ConfigError, ConsumerNotFound, ServerBusy
 from penstock.facts import BlockingFacts, Facts, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.facts.receipt import Receipt
+from penstock.facts.store import KEY_BYTES
 from penstock.testing import eventually_async
 
+BUCKET = "KV_penstock_facts"
+KEY_SUBJECT = "$KV.penstock_facts.signing-key"
 MS = 1_000_000
 ACK_WAIT = 60_000 * MS
 SOON = 4_000 * MS
@@ -275,3 +281,117 @@ async def test_a_consumer_that_moved_to_another_stream_is_found_again(zone: Zone
     with pytest.raises(ConsumerNotFound):
         await zone.facts.fetch_facts("reader")
     assert (await zone.facts.fetch_facts("reader")).stream == "MORE"
+
+
+# -- a server that refuses ---------------------------------------------------------------------------------------------
+
+
+async def test_a_full_store_ends_a_fetch_and_a_confirmation_with_the_servers_reason(tmp_path: Path) -> None:
+    small = f'jetstream {{ store_dir: "{tmp_path}", max_file_store: 1MB }}'
+    with EmbeddedServer(tmp_path, extra=small) as server:
+        async with Facts(replace(server.settings, timeout=1.0)) as facts:
+            zone = Zone(server, facts, facts)
+            await make_stream(zone.js, "FACTS")
+            await zone.append(4)
+            await zone.consumer(ack_wait=500 * MS)
+            await make_stream(zone.js, "BALLAST")
+            page = await facts.fetch_facts("reader", 2)
+            for size in (100_000, 1_000, 1):
+                await _fill(facts, size)
+            async with asyncio.timeout(20):
+                with pytest.raises(ServerBusy, match="insufficient"):
+                    await facts.confirm_receipt("reader", receipt(page))
+                before = zone.js.requests
+                with pytest.raises(ServerBusy, match="insufficient"):
+                    await facts.fetch_facts("reader", 2)
+            assert zone.js.requests - before < 200, "it waits longer from time to time"
+            await zone.js.purge_stream("BALLAST")
+            again = await facts.fetch_facts("reader", 2, wait=20)
+            assert not (await facts.confirm_receipt("reader", receipt(again))).already
+
+
+async def _fill(facts: Facts, size: int) -> None:
+    """Store messages of a size until the server refuses one."""
+    with suppress(ServerBusy):
+        while True:
+            await facts.link.publish("ballast.x", b"x" * size)
+
+
+# -- how many are behind -----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_behind_a_page_of_redelivered_facts_is_counted_without_them(zone: Zone) -> None:
+    await zone.append(3)
+    await zone.consumer(ack_wait=SOON)
+    first = await zone.facts.fetch_facts("reader", 2)
+    assert (sequences(first), first.pending) == ([1, 2], 1)
+    await soon_is_over(zone)
+    again = await zone.facts.fetch_facts("reader", 2, wait=20)
+    assert (sequences(again), again.pending) == ([1, 2], 1)
+
+
+async def test_facts_that_are_to_be_delivered_again_are_behind_a_page_too(zone: Zone) -> None:
+    await zone.append(5)
+    await zone.consumer(ack_wait=SOON)
+    assert (await zone.facts.fetch_facts("reader", 5)).pending == 0
+    await soon_is_over(zone)
+    seen, page = [], await zone.facts.fetch_facts("reader", 2, wait=20)
+    while page:
+        seen += sequences(page)
+        await zone.facts.confirm_receipt("reader", receipt(page))
+        if not page.pending:
+            break
+        page = await zone.facts.fetch_facts("reader", 2)
+    assert seen == [1, 2, 3, 4, 5]
+
+
+# -- the key that signs receipts ---------------------------------------------------------------------------------------
+
+
+async def test_a_deleted_signing_key_is_missing_and_not_empty(zone: Zone) -> None:
+    await zone.append(1)
+    await zone.consumer()
+    page = await zone.facts.fetch_facts("reader")
+    await zone.facts.link.publish(KEY_SUBJECT, b"", {"KV-Operation": "DEL"})
+    with pytest.raises(ForgedReceipt):
+        await zone.other.confirm_receipt("reader", Receipt("FACTS", "reader", 0, "AAAAAAAAAAAA", 1, 1).signed(b""))
+    key = await zone.js.get_message(BUCKET, last_of=KEY_SUBJECT)
+    assert len(key.data) == KEY_BYTES
+    assert page.receipt
+
+
+async def test_receipts_stay_valid_when_another_process_had_to_create_a_new_key(
+    zone: Zone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await zone.append(2)
+    await zone.consumer()
+    old = await zone.facts.fetch_facts("reader", 1)
+    await zone.facts.link.publish(KEY_SUBJECT, b"", {"KV-Operation": "DEL"})
+    new = await zone.other.fetch_facts("reader", 1)  # which finds no key, and creates one
+    assert (await zone.facts.confirm_receipt("reader", receipt(new))).first == 2, "a second look finds the new key"
+    assert (await zone.other.confirm_receipt("reader", receipt(old))).first == 1, "the old key is known as the previous"
+
+
+async def test_a_deleted_bucket_leaves_no_two_processes_that_call_each_others_receipts_forged(zone: Zone) -> None:
+    await zone.append(3)
+    await zone.consumer()
+    await zone.facts.fetch_facts("reader", 1)
+    await zone.js.delete_stream(BUCKET)
+    for one, another in ((zone.other, zone.facts), (zone.facts, zone.other)):
+        page = await one.fetch_facts("reader", 1)
+        assert not (await another.confirm_receipt("reader", receipt(page))).already
+
+
+async def test_a_rotated_key_signs_and_the_one_before_is_accepted_until_the_next_rotation(zone: Zone) -> None:
+    await zone.append(3)
+    await zone.consumer()
+    first, second = await zone.facts.fetch_facts("reader", 1), await zone.other.fetch_facts("reader", 1)
+    key, previous = await zone.other.rotate_signing_key()
+    assert receipt(first).split(".")[1] == previous != key
+    assert (await zone.facts.confirm_receipt("reader", receipt(first))).first == 1
+    third = await zone.other.fetch_facts("reader", 1)
+    assert receipt(third).split(".")[1] == key
+    assert (await zone.facts.confirm_receipt("reader", receipt(third))).first == 3
+    await zone.other.rotate_signing_key()
+    with pytest.raises(ForgedReceipt, match="names key"):
+        await zone.other.confirm_receipt("reader", receipt(second))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.support.commands import invoked
+from tests.support.commands import here, invoked
 from tests.support.dying import Dead, dying
 from tests.support.servers import both
 from tests.support.streams import make_stream
@@ -404,3 +404,20 @@ async def test_create_consumer_makes_it_where_it_can_and_prints_it_where_it_cann
         assert body["config"]["ack_policy"] == "flow_control"
         await leaf.jetstream.delete_consumer("ORIGIN", "mine")
         await leaf.jetstream.create_consumer("ORIGIN", body["config"])  # the printed form is one that a server takes
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--start-time", "yesterday"], "--start-time 'yesterday' is no time such as"),
+        (["--start-time", "2026-01-01T00:00:00"], "has no time zone"),
+        (["--filter", "a..b"], "--filter 'a..b': a subject cannot have an empty token"),
+        (
+            ["--start-sequence", "5", "--last-per-subject"],
+            "--start-sequence and --last-per-subject are different starts",
+        ),
+    ],
+)
+def test_starts_and_filters_that_cannot_be_right_are_wrong_usage(tmp_path: Path, flags: list[str], words: str) -> None:
+    done = here("sources", "create-consumer", platform_file(tmp_path, OWN), "COPY", "--print", *flags)
+    assert (done.returncode, words in done.stderr) == (64, True), done

@@ -88,6 +88,10 @@ def test_the_rights_that_are_printed_are_enough_to_read_from_another_account(tmp
         asyncio.run(make_origin(site, request["config"]))  # what the owner of the origin does with it
         assert (run(hub, "apply", path))[0] == 0
         asyncio.run(copied_and_acknowledged(site, hub, 50))
+        code, text = run(hub, "sources", "ls", "--json")
+        (facts,) = json.loads(text)
+        assert (code, facts["state"], facts["lag_messages"]) == (0, "active", None), "it works, and cannot be asked"
+        assert "not known" in run(hub, "sources", "ls")[1]
 
 
 @pytest.mark.parametrize("kind", ["sources", "mirror"])

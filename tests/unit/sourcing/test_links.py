@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo, Json
-from penstock.sourcing.links import unacknowledged
+from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.sourcing.links import lag_of, reports, unacknowledged
 
 
 def consumer(**changes: object) -> ConsumerInfo:
@@ -38,3 +38,27 @@ def test_deliveries_that_nobody_acknowledges_are_named_with_the_cure() -> None:
 )
 def test_others_are_well(changes: Json) -> None:
     assert unacknowledged(consumer(**changes)) is None
+
+
+def test_the_cure_of_another_domain_names_it() -> None:
+    said = unacknowledged(consumer(), "$JS.site1.API")
+    assert said is not None
+    assert "`penstock --domain site1 consumer reset O reader --yes`" in said
+
+
+@pytest.mark.parametrize(
+    ("pending", "arrived", "lag"), [(0, 9, 0), (0, 7, 2), (3, 9, 3), (0, None, 5), (0, 0, 5)]
+)  # 9 delivered, 4 acknowledged
+def test_what_arrived_and_is_not_acknowledged_yet_is_no_lag(pending: int, arrived: int | None, lag: int) -> None:
+    assert lag_of(consumer(num_pending=pending), arrived) == lag
+
+
+def test_the_report_of_one_source_is_not_taken_for_that_of_another_with_the_same_origin() -> None:
+    """The server's report names no consumer, and has an order of its own."""
+    sources = [{"name": "L", "consumer": {"name": name, "deliver_subject": f"to.{name}"}} for name in ("a", "b")]
+    config = {"name": "C", "sources": [*sources, {"name": "O", "filter_subject": "o.x"}]}
+    state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0}
+    shown = [{"name": "L", "seq": 7}, {"name": "O", "filter_subject": "o.x", "seq": 3}, {"name": "L", "seq": 1}]
+    info = StreamInfo.parse({"config": config, "state": state, "sources": shown})
+    found = {(one.config.get("consumer") or {}).get("name"): one.arrived for one in reports(info)}
+    assert found == {"a": None, "b": None, None: 3}

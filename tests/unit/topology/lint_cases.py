@@ -384,6 +384,18 @@ CASES = [
         2,
     ),
     LintCase(
+        "O12",
+        streams(
+            "A: {sources: [{name: B, domain: d, consumer: {name: x, deliver_subject: to.x}}, "
+            "{name: B, domain: e, consumer: {name: x, deliver_subject: to.x}}]}"
+        ),
+        streams(
+            "A: {sources: [{name: B, domain: d, consumer: {name: x, deliver_subject: to.x}}, "
+            "{name: B, domain: e, consumer: {name: x, deliver_subject: to.y}}]}"
+        ),
+        2,
+    ),
+    LintCase(
         "O11",
         streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: t.>}}"),
         streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: s.a}}"),
@@ -432,6 +444,12 @@ CASES = [
     LintCase("R03", one(NAMED, "subjects: [s.a], max_age: 1d") + grant("s.a"), one(NAMED) + grant("s.>"), 8),
     # names
     LintCase("N01", one("filter: s.a").replace("  c:", "  renamed:"), one("filter: s.a"), 5, LOCK),
+    LintCase(
+        "N08",
+        one("").rstrip() + "\n  d: {stream: S, renamed_from: c}\n",
+        one("").rstrip() + "\n  d: {stream: S, renamed_from: b}\n",
+        6,
+    ),
     LintCase("N02", f"streams:\n  S: {{{S}}}\n", one("filter: s.a"), 1, LOCK),
     LintCase("N03", one("filter: s.a").replace("stream: S", "stream: DLQ"), one("filter: s.a"), 5, LOCK),
     LintCase("N04", f"streams:\n{DLQ}", one("filter: s.a"), 1, LOCK),

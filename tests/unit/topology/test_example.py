@@ -59,7 +59,7 @@ def test_the_example_has_every_stream_as_specified(env: str, replicas: int) -> N
     rows = {row.stream: row for row in catalog(load(EXAMPLE, env)).streams}
     assert {name: (list(row.subjects), row.max_age) for name, row in rows.items()} == STREAMS
     for row in rows.values():
-        assert (row.retention, row.storage, row.max_bytes, row.discard) == ("limits", "file", "64MiB", "old")
+        assert (row.retention, row.storage, row.max_bytes, row.discard) == ("limits", "file", "64MB", "old")
         assert row.replicas == replicas
 
 

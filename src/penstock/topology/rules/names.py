@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from penstock.topology.lock import LockedConsumer, lock_of
 from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
 
-ACCEPT = "rename it back, or accept the loss with `penstock lint --update-lock`"
+ACCEPT = "rename it back, write `renamed_from: {}`, or accept the loss with `penstock lint --update-lock`"
 
 
 def _gone(case: Case) -> Iterator[tuple[str, LockedConsumer, list[str]]]:
@@ -20,8 +20,9 @@ def _gone(case: Case) -> Iterator[tuple[str, LockedConsumer, list[str]]]:
     for name, one in now.items():
         if name not in case.lock.consumers:
             new[one].append(name)
+    renamed = {(one.stream, one.renamed_from) for one in case.platform.consumers.values() if one.renamed_from}
     for name, before in case.lock.consumers.items():
-        if name not in now:
+        if name not in now and not any((stream, name) in renamed for stream in before.streams):
             yield name, before, new.get(before, [])
 
 
@@ -41,7 +42,7 @@ def renamed(case: Case) -> Iterator[Hit]:
             spec = case.platform.consumers.get(other)
             message = f"consumer {name!r} of stream {_streams(before)} looks renamed to {other!r}"
             line, ignore = (spec.line, spec.ignore) if spec else (1, {})
-            yield Hit(message, ACCEPT, line, f"consumers.{other}", ignore)
+            yield Hit(message, ACCEPT.format(name), line, f"consumers.{other}", ignore)
 
 
 @rule(
@@ -146,3 +147,24 @@ def managed_name(case: Case) -> Iterator[Hit]:
             if taken and taken.stream == origin.name:
                 message = f"the managed consumer {taken.name!r} of source {origin.name!r} is declared by hand too"
                 yield at(taken, None, message, "remove it here, or rename the one of the source")
+
+
+@rule(
+    "N08",
+    Severity.ERROR,
+    "renamed from a name that is in use",
+    "A position can go on under one new name, and only when nothing is declared under the old one any more.",
+)
+def renamed_from_taken(case: Case) -> Iterator[Hit]:
+    heirs: dict[tuple[str, str], str] = {}
+    for spec in case.platform.consumers.values():
+        if not spec.renamed_from:
+            continue
+        other = heirs.setdefault((spec.stream, spec.renamed_from), spec.name)
+        declared = case.platform.consumers.get(spec.renamed_from)
+        if declared and declared.stream == spec.stream:
+            message = f"consumer {spec.name!r} is renamed from {spec.renamed_from!r}, which is still declared"
+            yield at(spec, "renamed_from", message, "remove the old one, or the `renamed_from`")
+        elif other != spec.name:
+            message = f"consumers {other!r} and {spec.name!r} are both renamed from {spec.renamed_from!r}"
+            yield at(spec, "renamed_from", message, "keep `renamed_from` at one of them")

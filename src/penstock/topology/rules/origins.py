@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from penstock import subjects
 from penstock.topology.document import nearest
 from penstock.topology.model import Platform, SourceSpec, StreamSpec
+from penstock.topology.resource import deliver_subject
 from penstock.topology.rules.rule import Case, Hit, Severity, rule
 
 MOVED = ("opt_start_seq", "opt_start_time", "filter_subject")
@@ -253,3 +254,20 @@ def filter_matches(case: Case) -> Iterator[Hit]:
         if not subjects.any_overlap([filter_], source.subjects):
             message = f"no subject of stream {source.name!r} ({', '.join(source.subjects)}) passes {filter_!r}"
             yield at(stream, origin, message, "correct the filter_subject, or add the subject to the origin")
+
+
+@rule(
+    "O12",
+    Severity.ERROR,
+    "two sources with one deliver subject",
+    "Linked domains share their subjects: each source gets what is meant for the other, stores some of it twice, and "
+    "the origins delete what was never stored.",
+)
+def shared_deliveries(case: Case) -> Iterator[Hit]:
+    pairs = [(stream, origin, deliver_subject(stream.name, origin)) for stream, origin in each(case) if origin.consumer]
+    used = Counter(subject for _, _, subject in pairs)
+    consumers = {subject: {_consumer_key(one) for _, one, other in pairs if other == subject} for subject in used}
+    for stream, origin, subject in pairs:
+        if used[subject] > 1 and len(consumers[subject]) > 1:  # the same consumer twice: O07
+            message = f"the source {origin.name!r} of {stream.name!r} receives on {subject!r}, and so does another one"
+            yield at(stream, origin, message, "give each a deliver_subject of its own, or write `server_managed: true`")
