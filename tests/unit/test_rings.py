@@ -27,8 +27,8 @@ def loaded() -> Any:
 
 rings = loaded()
 OUTPUT = """
-FAILED tests/unit/a/test_b.py::test_c[x] - AssertionError: no
-ERROR tests/unit/a/test_b.py::test_d - OSError
+FAILED tests/unit/a/test_b.py::test_c[an x] - AssertionError: no
+ERROR tests/unit/a/test_b.py::test_d
 = {} in 467.47s (0:07:47) =
 """
 
@@ -44,7 +44,7 @@ ERROR tests/unit/a/test_b.py::test_d - OSError
 )
 def test_the_closing_line_gives_the_counts(closing: str, passed: int, failed: int) -> None:
     found = rings.outcome(OUTPUT.format(closing))
-    assert found == (passed, failed, ["test_c[x]", "test_d"])
+    assert found == (passed, failed, ["test_c[an x]", "test_d"])
 
 
 def test_a_new_row_is_the_last_of_its_ring_and_old_ones_go() -> None:
