@@ -28,7 +28,7 @@ def shown(page: str) -> list[str]:
 def folder(tmp_path: Path, nats_server: EmbeddedServer) -> Path:
     """The example, applied to a server of its own, with a few events."""
     copied = Path(shutil.copytree(example_dir(), tmp_path / "gpuaas", ignore=shutil.ignore_patterns("__pycache__")))
-    run("penstock apply penstock.yaml --env dev", copied, nats_server)
+    run("penstock apply penstock.yaml --env dev --allow-override", copied, nats_server)
     event = '{"event_id":"e1","occurred_at":"2026-01-01T10:00:00Z","payload":'
     event += '{"project_id":"p","gpu_seconds":60,"price":0.5}}\n'
     (copied / "events.jsonl").write_text(event)
