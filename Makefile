@@ -9,7 +9,7 @@ export UV_CACHE_DIR := $(abspath $(VENV))/cache
 export PIP_NO_CACHE_DIR := 1
 endif
 
-.PHONY: run test kills soak check format docs bench bench-peers lock java clean
+.PHONY: run test kills soak check format docs bench bench-peers lock sbom dist java chromium screenshots clean
 
 run: $(READY) java
 	$(BIN)/penstock quickstart
@@ -18,13 +18,13 @@ run: $(READY) java
 # More processes than cores: many tests wait for a server most of the time.
 PYTEST := $(BIN)/pytest -n 3
 
-test: $(READY) java
+test: $(READY) java chromium
 	$(PYTEST) -m "not soak and (short or not kills)"
 
-kills: $(READY) java
+kills: $(READY) java chromium
 	$(PYTEST) -m "kills and not soak"
 
-soak: $(READY) java
+soak: $(READY) java chromium
 	$(BIN)/pytest -m soak
 
 check: $(READY)
@@ -40,25 +40,42 @@ format: $(READY)
 docs: $(READY)
 	$(BIN)/python -m penstock.topology.reference docs
 
+# Pictures of every page of `penstock ui`, for docs/ui.md.
+screenshots: $(READY) java chromium
+	$(BIN)/python scripts/screenshots
+
 bench: $(READY) java
 	$(BIN)/penstock bench
 
-# Beside Kafka with Spark's own connector, both from Maven Central: to compare with, no part of the product.
+# Beside Kafka with Spark's own connector, both from Maven Central, and beside FastStream: no part of the product.
 bench-peers: $(READY) java
 	$(BIN)/python tests/bench/kafka_peer.py
-	$(BIN)/penstock bench kafka
+	$(BIN)/python tests/bench/faststream_peer.py
+	$(BIN)/penstock bench kafka app
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml scripts/locks/tools.lock scripts/locks/build.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Penstock needs Python 3.11 or newer; name one with: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q uv==0.13.7
-	$(BIN)/uv pip sync -q --python $(BIN)/python requirements.lock
-	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
+	$(BIN)/pip install -q --require-hashes -r scripts/locks/tools.lock
+	$(BIN)/uv pip sync -q --require-hashes --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
+	  --build-constraints scripts/locks/build.lock -e .
 	@touch $(READY)
+
+# What it is installed with, as a CycloneDX document.
+sbom:
+	$(PYTHON) scripts/sbom
+
+# What can be published: the wheel and the source, as dist/penstock_nats-….
+dist: $(READY)
+	$(BIN)/uv build -q --build-constraints scripts/locks/build.lock --out-dir dist
 
 java:
 	@scripts/ensure-java
+
+chromium:
+	@scripts/ensure-chromium
 
 # Resolve pyproject.toml anew and pin the result.
 lock: $(VENV)/bin/uv
@@ -67,7 +84,7 @@ lock: $(VENV)/bin/uv
 
 $(VENV)/bin/uv:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q uv==0.13.7
+	$(BIN)/pip install -q --require-hashes -r scripts/locks/tools.lock
 
 clean:
 	rm -rf $(VENV) .penstock

@@ -32,6 +32,23 @@ class Mutation:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
+    # -- app -------------------------------------------------------------------------------------------------------
+    Mutation(
+        name="results-without-a-marker",
+        file="src/penstock/app/commits.py",
+        old='batch.content.add(one.marker, b"", expected_last_subject_sequence=0)',
+        new='batch.content.add(one.marker, b"")',
+        breaks="The results of a message that is delivered again are stored a second time.",
+        tests=("tests/integration/app/test_app.py::test_results_are_stored_once_although_messages_come_again",),
+    ),
+    Mutation(
+        name="forget-what-was-handled",
+        file="src/penstock/app/handled.py",
+        old='await self._publisher.connection.request(subject, b"%d" % message.sequence)',
+        new="await self._publisher.connection.flush()",
+        breaks="With `once`, the id of a finished event is not written, so its handler is started again.",
+        tests=("tests/integration/app/test_app.py::test_an_event_that_was_finished_is_not_started_again",),
+    ),
     # -- broker ----------------------------------------------------------------------------------------------------
     Mutation(
         name="repeat-a-lost-delete",
@@ -66,7 +83,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="plan-always-exits-0",
         file="src/penstock/cli/platform.py",
-        old="return EXIT_ATTENTION if made else EXIT_OK",
+        old="return EXIT_ATTENTION if made or made.unreached else EXIT_OK",
         new="return EXIT_OK",
         breaks="`penstock plan` exits with 0 although something would change, so CI lets drift pass.",
         tests=("tests/e2e/topology/test_platform_cli.py::test_prune_removes_what_is_no_longer_declared",),
@@ -78,6 +95,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="sys.exit(EXIT_ERROR)",
         breaks="Wrong usage exits with 1 instead of 64, so a script cannot tell a mistyped command from a failed one.",
         tests=("tests/e2e/topology/test_lint_cli.py::test_wrong_usage_exits_64",),
+    ),
+    # -- consume ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="acknowledge-what-failed",
+        file="src/penstock/consume/durable.py",
+        old="            self._give_back(message, verdict.after)\n",
+        new="            self._done(message)\n",
+        breaks="A message whose handler failed is acknowledged instead of delivered again: it is lost.",
+        tests=(
+            "tests/integration/app/test_app.py"
+            "::test_failures_are_tried_again_as_the_consumer_says_and_then_become_letters",
+        ),
     ),
     # -- deadletter ------------------------------------------------------------------------------------------------
     Mutation(
@@ -248,7 +277,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="batch-of-another-stream",
         file="src/penstock/publish/batch.py",
-        old='stream = headers.line(EXPECTED_STREAM, self.stream) if index == 0 else b""',
+        old='stream = headers.line(EXPECTED_STREAM, self.stream) if bound else b""',
         new='stream = b""',
         breaks="A batch does not say which stream it is for, and is stored in another one that has its subjects.",
         tests=("tests/unit/publish/test_batch.py::test_the_server_reads_the_members_in_order_however_they_are_sent",),
@@ -292,10 +321,28 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="copy-orders-to-the-server",
         file="src/penstock/sourcing/copies.py",
-        old="|Nats-Rollup|",
-        new="|",
+        old="|Nats-Rollup",
+        new="|Nats-Rollups",
         breaks="A rollup header is copied, and the destination acts on it again: it deletes messages.",
         tests=("tests/unit/sourcing/test_copies.py::test_instructions_to_the_server_go_and_everything_else_stays",),
+    ),
+    Mutation(
+        name="forged-mark-of-a-bridge",
+        file="src/penstock/sourcing/copies.py",
+        old='dropped + rb".*?\\r\\n"',
+        new='dropped + rb"[^\\r\\n]*\\r\\n"',
+        breaks="A publisher writes a mark with half a line end in it, and so says how far the bridge has come.",
+        tests=("tests/unit/sourcing/test_copies.py::test_no_publisher_hides_or_forges_the_mark",),
+    ),
+    Mutation(
+        name="forged-subject-of-direct-get",
+        file="src/penstock/workers/stored.py",
+        old="values[name][-1]",
+        new="values[name][0]",
+        breaks="A publisher chooses by a header as which subject and sequence a worker handles its message.",
+        tests=(
+            "tests/integration/workers/test_stored.py::test_a_publisher_chooses_neither_subject_nor_sequence_nor_time",
+        ),
     ),
     Mutation(
         name="resume-one-message-early",
@@ -320,9 +367,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="acknowledge-before-commit",
         file="src/penstock/spark/source.py",
-        old="        self._first_end = end if logged.open_start else None\n",
+        old="        self._first_end = end if news.logged.open_start else None\n",
         new=(
-            "        self._first_end = end if logged.open_start else None\n"
+            "        self._first_end = end if news.logged.open_start else None\n"
             "        self._commit(replace(begin, sequence=max(end, begin.sequence)), info)\n"
         ),
         breaks="A micro-batch is acknowledged when it is planned, before Spark has committed it: a crash loses it.",
@@ -383,6 +430,26 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="Messages that expired before they were read are not reported as lost: the query goes on without them.",
         tests=("tests/unit/spark/test_offsets.py::test_losses_are_counted",),
     ),
+    Mutation(
+        name="vanished-while-reading",
+        file="src/penstock/spark/source.py",
+        old="if part.expected is not None and part.expected.short(rows, first_row):",
+        new="if part.expected is not None and rows > part.value.last:",
+        breaks="Messages that are purged between planning and reading are missed by no task: fewer rows, and no error.",
+        tests=(
+            "tests/integration/spark/test_source_decisions.py::test_what_vanishes_between_planning_and_reading_is_an_error",
+        ),
+    ),
+    Mutation(
+        name="removal-is-a-loss",
+        file="src/penstock/spark/loss.py",
+        old="if self.inside_may_go and stream_first <= self.first_row:",
+        new="if self.inside_may_go and stream_first < 0:",
+        breaks="A message that ends by its own time to live, or is rolled up, fails the query as if it were lost.",
+        tests=(
+            "tests/integration/spark/test_source_decisions.py::test_what_publishers_remove_between_planning_and_reading_is_no_loss",
+        ),
+    ),
     # -- testing ---------------------------------------------------------------------------------------------------
     Mutation(
         name="eventually-gives-up-quietly",
@@ -431,6 +498,24 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="A platform changes streams that another platform owns.",
         tests=("tests/unit/topology/test_plan.py::test_what_another_platform_owns_is_not_changed",),
     ),
+    # -- ui --------------------------------------------------------------------------------------------------------
+    Mutation(
+        name="forms-of-other-sites",
+        file="src/penstock/ui/app.py",
+        old='if not access.is_own_form(person, page.field("token")):',
+        new="if False:",
+        breaks="Any site that an operator visits can pause, reset and discard in their name.",
+        tests=("tests/integration/ui/test_pages.py::test_a_form_of_another_site_is_refused",),
+    ),
+    # -- web -------------------------------------------------------------------------------------------------------
+    Mutation(
+        name="connections-without-limit",
+        file="src/penstock/web/listener.py",
+        old="if self.taken.total() >= self.total or self.taken[origin] >= self.per_address:",
+        new="if self.taken.total() >= self.total:",
+        breaks="One caller takes all connections, and nobody else is answered.",
+        tests=("tests/unit/gateway/test_bounds.py::test_places_are_counted_in_all_and_by_address",),
+    ),
     # -- wire ------------------------------------------------------------------------------------------------------
     Mutation(
         name="smuggled-header",
@@ -471,24 +556,40 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="handoff-sequence-plus-one",
         file="src/penstock/workers/lanes.py",
-        old="return self.order[0] - 1 if self.order else self.last_done",
-        new="return self.order[0] if self.order else self.last_done",
+        old="return self.order[0] - 1 if self.order else max(self.last_done, self.floor, cursor)",
+        new="return self.order[0] if self.order else max(self.last_done, self.floor, cursor)",
         breaks="The handoff sequence is one too high: the next owner never handles the first message that was left.",
-        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_redelivery",),
+        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
         name="handoff-goes-back",
         file="src/penstock/workers/claims.py",
-        old="done = max(self.handoff, handoff or 0)",
-        new="done = handoff or 0",
+        old="done = max(self.handoff, reached.done)",
+        new="done = reached.done",
         breaks="The claim of a worker that died without a known ack floor starts over at 0: everything comes twice.",
         tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
     ),
     Mutation(
+        name="record-under-any-token",
+        file="src/penstock/workers/progress.py",
+        old="return found if found and found.token == token else None",
+        new="return found",
+        breaks="What a worker wrote down before it lost a partition counts for its next owner: messages are lost.",
+        tests=("tests/unit/workers/test_handoff.py::test_a_record_counts_under_its_token_and_for_its_stream",),
+    ),
+    Mutation(
+        name="caught-up-by-the-cursor",
+        file="src/penstock/workers/lanes.py",
+        old="        if not self.live:\n            return self.floor",
+        new="        if False:\n            return self.floor",
+        breaks="A backlog that the consumer passed over counts as done, since its cursor is beyond it: it is lost.",
+        tests=("tests/unit/workers/test_lanes.py::test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came",),
+    ),
+    Mutation(
         name="ack-floor-while-catching-up",
         file="src/penstock/workers/handoff.py",
-        old="return claim.freed(floor if claim.settled else None)",
-        new="return claim.freed(floor)",
+        old="acknowledged = floor or 0 if claim.settled else 0",
+        new="acknowledged = floor or 0",
         breaks="The ack floor of a worker that died while catching up counts as its handoff: the backlog is skipped.",
         tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
     ),
@@ -503,10 +604,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="pass-a-message-that-waits",
         file="src/penstock/workers/lanes.py",
-        old="            self.items[sequence] = None\n            self.delayed.add(sequence)",
-        new="            self._drop(sequence)",
-        breaks="Later messages of a partition pass one that waits for its redelivery: wrong order.",
-        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_redelivery",),
+        old="if self.held or self.waits or not self.order:",
+        new="if self.held or not self.order:",
+        breaks="A message that waits for its next try is tried at once, again and again, whatever the backoff says.",
+        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
         name="acknowledge-without-a-letter",

@@ -27,6 +27,7 @@ constructor's arguments, so every error survives pickling between processes.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 
@@ -94,6 +95,11 @@ class BrokerUnreachable(Unavailable):
         super().__init__(servers, reason)
         self.servers = servers
         self.reason = reason
+
+    @property
+    def refused(self) -> bool:
+        """Whether every machine was there and said that no server listens: then nobody else reaches one either."""
+        return all(f"[Errno {errno.ECONNREFUSED}]" in reason for reason in self.reason.split("; "))
 
     def __str__(self) -> str:
         return (

@@ -11,31 +11,40 @@ import logging
 import math
 import os
 import re
+import secrets
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
 
+from penstock import contexts
 from penstock.errors import BadSetting, ConfigError
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 DEFAULT_TIMEOUT = 5.0  # seconds
+DEFAULT_INBOX_PREFIX = "_INBOX"
 SETTINGS_FILE = "penstock.settings.yaml"
 MAX_ALIASES = 16
 """Aliases of a settings file. Nested ones multiply, and an error that shows a value of them might not end."""
 MAX_DEPTH = 32
 """Lists and mappings of a settings file inside each other."""
 SECRETS = ("credentials", "user", "password", "token")
+HIDDEN = ("password", "token")
+"""Settings that are shown nowhere, not even when they are wrong."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Where the servers are and how to log in. Secrets are left out of `repr`."""
+    """Where the servers are and how to log in. Secrets are left out of `repr`.
+
+    A login in a server's URL (`nats://user:password@host`) is moved to `user` and `password`, or to `token`, so that
+    `servers` can be shown. What is given as such wins over the URL.
+    """
 
     servers: tuple[str, ...] = (DEFAULT_SERVER,)
     """Server URLs, tried in order; the rest of the cluster is learned from the first that answers."""
@@ -55,12 +64,16 @@ class Settings:
     """JetStream domain to talk to; the server's own when unset."""
     timeout: float = DEFAULT_TIMEOUT
     """Deadline in seconds of one request to the server."""
+    inbox_prefix: str = DEFAULT_INBOX_PREFIX
+    """What the subjects of answers begin with. With one of its own, and the permission to subscribe to no other, a
+    user cannot hear the answers to others of its account."""
 
     def __post_init__(self) -> None:
         if not self.servers:
             raise BadSetting("no servers given: name at least one, such as nats://127.0.0.1:4222", "servers")
         for server in self.servers:
             check_url(server)
+        self._take_login_from_servers()
         if bool(self.tls_cert) != bool(self.tls_key):
             raise BadSetting("tls_cert and tls_key go together: give both, or neither", "tls_cert", "tls_key")
         logins = [name for name in ("credentials", "user", "token") if getattr(self, name)]
@@ -70,15 +83,27 @@ class Settings:
             raise BadSetting(f"timeout must be above 0 seconds, got {self.timeout:g}", "timeout")
         if self.domain and re.search(r"[\s.*>]", self.domain):
             raise BadSetting(f"domain: {self.domain!r} cannot be a JetStream domain: no spaces, no . * >", "domain")
+        if not re.fullmatch(r"[^\s.*>$\x00-\x20\x7f]+(\.[^\s.*>\x00-\x20\x7f]+)*", self.inbox_prefix):
+            problem = "it is the beginning of a subject such as _INBOX_billing"
+            raise BadSetting(f"inbox_prefix: {self.inbox_prefix!r} cannot be one: {problem}", "inbox_prefix")
         for name in ("credentials", "tls_ca", "tls_cert", "tls_key"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
                 raise ConfigError(f"{name}: there is no file {path!r}")
 
+    def _take_login_from_servers(self) -> None:
+        logins = {login for server in self.servers if (login := _login(server))}
+        object.__setattr__(self, "servers", tuple(map(without_login, self.servers)))
+        if not logins or any(getattr(self, name) for name in ("credentials", "user", "token")):
+            return
+        if len(logins) > 1:
+            raise BadSetting("servers: their URLs have different logins; all are servers of one cluster", "servers")
+        for name, value in logins.pop()._asdict().items():
+            object.__setattr__(self, name, value)
+
     def __repr__(self) -> str:
-        hidden = {"password", "token"}
         shown = (
-            f"{f.name}={'***' if f.name in hidden else value!r}"
+            f"{f.name}={'***' if f.name in HIDDEN else value!r}"
             for f in fields(self)
             if (value := getattr(self, f.name))
         )
@@ -108,31 +133,63 @@ class Settings:
             ) from exc
         return context
 
+    def new_inbox(self, random_bytes: int = 11) -> str:
+        """A subject for answers that nobody can guess."""
+        return f"{self.inbox_prefix}.{secrets.token_hex(random_bytes)}"
+
     def with_servers(self, *servers: str) -> Self:
         """The same login for other servers."""
         return replace(self, servers=tuple(servers))
 
     @classmethod
-    def load(cls, env: Mapping[str, str] | None = None, file: str | Path | None = None, **overrides: Any) -> Self:
-        """Settings from file, environment and arguments; an override of None counts as not given."""
+    def load(
+        cls,
+        env: Mapping[str, str] | None = None,
+        file: str | Path | None = None,
+        context: str | None = None,
+        declared: Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Settings from the settings file, the environment and arguments; an override of None counts as not given.
+
+        `PENSTOCK_*` variables win over those of the NATS command line (`NATS_URL`, `NATS_CREDS`, …), and these over
+        the file. `context` is a context of the NATS command line. Where nothing else names servers, its selected one
+        counts, with its login. `declared` is what a platform file says: it wins over the settings file alone.
+        """
         env = os.environ if env is None else env
         named = file or env.get("PENSTOCK_SETTINGS")
-        values, variables = _from_file(named), _from_env(env)
-        later = {**variables, **{name: value for name, value in overrides.items() if value is not None}}
-        if not named and "servers" in values and "servers" not in later:
-            secrets = tuple(f"PENSTOCK_{name.upper()}" for name in SECRETS if name in variables)
-            if secrets:
-                tell_servers_of_directory(Path(SETTINGS_FILE).absolute(), values["servers"], secrets)
-        return cls(**values | {name: _converted(name, value) for name, value in later.items()})
+        lowest = _from_file(named)
+        values = _layered(lowest, _converted_all(declared or {}))
+        variables = _layered(contexts.from_variables(env), _from_env(env))
+        later = _layered(variables, {name: value for name, value in overrides.items() if value is not None})
+        context = context or env.get("PENSTOCK_CONTEXT")
+        if context or not ("servers" in values or "servers" in later):
+            values = _layered(_converted_all(contexts.read(context, env)), values)
+        secrets = tuple(_origin_of(name, env) for name in SECRETS if name in later)
+        if secrets and not named and "servers" in lowest and "servers" not in {**later, **(declared or {})}:
+            tell_servers_of_directory(Path(SETTINGS_FILE).absolute(), lowest["servers"], secrets)
+        return cls(**_layered(values, _converted_all(later)))
 
 
 FIELDS = tuple(f.name for f in fields(Settings))
+LOGINS = ("credentials", "user", "password", "token")
+
+
+def _layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Values where the upper ones win; a login wins over a login of another kind."""
+    other_login = any(name in upper for name in ("credentials", "user", "token"))
+    kept = {name: value for name, value in lower.items() if not (other_login and name in LOGINS)}
+    return {**kept, **upper}
+
+
+def _converted_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _converted(name, value) for name, value in values.items()}
 
 
 @cache  # once in a process
 def tell_servers_of_directory(path: Path, servers: tuple[str, ...], secrets: tuple[str, ...]) -> None:
-    """Warn that a file that merely lies in the current directory decides who gets the secrets of the environment."""
-    shown = ", ".join(server.rpartition("@")[2] for server in servers)
+    """Warn that a file that merely lies in the current directory decides who gets secrets that are not its own."""
+    shown = ", ".join(map(without_login, servers))
     log.warning(
         "%s, a file of the current directory, sends the login of %s to %s; name the file in PENSTOCK_SETTINGS, or the "
         "servers in PENSTOCK_SERVERS, if that is meant",
@@ -178,7 +235,8 @@ def _yaml(path: Path) -> Any:
         position = exc.start if isinstance(exc, UnicodeDecodeError) else exc.position
         raise ConfigError(f"{path}: this is not a text file ({exc.reason} at position {position})") from exc
     except (ValueError, RecursionError) as exc:  # a date that is none, a document that is nothing but brackets
-        raise ConfigError(f"{path}: {exc}") from exc
+        reason = str(exc).partition(":")[0]  # without the value behind it, which may be a secret
+        raise ConfigError(f"{path}: {reason}") from None
     except (AttributeError, LookupError, TypeError) as exc:  # PyYAML trusts that a tag fits what it is written before
         raise ConfigError(f"{path}: a tag such as `!!timestamp` does not fit its value; write the value alone") from exc
     except OSError as exc:
@@ -197,6 +255,13 @@ def _check_yaml(path: Path, text: str) -> None:
             raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH} levels; a settings file has `name: value` lines")
         if aliases > MAX_ALIASES:
             raise ConfigError(f"{path}: a settings file has at most {MAX_ALIASES} aliases")
+
+
+def _origin_of(name: str, env: Mapping[str, str]) -> str:
+    """The variable that a setting comes from; its flag when it is none."""
+    theirs = (variable for variable, setting in contexts.VARIABLES.items() if setting == name)
+    variables = (f"PENSTOCK_{name.upper()}", *theirs)
+    return next((variable for variable in variables if env.get(variable)), f"--{name}")
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -220,14 +285,17 @@ def _converted(name: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if not isinstance(value, str):
-        raise BadSetting(f"{name} must be text, got {value!r}; put it in quotes", name)
+        shown = type(value).__name__ if name in HIDDEN else repr(value)
+        raise BadSetting(f"{name} must be text, got {shown}; put it in quotes", name)
     return value
 
 
 def _servers(value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple):
-        raise BadSetting(f"servers must be a list of URLs such as [{DEFAULT_SERVER}], got {value!r}", "servers")
+        raise BadSetting(
+            f"servers must be a list of URLs such as [{DEFAULT_SERVER}], not {type(value).__name__}", "servers"
+        )
     return tuple(_url(str(part).strip()) for part in parts if str(part).strip())
 
 
@@ -251,11 +319,35 @@ def check_url(server: str) -> None:
     """Raise `ConfigError` when this cannot be the URL of a server."""
     try:
         parts = urlsplit(_url(server))
-        named = bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or out of range
+        named = bool(parts.hostname) and parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:  # a port that is no number, or out of range, as the rest of a password with a `/` in it may be
         named = False
     if not named:
-        raise BadSetting(f"servers: {server!r} is not a server URL such as {DEFAULT_SERVER}", "servers")
+        shown = without_login(server)
+        raise BadSetting(f"servers: {shown!r} is not a server URL such as {DEFAULT_SERVER}", "servers")
+
+
+class _Login(NamedTuple):
+    """What a URL says before the `@`."""
+
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+
+
+def _login(server: str) -> _Login | None:
+    parts = urlsplit(_url(server))
+    if not parts.username:
+        return None
+    name = unquote(parts.username)
+    return _Login(token=name) if parts.password is None else _Login(name, unquote(parts.password))
+
+
+def without_login(server: str) -> str:
+    """The URL as it may be shown: whatever stands before an `@` is left out, even where it is no URL at all."""
+    login, mark, address = server.rpartition("@")
+    scheme, found, _ = login.partition("://")
+    return f"{scheme}://{address}" if mark and found else address
 
 
 def _url(server: str) -> str:

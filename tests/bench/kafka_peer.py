@@ -5,16 +5,15 @@ As a script: fetch the jars of `peers.txt`.
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
-import urllib.request
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+import pyspark
 
 from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError
@@ -22,7 +21,6 @@ from penstock.testing import eventually
 
 HERE = Path(__file__).resolve().parent
 JARS = HERE.parents[1] / ".peers"
-CENTRAL = "https://repo1.maven.org/maven2"
 
 
 def coordinates() -> list[tuple[str, str, str, str]]:
@@ -33,21 +31,26 @@ def coordinates() -> list[tuple[str, str, str, str]]:
 
 
 def fetch() -> None:
-    """Download what is not there yet."""
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda jar: _fetch_one(*jar), coordinates()))
+    """Have Ivy, which comes with PySpark, download what is not there yet, from where it finds packages by default."""
+    for folder in sorted({jar[0] for jar in coordinates()}):
+        wanted = [jar[1:] for jar in coordinates() if jar[0] == folder]
+        if not all((JARS / folder / f"{artifact}-{version}.jar").exists() for _, artifact, version in wanted):
+            _fetch(folder, wanted)
 
 
-def _fetch_one(folder: str, group: str, artifact: str, version: str) -> None:
-    target = JARS / folder / f"{artifact}-{version}.jar"
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    url = f"{CENTRAL}/{group.replace('.', '/')}/{artifact}/{version}/{target.name}"
-    part = target.with_suffix(".part")
-    with urllib.request.urlopen(url, timeout=120) as answer, part.open("wb") as file:
-        shutil.copyfileobj(answer, file)
-    part.rename(target)
+def _fetch(folder: str, wanted: list[tuple[str, str, str]]) -> None:
+    target = JARS / folder
+    target.mkdir(parents=True, exist_ok=True)
+    parts = "".join(f'<dependency org="{g}" name="{a}" rev="{v}" transitive="false"/>' for g, a, v in wanted)
+    listed = target / "ivy.xml"
+    listed.write_text(
+        f'<ivy-module version="2.0"><info organisation="penstock" module="{folder}"/>'
+        f"<dependencies>{parts}</dependencies></ivy-module>"
+    )
+    (ivy,) = (Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar")
+    pattern = f"{target}/[artifact]-[revision](-[classifier]).[ext]"
+    command = ["java", "-jar", str(ivy), "-ivy", str(listed), "-retrieve", pattern, "-types", "jar", "bundle"]
+    subprocess.run(command, check=True)
 
 
 def jars(folder: str) -> list[Path]:

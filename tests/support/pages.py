@@ -7,7 +7,20 @@ import io
 import re
 from pathlib import Path
 
+from tests.support.commands import ended
+
+from penstock.broker.embedded import EmbeddedServer
+
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def apply_platform(page: str, folder: Path, server: EmbeddedServer, code: int = 0) -> Path:
+    """Apply the page's own platform file, its only YAML block, to a server; nothing else is made for its examples."""
+    (declared,) = re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    path = folder / "penstock.yaml"
+    path.write_text(declared)
+    ended("--servers", server.url, "apply", path, code=code)
+    return path
 
 
 def check_examples(page: str) -> None:

@@ -26,6 +26,17 @@ def parent(pid: int) -> int:
     return 0
 
 
+def below(pid: int) -> dict[int, str]:
+    """The living processes that a process has started, and those that they have: pid and command."""
+    everybody = _all()
+    found: dict[int, str] = {}
+    new = {pid}
+    while new:
+        new = {one for one in everybody if parent(one) in new and one not in found}
+        found |= {one: everybody[one][1] for one in new}
+    return found
+
+
 def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, how)

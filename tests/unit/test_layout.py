@@ -13,22 +13,38 @@ ROOT = Path(penstock.__file__).parent
 OWNERS = {
     "nats": {"broker"},
     "pyspark": {"spark"},
+    "deltalake": {"spark"},
+    "pyiceberg": {"spark"},
     "click": {"cli"},
     "rich": {"cli"},
     "numba": {"wire"},
     "connectrpc": {"gateway"},
     "pyqwest": {"gateway"},
-    "uvicorn": {"gateway"},
+    "uvicorn": {"web"},
+    "starlette": {"ui"},
+    "jinja2": {"ui"},
     "protobuf": {"gateway"},
     "yaml": {"topology", "settings", "cli"},
     "pytest": {"testing"},
     "trustme": {"testing"},
 }
 
-INNER = {"settings", "errors", "examples", "holds", "retry", "units", "subjects"}
-MIDDLE = {"publish", "broker", "wire"}
-OUTER = {"spark", "workers", "facts", "gateway", "sourcing", "deadletter", "topology", "observe"}
-EDGE = {"cli", "testing", "bench", "examples"}
+INNER = {
+    "settings",
+    "contexts",
+    "errors",
+    "examples",
+    "exports",
+    "holds",
+    "printable",
+    "private",
+    "retry",
+    "units",
+    "subjects",
+}
+MIDDLE = {"publish", "broker", "web", "wire"}
+OUTER = {"spark", "consume", "workers", "facts", "gateway", "sourcing", "deadletter", "topology", "observe"}
+EDGE = {"app", "cli", "testing", "bench", "examples", "ui"}
 LAYERS = [INNER, MIDDLE, OUTER, EDGE]
 
 

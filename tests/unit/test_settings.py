@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     [
         ("servers: 5", "servers must be a list of URLs"),
         ("servers: {a: b}", "servers must be a list of URLs"),
-        ("password: 1234", "password must be text, got 1234; put it in quotes"),
+        ("password: 1234", "password must be text, got int; put it in quotes"),
         ("timeout: soon", "timeout must be a number of seconds"),
         ("timeout: true", "timeout must be a number of seconds"),
         ("tls_first: maybe", "tls_first is true or false"),
@@ -41,6 +42,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("servers: [a\nuser: {{", "line 2, column 5: "),
         ("a: b: c", "line 1, column 5: "),
         ("user: 2026-99-99", "month must be in 1..12"),
+        ("token: !!int s3cret", "invalid literal for int() with base 10"),
         ("user: \x01", "not a text file"),
         (b"\xff\xfe\x00bad", "not a text file"),
         ("[" * 5000, "nested deeper than 32 levels"),
@@ -73,7 +75,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         ({"user": "u", "token": "t"}, ("user", "token")),
     ],
 )
-def test_a_wrong_value_says_which_settings_it_is_about(values: dict[str, str], names: tuple[str, ...]) -> None:
+def test_a_wrong_value_says_which_settings_it_is_about(values: dict[str, Any], names: tuple[str, ...]) -> None:
     with pytest.raises(BadSetting) as refused:
         Settings.load(env={}, **values)
     assert refused.value.names == names
@@ -136,6 +138,22 @@ def test_a_directory_that_names_servers_for_secrets_of_the_environment_is_told(
     assert secret in told
     assert "elsewhere:4222" in told
     assert str(here / "penstock.settings.yaml") in told
+
+
+def test_the_variable_or_the_flag_that_the_secret_comes_from_is_named(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Settings.load(env={"NATS_TOKEN": "s"})
+    Settings.load(env={}, token="s")
+    assert [told.split("login of ")[1].split()[0] for told in caplog.messages] == ["NATS_TOKEN", "--token"]
+
+
+def test_a_context_is_not_taken_for_a_file_of_the_directory(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (here / "penstock.settings.yaml").unlink()
+    (here / "nats" / "context").mkdir(parents=True)
+    (here / "nats" / "context" / "x.json").write_text('{"url": "nats://known:4222"}')
+    made = Settings.load(env={"XDG_CONFIG_HOME": str(here), "PENSTOCK_CONTEXT": "x", "PENSTOCK_TOKEN": "s"})
+    assert (made.servers, caplog.messages) == (("nats://known:4222",), [])
 
 
 def test_servers_that_somebody_chose_are_not_told(here: Path, caplog: pytest.LogCaptureFixture) -> None:

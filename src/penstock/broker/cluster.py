@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -99,9 +100,9 @@ class EmbeddedCluster:
         """Tell the nodes of each other; route ports, once found, are kept over restarts."""
         if all(node.config.cluster for node in self.nodes):
             return
-        routes = tuple(free_ports(len(self.nodes), LOOPBACK))
+        routes, password = tuple(free_ports(len(self.nodes), LOOPBACK)), secrets.token_hex(16)
         for node, port in zip(self.nodes, routes, strict=True):
-            member = ClusterMember(name=self.name, port=port, route_ports=routes)
+            member = ClusterMember(name=self.name, port=port, route_ports=routes, password=password)
             node.config = replace(node.config, cluster=member)
 
     def _wait_until_complete(self, within: float = READY_WITHIN) -> None:

@@ -109,8 +109,6 @@ class _Client(Client):
 
 
 async def _open(settings: Settings, options: dict[str, Any], reports: Reports) -> Client:
-    if settings.credentials:
-        login.signed(Path(settings.credentials), "a trial")  # nats-py's own complaint about a bad file is an assertion
     client = _Client()
     arguments = {
         "servers": list(settings.servers),
@@ -122,7 +120,8 @@ async def _open(settings: Settings, options: dict[str, Any], reports: Reports) -
         "user": settings.user,
         "password": settings.password,
         "token": settings.token,
-        "user_credentials": settings.credentials,
+        "inbox_prefix": settings.inbox_prefix,
+        **_signer(settings),
         "tls": settings.ssl_context(),
         "tls_handshake_first": settings.tls_first,
         **options,
@@ -139,6 +138,16 @@ async def _open(settings: Settings, options: dict[str, Any], reports: Reports) -
         raise reports.connect_error(exc) from exc
     reports.connecting = False
     return client
+
+
+def _signer(settings: Settings) -> dict[str, str]:
+    """The login by a signature, as nats-py takes it: a file with a JWT, or a seed alone."""
+    if not settings.credentials:
+        return {}
+    path = Path(settings.credentials)
+    login.signed(path, "a trial")  # nats-py's own complaint about a bad file is an assertion
+    seed = login.seed_without_jwt(path)
+    return {"nkeys_seed_str": seed} if seed else {"user_credentials": settings.credentials}
 
 
 async def _close(client: Client) -> None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from penstock.broker.guard import GuardedProcess
 from penstock.broker.ports import FREE, free_ports
 from penstock.broker.server_config import LOOPBACK, ServerConfig, config_file
 from penstock.errors import ServerFailed
+from penstock.private import write_private
 from penstock.settings import Settings
 
 BINARY_VARIABLE = "PENSTOCK_NATS_SERVER"
@@ -77,7 +79,8 @@ class EmbeddedServer:
     ) -> None:
         """`on_exit` is called, from a thread of its own, when the server ends without having been asked to."""
         self.data = Path(data).absolute()
-        self.config = ServerConfig(port=port, leaf_port=leaf_port, **options)
+        path = f"/{secrets.token_hex(16)}"
+        self.config = ServerConfig(port=port, leaf_port=leaf_port, monitoring_path=path, **options)
         self.binary = binary
         self.process: GuardedProcess | None = None
         self.monitoring_port = 0
@@ -202,8 +205,7 @@ class EmbeddedServer:
     def _write_config(self) -> None:
         shutil.rmtree(self._ports_dir, ignore_errors=True)
         self._ports_dir.mkdir()
-        self._config_path.touch(mode=0o600)  # it holds secrets
-        self._config_path.write_text(config_file(self.config, self.data, self._ports_dir))
+        write_private(self._config_path, config_file(self.config, self.data, self._ports_dir))
 
     def _locked_log(self) -> IO[bytes]:
         """The log, locked for as long as the server has it open: nats-server itself would share a data directory."""
@@ -265,7 +267,7 @@ class EmbeddedServer:
     def _get(self, path: str, within: float) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(LOOPBACK, self.monitoring_port, timeout=within)
         try:
-            connection.request("GET", path)
+            connection.request("GET", self.config.monitoring_path + path)
             response = connection.getresponse()
             return response.status, response.read()
         finally:

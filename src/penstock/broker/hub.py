@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+from contextlib import suppress
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.errors import ConfigError
+from penstock.settings import without_login
+from penstock.wire import resolve
 
 CLIENT_PORT = 4222
 LEAF_PORT = 7422
@@ -31,7 +34,7 @@ def leaf_url(url: str, timeout: float = 2.0) -> str:
     if there and there.get("server_id") == info.get("server_id"):
         return f"{parts.scheme}://{netloc.removesuffix(f':{port}')}:{port + LEAF_OFFSET}"
     raise ConfigError(
-        f"{url} is where that server takes clients; a leaf joins at its leaf-node port, which is not "
+        f"{without_login(url)} is where that server takes clients; a leaf joins at its leaf-node port, which is not "
         f"{port + LEAF_OFFSET}: name it (`penstock server` prints it, nats-server has it in `leafnodes`)"
     )
 
@@ -44,17 +47,29 @@ def address(url: str) -> tuple[SplitResult, str, int | None]:
     except ValueError:  # brackets that do not close, a port that is no number or out of range
         host = None
     if not host:
-        raise ConfigError(f"leaf_of: {url!r} is not a URL such as nats://hub.example:{LEAF_PORT}")
+        raise ConfigError(f"leaf_of: {without_login(url)!r} is not a URL such as nats://hub.example:{LEAF_PORT}")
     return parts, host, port
 
 
 def _info(host: str, port: int, timeout: float) -> dict[str, Any] | None:
     """What the server at this port says first, or None when nothing comes that a NATS server would say."""
     try:
-        with socket.create_connection((host, port), timeout) as connection, connection.makefile("rb") as lines:
-            line = lines.readline(65536)
-        verb, _, fields = line.partition(b" ")
-        info: dict[str, Any] | None = json.loads(fields) if verb == b"INFO" else None
-    except (OSError, OverflowError, ValueError):
+        verb, _, fields = _first_line(host, port, timeout).partition(b" ")
+        info = json.loads(fields) if verb == b"INFO" else None
+    except (OSError, OverflowError, ValueError, RecursionError):
         return None
-    return info
+    return info if isinstance(info, dict) else None
+
+
+def _first_line(host: str, port: int, timeout: float) -> bytes:
+    """What the first address of the host that answers says."""
+    *others, last = resolve.hosts(host, port, timeout)
+    for address in others:
+        with suppress(OSError):
+            return _line_of(address, port, timeout)
+    return _line_of(last, port, timeout)
+
+
+def _line_of(address: str, port: int, timeout: float) -> bytes:
+    with socket.create_connection((address, port), timeout) as connection, connection.makefile("rb") as lines:
+        return lines.readline(65536)

@@ -126,12 +126,15 @@ class JetStream:
             body = {"deleted_details": True} if deleted_details else None
             return StreamInfo.parse(await self._read(what, verb, body))
         subjects: dict[str, int] = {}
+        offset = 0
         while True:
-            ask = {"subjects_filter": subjects_filter, "offset": len(subjects), "deleted_details": deleted_details}
+            ask = {"subjects_filter": subjects_filter, "offset": offset, "deleted_details": deleted_details}
             answer = await self._read(what, verb, ask)
             page = answer["state"].get("subjects") or {}
             subjects |= page
-            if not page or len(subjects) >= answer.get("total", 0):
+            # Not by their number: subjects that differ in bytes that are no UTF-8 are the same in JSON.
+            offset += answer.get("limit") or len(page)
+            if not page or offset >= answer.get("total", 0):
                 answer["state"]["subjects"] = subjects
                 return StreamInfo.parse(answer)
 

@@ -15,6 +15,10 @@ NANOSECONDS = 1_000_000_000
 SILENT_AFTER = timedelta(seconds=5)
 
 
+NO_ADVISORY = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading an advisory raises when it is none: whoever may publish there can write anything."""
+
+
 def parse_time(text: str) -> datetime | None:
     """The server's RFC 3339 time, cut to microseconds; None for Go's zero time."""
     if not text or text.startswith("0001-01-01"):

@@ -13,11 +13,11 @@ import nats.errors
 
 from penstock.errors import AccessDenied, BrokerUnreachable, ConnectionLost, PenstockError
 from penstock.settings import Settings
+from penstock.wire.session import as_checked
 
 # The protocol names its errors only in words; nats-py hands some of them on in lower case.
 AUTHORIZATION_VIOLATION = "authorization violation"
 PERMISSIONS_VIOLATION = "permissions violation"
-INBOX = "_inbox."
 REPORTS_KEPT = 20
 PATIENCE = 1.0  # seconds: so long a server may be down for a restart before we give up on it
 
@@ -72,7 +72,8 @@ class Reports:
 
     def _deny(self, text: str) -> None:
         for future, subject in list(self._waiting.items()):
-            if f'"{subject.lower()}"' in text or INBOX in text:
+            names = {f'"{one.lower()}"' for one in (subject, as_checked(subject, self.settings.domain))}
+            if any(name in text for name in names) or self.settings.inbox_prefix.lower() in text:
                 reason = f"{subject}: {text.removeprefix('nats: ')}"
                 _fail(future, AccessDenied(f"{reason}; give this user the permission, or use another"))
 

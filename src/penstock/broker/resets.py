@@ -8,6 +8,7 @@ from typing import Literal
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.units import counted
 
 COUNTER_LIVES = 5_000_000_000  # nanoseconds until the server itself removes a counting consumer that we left behind
 
@@ -15,6 +16,13 @@ COUNTER_LIVES = 5_000_000_000  # nanoseconds until the server itself removes a c
 Fate = Literal["kept", "left behind", "deleted"]
 """Limits: kept, for other readers and until a limit. WorkQueue: left behind for good, since only an acknowledgement
 would remove them. Interest: deleted at once, where no other consumer still needs them."""
+
+
+FATES: dict[Fate, str] = {
+    "kept": "the stream keeps them for other readers",
+    "left behind": "a WorkQueue stream keeps them: they stay behind until they are purged or a limit removes them",
+    "deleted": "an Interest stream deletes those that no other consumer needs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +114,19 @@ async def _count_from(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo,
     counter = await js.create_consumer(stream.name, config)
     await js.delete_consumer(stream.name, counter.name)
     return counter.pending
+
+
+def reset_words(foreseen: ResetEffect, info: ConsumerInfo) -> str:
+    """What a reset does, in words."""
+    up_to = "" if foreseen.exact else "up to "
+    waiting = counted(info.unprocessed, "message")
+    parts = [f"now behind sequence {info.ack_floor_stream_seq} with {waiting} not acknowledged"]
+    if foreseen.repeated:
+        acked = f", {up_to}{foreseen.repeated_acked} of them acknowledged before" if foreseen.repeated_acked else ""
+        parts.append(f"repeats {counted(foreseen.repeated, 'message')} that were delivered before{acked}")
+    if foreseen.skipped:
+        parts.append(f"skips {up_to}{counted(foreseen.skipped, 'message')} that are not acknowledged")
+        parts.append(FATES[foreseen.fate])
+    if not foreseen.repeated and not foreseen.skipped:
+        parts.append("repeats and skips nothing")
+    return f"reset {info.stream} / {info.name} to sequence {foreseen.target}: " + "; ".join(parts)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.broker.model import Json
 from penstock.errors import ConfigError
+from penstock.settings import without_login
 
 LOOPBACK = "127.0.0.1"
 ANY_HOST = frozenset({"0.0.0.0", "::", ""})
+ROUTE_USER = "route"
+"""As whom nodes of a cluster log in at each other."""
 LEAF_DOMAIN = "leaf"
 """JetStream domain of a leaf that names none: a leaf must not share its hub's."""
 
@@ -47,26 +53,33 @@ class ClusterMember:
     """Where this node listens for routes, on loopback."""
     route_ports: tuple[int, ...]
     """The route ports of all nodes, this one's too: the server takes their number as the size of the cluster."""
+    password: str = field(default="", repr=False)
+    """What nodes prove to each other that they belong together. Without one, any process of this machine may join."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """Everything one embedded server is told."""
+    """Everything one embedded server is told. Secrets are left out of `repr`."""
 
     name: str | None = None
     """Unique among connected servers; made from the port when unset."""
     host: str = LOOPBACK
     """Address that clients and leaf nodes may come in on; monitoring and routes stay on loopback."""
     port: int = 4222
+    monitoring_path: str = field(default="", repr=False)
+    """What the paths of monitoring begin with. It asks nobody for a login: with a path that cannot be guessed, other
+    users of this machine do not read there which streams and connections there are."""
     leaf_port: int = 7422
     """Where other servers may join as leaf nodes; 0 for nowhere."""
     user: str | None = None
-    password: str | None = None
-    token: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    users: tuple[Json, ...] = field(default=(), repr=False)
+    """Users with permissions, as a server's configuration has them; `user` is one more, who may do everything."""
     tls: ServerTls | None = None
     domain: str | None = None
     """JetStream domain."""
-    leaf_of: str | None = None
+    leaf_of: str | None = field(default=None, repr=False)
     """URL of another server's leaf-node port; user and password may be in it."""
     cluster: ClusterMember | None = None
     max_payload: int | None = None
@@ -74,7 +87,7 @@ class ServerConfig:
     sync_interval: str | None = None
     """How often stored messages are forced to disk: `always`, or a duration such as `10s`; default 2m."""
     jetstream: bool = True
-    extra: str = ""
+    extra: str = field(default="", repr=False)
     """Lines for the end of the configuration file, as they are."""
 
     def __post_init__(self) -> None:
@@ -82,8 +95,10 @@ class ServerConfig:
             raise ConfigError("user and password go together: give both, or neither")
         if self.user and self.token:
             raise ConfigError("user and token are different ways to log in: give only one")
+        if self.users and self.token:
+            raise ConfigError("users and token are different ways to log in: give only one")
         if self.leaf_of and not _names_a_host(self.leaf_of):
-            raise ConfigError(f"leaf_of: {self.leaf_of!r} is not a URL such as nats://hub.example:7422")
+            raise ConfigError(f"leaf_of: {without_login(self.leaf_of)!r} is not a URL such as nats://hub.example:7422")
 
     @property
     def server_name(self) -> str:
@@ -107,6 +122,7 @@ def config_file(config: ServerConfig, store: Path, ports: Path) -> str:
         f"host: {quoted(config.host)}",
         f"port: {config.port}",
         f"http: {quoted(f'{LOOPBACK}:-1')}",
+        f"http_base_path: {quoted(config.monitoring_path)}" if config.monitoring_path else "",
         f"ports_file_dir: {quoted(str(ports))}",
         *_limits(config),
         *_jetstream(config, store),
@@ -122,8 +138,17 @@ def config_file(config: ServerConfig, store: Path, ports: Path) -> str:
 def quoted(text: str) -> str:
     """A string as the configuration file writes it; its escapes are a subset of JSON's."""
     if any(ord(character) < 32 for character in text):
-        raise ConfigError(f"control characters are not allowed in the server's configuration: {text!r}")
+        raise ConfigError("control characters are not allowed in the server's configuration")
     return json.dumps(text, ensure_ascii=False)
+
+
+def _value(value: Any) -> str:
+    """A value as the configuration file writes it: like JSON, but for its escapes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{quoted(str(name))}: {_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return quoted(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _names_a_host(url: str) -> bool:
@@ -132,6 +157,14 @@ def _names_a_host(url: str) -> bool:
         return bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets that do not close, a port that is no number or out of range
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach a server that listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _limits(config: ServerConfig) -> Iterator[str]:
@@ -152,7 +185,10 @@ def _jetstream(config: ServerConfig, store: Path) -> Iterator[str]:
 
 
 def _authorization(config: ServerConfig) -> Iterator[str]:
-    if config.user and config.password:
+    if config.users:
+        own = [{"user": config.user, "password": config.password}] if config.user else []
+        yield f"authorization: {_value({'users': [*own, *config.users]})}"
+    elif config.user and config.password:
         yield f"authorization {{ user: {quoted(config.user)}, password: {quoted(config.password)} }}"
     elif config.token:
         yield f"authorization {{ token: {quoted(config.token)} }}"
@@ -189,10 +225,13 @@ def _leafnodes(config: ServerConfig) -> Iterator[str]:
 def _cluster(member: ClusterMember | None) -> Iterator[str]:
     if not member:
         return
-    routes = ", ".join(quoted(f"nats-route://{LOOPBACK}:{port}") for port in member.route_ports)
+    login = f"{ROUTE_USER}:{member.password}@" if member.password else ""
+    routes = ", ".join(quoted(f"nats-route://{login}{LOOPBACK}:{port}") for port in member.route_ports)
     yield "cluster {"
     yield f"  name: {quoted(member.name)}"
     yield f"  host: {quoted(LOOPBACK)}"
     yield f"  port: {member.port}"
+    if member.password:
+        yield f"  authorization {{ user: {quoted(ROUTE_USER)}, password: {quoted(member.password)} }}"
     yield f"  routes: [{routes}]"
     yield "}"

@@ -14,6 +14,7 @@ import click
 
 import penstock
 from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, err, json_option, out, print_json, progress, table
+from penstock.cli.terminal import echo
 from penstock.errors import ConfigError, UsageError
 
 ROUNDS = 5
@@ -114,7 +115,7 @@ def bench(
     benchmarks = suite()
     chosen = benchmarks.chosen(names)
     if only_list:
-        print_json(chosen) if as_json else click.echo("\n".join(chosen))
+        print_json(chosen) if as_json else echo("\n".join(chosen))
         return EXIT_OK
     how = How(rounds or (QUICK_ROUNDS if quick else ROUNDS), quick, 60 * (soak or 0.0))
     if soak:

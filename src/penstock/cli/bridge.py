@@ -37,7 +37,7 @@ from penstock.wire import blocking
 SIDES = ("from", "to")
 
 
-def _side_options(command: F) -> F:
+def side_options(command: F) -> F:
     """The connection flags twice, for the origin and for the destination."""
     for side in reversed(SIDES):
         for option in reversed([*(_renamed(one, side) for one in _templates()), _settings_option(side)]):
@@ -67,7 +67,7 @@ def _settings_option(side: str) -> Callable[[F], F]:
     return click.option(f"--{side}-settings", metavar="FILE", help="A settings file with all of these.")
 
 
-def _settings(context: Context, options: dict[str, Any], side: str) -> Settings:
+def side_settings(context: Context, options: dict[str, Any], side: str) -> Settings:
     """The settings of one side: its flags, then its file, then whatever holds for both."""
     given = {
         name.removeprefix(f"{side}_"): value
@@ -86,7 +86,7 @@ def _settings(context: Context, options: dict[str, Any], side: str) -> Settings:
 @click.argument("name")
 @click.argument("origin", metavar="FROM_STREAM")
 @click.argument("destination", metavar="TO_STREAM")
-@_side_options
+@side_options
 @click.option("--subject", "subjects", multiple=True, metavar="FILTER", help="Only these subjects; repeatable.")
 @click.option("--map", "mappings", multiple=True, metavar="FROM=TO", help="Rename subjects; repeatable.")
 @click.option("--deliver-subject", default="", help="Where the origin delivers.  [default: chosen]")
@@ -139,7 +139,7 @@ def bridge(
             deliver_subject=deliver_subject,
             rate=rate,
         )
-    made = Bridge(config, _settings(context, sides, "from"), _settings(context, sides, "to"))
+    made = Bridge(config, side_settings(context, sides, "from"), side_settings(context, sides, "to"))
     if dry_run:
         return _dry_run(made, create, as_json)
     if create:

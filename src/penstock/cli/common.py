@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 import os
 import socket
@@ -18,13 +17,14 @@ from typing import Any, Literal, NoReturn, TextIO, TypeVar
 import click
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
+from rich.text import Text as RichText
 
+from penstock.cli.terminal import Terminal, Text, echo
 from penstock.errors import BadSetting, ConfigError, UsageError
-from penstock.settings import Settings
+from penstock.printable import json_text
+from penstock.settings import Settings, without_login
 from penstock.wire import resolve
 
 EXIT_OK = 0
@@ -49,15 +49,15 @@ def _width(stream: TextIO | None) -> int | None:
     return None if terminal or "COLUMNS" in os.environ else PIPE_WIDTH
 
 
-class Output(Console):
+class Output(Terminal):
     """Cuts nothing off: a line that is wider than the terminal goes on in the next one."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*objects, **{"crop": False, **options})
 
 
-out = Output(highlight=False, width=_width(sys.stdout))
-err = Console(stderr=True, highlight=False)
+out = Output(width=_width(sys.stdout))
+err = Terminal(stderr=True)
 
 
 @dataclass(slots=True)
@@ -94,14 +94,16 @@ class Context:
         return [
             f"PENSTOCK_{name.upper()}"
             for name in ("servers", "domain")
-            if name in self.from_variables and name in declared and declared[name] != getattr(used, name)
+            if name in self.from_variables
+            and name in declared
+            and _shown(declared[name]) != _shown(getattr(used, name))
         ]
 
     def _told(self, declared: Mapping[str, Any], used: Settings) -> Settings:
         """Warn when a variable that nobody thinks of decides which cluster it is."""
         for name in self.overriding(declared, used):
             key = name.removeprefix("PENSTOCK_").lower()
-            ours, theirs = _written(getattr(used, key)), _written(declared[key])
+            ours, theirs = _shown(getattr(used, key)), _shown(declared[key])
             line = f"warning: {name} overrides the platform file: {ours}, not {theirs}"
             err.print(Text(line, style="yellow"), soft_wrap=True)
         return used
@@ -119,8 +121,9 @@ class Context:
             raise
 
 
-def _written(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+def _shown(value: Any) -> str:
+    """Servers, without logins, or a domain."""
+    return ", ".join(map(without_login, value)) if isinstance(value, tuple) else str(value)
 
 
 class Seconds(click.ParamType[float]):
@@ -162,6 +165,7 @@ def flag_values() -> Iterator[None]:
 
 
 CONNECTION_OPTIONS = [
+    click.option("--context", metavar="NAME", help="A context of the `nats` command.  [env: PENSTOCK_CONTEXT]"),
     click.option("--servers", metavar="URLS", help="Comma-separated server URLs.  [env: PENSTOCK_SERVERS]"),
     click.option("--credentials", metavar="FILE", help="A .creds file.  [env: PENSTOCK_CREDENTIALS]"),
     click.option("--user", metavar="NAME", help="User name.  [env: PENSTOCK_USER]"),
@@ -171,6 +175,7 @@ CONNECTION_OPTIONS = [
     click.option("--tls-cert", metavar="FILE", help="Client certificate.  [env: PENSTOCK_TLS_CERT]"),
     click.option("--tls-key", metavar="FILE", help="Key of the client certificate.  [env: PENSTOCK_TLS_KEY]"),
     click.option("--domain", metavar="NAME", help="JetStream domain.  [env: PENSTOCK_DOMAIN]"),
+    click.option("--inbox-prefix", metavar="SUBJECT", help="Where answers come to.  [env: PENSTOCK_INBOX_PREFIX]"),
     click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Deadline of a request.  [env: PENSTOCK_TIMEOUT]"),
 ]
 
@@ -208,6 +213,27 @@ def takes_platform(command: click.Command) -> None:
         command.params.append(click.Option([flag], metavar=metavar, help=text, expose_value=False, callback=keep))
 
 
+def takes_connection(command: click.Command) -> None:
+    """Let the flags of the connection follow a command too, unless it has one of that name itself."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            takes_connection(inner)
+        return
+    taken = {flag for one in command.params for flag in one.opts}
+    for option in connection_options(click.Command("connection")).params:
+        if taken.isdisjoint(option.opts) and isinstance(option, click.Option):
+            command.params.append(
+                click.Option(option.opts, type=option.type, expose_value=False, callback=_connect, hidden=True)
+            )
+
+
+def _connect(ctx: click.Context, option: click.Parameter, value: Any) -> None:
+    if value is not None and option.name:
+        given = ctx.ensure_object(Context)
+        given.connection[option.name] = value
+        given.from_variables -= {option.name}
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of tables.")
 
 
@@ -216,10 +242,15 @@ def sync(command: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> T:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
-            return runner.run(command(*args, **kwargs))
+        return run_async(command(*args, **kwargs))
 
     return wrapper
+
+
+def run_async(call: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, without waiting for a name server beyond `--timeout`."""
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(call)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -234,7 +265,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def fail(message: str) -> None:
     """One line on stderr that a person can act on."""
-    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    err.print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
 
 
 def usage(message: str) -> NoReturn:
@@ -243,7 +274,7 @@ def usage(message: str) -> NoReturn:
 
 def print_json(value: Any) -> None:
     """Stable, machine-readable output: sorted keys, one document."""
-    click.echo(json.dumps(value, indent=2, sort_keys=True, default=_plain))
+    echo(json_text(value, indent=2, sort_keys=True, default=_plain))
 
 
 def _plain(value: Any) -> str:
@@ -283,11 +314,11 @@ def table(title: str | None, columns: Sequence[Column], rows: Iterable[Sequence[
     return made
 
 
-def _cell(value: Any) -> Text:
-    return value if isinstance(value, Text) else Text("" if value is None else str(value))
+def _cell(value: Any) -> RichText:
+    return value if isinstance(value, RichText) else Text("" if value is None else str(value))
 
 
-def _cell_width(cell: Text) -> int:
+def _cell_width(cell: RichText) -> int:
     return max((cell_len(line) for line in cell.plain.splitlines()), default=0)
 
 
@@ -295,7 +326,7 @@ def progress() -> Progress:
     """A progress bar for work that takes longer than a second; it draws on stderr and leaves nothing behind."""
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

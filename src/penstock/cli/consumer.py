@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
 import click
-from rich.markup import escape
-from rich.text import Text
 
-from penstock.broker import ConsumerInfo, ConsumerReset, JetStream, StreamInfo, connect
+from penstock.broker import ConsumerInfo, JetStream, StreamInfo, connect
 from penstock.broker.jetstream import refuse_beyond_end, refuse_unmovable
-from penstock.broker.resets import Fate, ResetEffect, foresee
+from penstock.broker.resets import FATES, ResetEffect, foresee, reset_words
 from penstock.cli import governance
 from penstock.cli.common import (
     EXIT_OK,
@@ -30,8 +27,8 @@ from penstock.cli.common import (
     table,
     usage,
 )
-from penstock.errors import AccessDenied, MessageNotFound
-from penstock.facts import Facts
+from penstock.cli.terminal import Text
+from penstock.errors import MessageNotFound
 from penstock.facts.governance import described
 from penstock.sourcing import resets as sourcing
 from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
@@ -44,12 +41,6 @@ COLUMNS: list[Column] = [
     ("PULLS", "right"),
     "PAUSED",
 ]
-
-FATES: dict[Fate, str] = {
-    "kept": "the stream keeps them for other readers",
-    "left behind": "a WorkQueue stream keeps them: they stay behind until they are purged or a limit removes them",
-    "deleted": "an Interest stream deletes those that no other consumer needs",
-}
 
 
 @click.group()
@@ -248,9 +239,8 @@ async def reset(
             click.confirm(f"Reset {stream} / {name} to sequence {target}?", abort=True, err=True)
         # Without a target the server itself stays at the floor, which it allows to every kind of consumer.
         moved = seq is not None or to_time is not None or to_start
-        done = await _reset(js, info, target if moved else None)
+        done = await sourcing.moved(context.settings(), js, info, target if moved else None)
         removed = await sourcing.remove_skipped(js, info, target) if remove_skipped and foreseen.skipped else 0
-    await _start_over(context, stream, name)
     if as_json:
         facts = {**_effect(foreseen), "reset_seq": done.reset_seq, "removed": removed}
         print_json({**facts, "consumer": _facts(done.consumer)})
@@ -261,19 +251,6 @@ async def reset(
         if remove_skipped:
             out.print(f"removed {_messages(removed)} that were skipped")
     return EXIT_OK
-
-
-async def _start_over(context: Context, stream: str, name: str) -> None:
-    """What a named reader has confirmed counts no more: all that the reset repeats shall be handed out again."""
-    with suppress(AccessDenied):  # then its books are not ours to change, and it finds out about the reset by itself
-        async with Facts(context.settings(), "penstock consumer") as facts:
-            await facts.forget_pages(name, stream=stream)
-
-
-async def _reset(js: JetStream, info: ConsumerInfo, target: int | None) -> ConsumerReset:
-    if sourcing.is_sourcing(info):
-        return await sourcing.reset(js, info, target)
-    return await js.reset_consumer(info.stream, info.name, target)
 
 
 async def _target(
@@ -292,19 +269,11 @@ async def _target(
         return stream.state.last_seq + 1
 
 
-def _told(foreseen: ResetEffect, info: ConsumerInfo) -> str:
+def _told(foreseen: ResetEffect, info: ConsumerInfo) -> Text:
     """What the reset does, in words."""
-    up_to = "" if foreseen.exact else "up to "
-    parts = [f"now behind sequence {info.ack_floor_stream_seq} with {_messages(info.unprocessed)} not acknowledged"]
-    if foreseen.repeated:
-        acked = f", {up_to}{foreseen.repeated_acked} of them acknowledged before" if foreseen.repeated_acked else ""
-        parts.append(f"[bold]repeats[/] {_messages(foreseen.repeated)} that were delivered before{acked}")
-    if foreseen.skipped:
-        parts.append(f"[bold]skips[/] {up_to}{_messages(foreseen.skipped)} that are not acknowledged")
-        parts.append(FATES[foreseen.fate])
-    if not foreseen.repeated and not foreseen.skipped:
-        parts.append("repeats and skips nothing")
-    return f"reset {escape(info.stream)} / {escape(info.name)} to sequence {foreseen.target}: " + "; ".join(parts)
+    told = Text(reset_words(foreseen, info))
+    told.highlight_regex(r"(?<=; )(?:repeats|skips)\b", "bold")
+    return told
 
 
 def _messages(count: int) -> str:

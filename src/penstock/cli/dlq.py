@@ -24,6 +24,7 @@ from penstock.cli.common import (
     out,
     print_json,
     progress,
+    run_async,
     sync,
     usage,
 )
@@ -37,7 +38,8 @@ from penstock.cli.dlq_view import (
     told,
 )
 from penstock.cli.errors_json import reported
-from penstock.deadletter import audit, inventory, streams
+from penstock.deadletter import addresses, audit, inventory, streams
+from penstock.deadletter.addresses import Address, Addresses
 from penstock.deadletter.editing import Edit, NotEditable, edited, merge_patch
 from penstock.deadletter.letters import DeadLetter, FiledLetter
 from penstock.deadletter.replay import MAX_REPLAYS, ReplayOptions, obstacle
@@ -49,6 +51,7 @@ from penstock.deadletter.targets import Subjects, captured_subjects, nowhere_to_
 from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
+from penstock.subjects import is_dead_letter, is_literal, problem
 from penstock.units import counted, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -119,9 +122,10 @@ def ls(context: Context, /, letters: bool, as_json: bool, **which: Any) -> int:
       penstock dlq ls --consumer billing_worker --since 1d --letters
     """
     settings, wanted = context.settings(), _selection(**which)
-    found, lost = _letters(settings, wanted), asyncio.run(_lost(settings, wanted))
+    found, lost = _letters(settings, wanted), run_async(_lost(settings, wanted))
+    overlooked = run_async(_overlooked(settings)) if found else {}
     if as_json:
-        print_json({**_listing(found, letters), "given_up": lost.total})
+        print_json({**_listing(found, letters), "given_up": lost.total, "overlooked": overlooked})
     elif not found and not lost:
         out.print("no dead letters" + ("" if wanted.is_everything else " that match"))
     elif found:
@@ -133,6 +137,9 @@ def ls(context: Context, /, letters: bool, as_json: bool, **which: Any) -> int:
         for (stream, name), count in lost.by_consumer.items():
             out.print(f"{stream}/{name}: gave up on {counted(count, 'message')}", markup=False)
         out.print(str(lost), markup=False, soft_wrap=True)
+    for name, count in overlooked.items() if not as_json else ():
+        words = f"{name} does not deliver letters again that were fetched and not confirmed (up to {count})"
+        err.print(f"{words}; they are listed here, and replayed from here", markup=False, soft_wrap=True)
     return EXIT_ATTENTION if found or lost else EXIT_OK
 
 
@@ -190,6 +197,7 @@ def show(context: Context, id_: str, as_json: bool) -> int:
               help="Leave alone what failed again after so many replays.")  # fmt: skip
 @click.option("--edit", "patch", metavar="JSON", help="Change each event by a JSON merge patch (RFC 7396).")
 @click.option("--editor", is_flag=True, help="Open each event in $EDITOR.")
+@click.option("--to", metavar="SUBJECT", help="For letters whose subject nobody knows: where they go.")
 @click.option("--spark", "in_bulk", is_flag=True, help="With the tasks of a Spark job, for very many letters.")
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Where Spark runs.")
 @click.option("--reason", default="", metavar="TEXT", help="Why, for the audit.")
@@ -209,6 +217,7 @@ async def replay(
     max_replays: int,
     patch: str | None,
     editor: bool,
+    to: str | None,
     in_bulk: bool,
     master: str,
     reason: str,
@@ -221,6 +230,9 @@ async def replay(
     A letter goes only after its message is stored. Killed in between, run it again: nothing is published twice. Each
     message keeps its body and event_id, and has a message id of its own, so that no duplicate window swallows it.
 
+    A letter that a service has written itself goes to the subject of the consumer that has the letter's subject as its
+    `dlq:`. Where that is not one literal subject, --to says where it goes.
+
     \b
     Example:
       penstock dlq replay --consumer billing_worker --error ValueError --dry-run
@@ -232,7 +244,9 @@ async def replay(
         usage("--edit and --editor both change events: give one of them")
     with flag_values():
         edit: Edit | None = merge_patch(patch) if patch else _in_editor if editor else None
-    options = ReplayOptions(only_failed=only_failed, rate=rate, max_replays=max_replays, edit=edit, limit=limit)
+    if to and (not is_literal(to) or problem(to) or is_dead_letter(to)):
+        usage(f"--to takes a subject that messages can be published to, not {to!r}")
+    options = ReplayOptions(only_failed=only_failed, rate=rate, max_replays=max_replays, edit=edit, limit=limit, to=to)
     if dry_run:
         return await asyncio.to_thread(_dry_run, settings, wanted, options, as_json)
     who = actor or audit.this_user()
@@ -259,11 +273,11 @@ def _in_bulk(
 
 def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_json: bool) -> int:
     """What a replay would do, by group."""
-    found = _letters(settings, wanted)[: options.limit]
+    found = _letters(settings, wanted, options.to)[: options.limit]
     _require_found(wanted, len(found))
     # Nobody is asked to edit what nobody publishes; a patch is tried.
     tried = replace(options, edit=None) if options.edit is _in_editor else options
-    streams = asyncio.run(_captured(settings)) if found else {}
+    streams = run_async(_captured(settings)) if found else {}
     held = [
         (filed, obstacle(filed, options) or _not_editable(filed, tried) or nowhere_to_go(filed.letter, streams))
         for filed in found
@@ -371,15 +385,19 @@ def _records(settings: Settings, info: StreamInfo, since: datetime | None) -> li
 # -- shared ----------------------------------------------------------------------------------------------------------
 
 
-def _letters(settings: Settings, wanted: Selection) -> list[FiledLetter]:
-    """The letters that match, with a bar while they are read."""
-    infos = asyncio.run(_streams(settings))
+def _letters(settings: Settings, wanted: Selection, to: str | None = None) -> list[FiledLetter]:
+    """The letters that match, with a bar while they are read; `to` is for those whose subject nobody knows."""
+    infos = run_async(_streams(settings))
     total = sum(info.state.messages for info in infos)
     found = []
+    known: tuple[Addresses, Address | None] | None = None
     with progress() as bar:
         task = bar.add_task("reading dead letters", total=total)
         for filed in inventory.letters(settings, infos):
             bar.advance(task)
+            if addresses.is_foreign(filed):
+                known = known or run_async(_addresses(settings, to))
+                filed = addresses.addressed(filed, *known)
             if wanted.matches(filed):
                 found.append(filed)
     return found
@@ -388,6 +406,19 @@ def _letters(settings: Settings, wanted: Selection) -> list[FiledLetter]:
 async def _streams(settings: Settings) -> list[StreamInfo]:
     async with connect(settings) as broker:
         return await inventory.letter_streams(broker.jetstream)
+
+
+async def _addresses(settings: Settings, to: str | None) -> tuple[Addresses, Address | None]:
+    async with connect(settings) as broker:
+        otherwise = await addresses.named(broker.jetstream, to) if to else None
+        return await addresses.declared(broker.jetstream), otherwise
+
+
+async def _overlooked(settings: Settings) -> dict[str, int]:
+    async with connect(settings) as broker:
+        infos = await inventory.letter_streams(broker.jetstream)
+        readers = [one for info in infos for one in await broker.jetstream.consumers(info.name)]
+        return addresses.overlooked(readers)
 
 
 async def _captured(settings: Settings) -> Subjects:

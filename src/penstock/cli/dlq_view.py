@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from penstock.broker.model import Json, StoredMessage
 from penstock.cli.common import Column, table
+from penstock.cli.terminal import Text
 from penstock.deadletter.letters import FiledLetter
 from penstock.deadletter.reconcile import Reconciled
 from penstock.deadletter.selection import Group

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 
 import click
 
 from penstock.cli.common import SECONDS, Context, err, flag_values, out, sync, usage
+from penstock.cli.terminal import log_to_stderr
 from penstock.errors import ConfigError
 from penstock.topology.load import load
 
@@ -63,14 +62,14 @@ async def gateway(
     platform = load(file, env)
     if platform.gateway is None or not platform.gateway.identities:
         raise ConfigError(f"{file}: nobody may call the gateway: declare `gateway.identities`")
-    (host, port), operators = _address("--listen", listen), _address("--admin", admin) if admin else None
+    (host, port), operators = address("--listen", listen), address("--admin", admin) if admin else None
     _check_tls(host, cert, key, client_ca, require_certificate, insecure)
     _check_admin(operators[0] if operators else None, admin_exposed)
     try:
         from penstock.gateway.server import Listen, serve
     except ImportError as exc:
         raise ConfigError(
-            f"the gateway needs more packages ({exc.name} is missing): pip install 'penstock[gateway]'"
+            f"the gateway needs more packages ({exc.name} is missing): pip install 'penstock-nats[gateway]'"
         ) from exc
     where = Listen(
         host=host,
@@ -86,7 +85,7 @@ async def gateway(
     for flag, text in (("--listen", listen), ("--admin", admin or "")):
         if text.startswith(":"):
             err.print(f"{flag} {text} means all interfaces of this machine, as 0.0.0.0{text} does", soft_wrap=True)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr("%(asctime)s %(levelname)s %(name)s %(message)s")
     settings = context.settings_below_flags(**platform.environment.settings_overrides())
     await serve(settings, platform.gateway, where, _ready)
 
@@ -97,7 +96,7 @@ def _ready(url: str, admin: str | None) -> None:
     out.print(url, soft_wrap=True)
 
 
-def _address(flag: str, text: str) -> tuple[str, int]:
+def address(flag: str, text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         usage(f"{flag} {text}: write HOST:PORT, such as 127.0.0.1:8443")

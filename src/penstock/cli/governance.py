@@ -34,6 +34,8 @@ COLUMNS: list[Column] = [
     ("IDLE FOR", "right"),
     ("ACK FLOOR", "right"),
     ("UNREAD", "right"),
+    "DECLARED",
+    "SERVICE",
     "OWNER",
     "PURPOSE",
 ]
@@ -70,7 +72,9 @@ def unused_table(found: Iterable[Idle]) -> Any:
 def _row(info: ConsumerInfo, idle: timedelta) -> tuple[Any, ...]:
     told = described(info, idle)
     name = f"{info.stream} / {info.name}"
-    return name, approximate_duration(idle), info.ack_floor_stream_seq, info.unprocessed, told["owner"], told["purpose"]
+    declared = f"in {told['platform']}" if told["declared"] else "no"
+    numbers = approximate_duration(idle), info.ack_floor_stream_seq, info.unprocessed
+    return name, *numbers, declared, told["service"], told["owner"], told["purpose"]
 
 
 @click.command(epilog="Exit code 2: some of NAMES are not there, or in use.")

@@ -74,7 +74,7 @@ class Home:
         try:
             noted = json.loads(self._note.read_text())
             broker = KeptBroker(noted["url"], noted["pid"], self.data)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         # 0 and what is below are groups of processes to `kill`, and 1 is the system's first.
         return broker if type(broker.pid) is int and broker.pid > 1 and broker.alive else None

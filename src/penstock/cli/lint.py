@@ -10,10 +10,10 @@ from typing import Any
 import click
 import yaml
 from rich.table import Table
-from rich.text import Text
 
 from penstock.cli import errors_json
 from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, json_option, out, print_json, table
+from penstock.cli.terminal import Text, echo
 from penstock.topology import asyncapi as asyncapi_document
 from penstock.topology.catalog import Catalog, ConsumerRow, catalog
 from penstock.topology.lint import count, lint
@@ -149,7 +149,7 @@ def asyncapi_command(
     wants_json = as_json or (target is not None and target.suffix == ".json")
     text = json.dumps(document, indent=2) + "\n" if wants_json else yaml.safe_dump(document, sort_keys=False, width=120)
     if target is None:
-        click.echo(text, nl=False)
+        echo(text, newline=False)
         return EXIT_OK
     try:
         target.write_text(text, encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -12,38 +14,71 @@ import click
 from click.core import ParameterSource
 
 from penstock import __version__
-from penstock.cli.common import EXIT_ERROR, EXIT_USAGE, Context, connection_options, fail, takes_platform
+from penstock.cli.common import (
+    EXIT_ERROR,
+    EXIT_USAGE,
+    Context,
+    connection_options,
+    fail,
+    takes_connection,
+    takes_platform,
+)
+from penstock.cli.terminal import LogLines, echo
 from penstock.errors import PenstockError
 
-COMMANDS = {
-    "quickstart": "penstock.cli.quickstart:quickstart",
-    "lint": "penstock.cli.lint:lint_command",
-    "plan": "penstock.cli.platform:plan",
-    "apply": "penstock.cli.platform:apply",
-    "verify": "penstock.cli.platform:verify",
-    "asyncapi": "penstock.cli.lint:asyncapi_command",
-    "bench": "penstock.cli.bench:bench",
-    "bridge": "penstock.cli.bridge:bridge",
-    "publish": "penstock.cli.publish:publish",
-    "consumer": "penstock.cli.consumer:consumer",
-    "group": "penstock.cli.group:group",
-    "fetch": "penstock.cli.facts:fetch",
-    "confirm": "penstock.cli.facts:confirm",
-    "rotate-key": "penstock.cli.facts:rotate_key",
-    "dlq": "penstock.cli.dlq:dlq",
-    "gateway": "penstock.cli.gateway:gateway",
-    "pipeline": "penstock.cli.pipeline:pipeline",
-    "server": "penstock.cli.server:server",
-    "sources": "penstock.cli.sources:sources",
-    "status": "penstock.cli.status:status",
-    "work": "penstock.cli.work:work",
+COMMANDS: dict[str, tuple[str, str]] = {
+    "quickstart": ("penstock.cli.quickstart:quickstart", "Run the whole story on an embedded broker in ./.penstock."),
+    "init": ("penstock.cli.init:init", "Write a project that runs: platform file, service, test."),
+    "lint": ("penstock.cli.lint:lint_command", "Look over a platform file without asking any server."),
+    "plan": ("penstock.cli.platform:plan", "Show what `apply` would do, and what each change would cost."),
+    "apply": ("penstock.cli.platform:apply", "Make the server as the file declares it."),
+    "import": ("penstock.cli.importing:import_command", "Write a platform file from a living server."),
+    "verify": ("penstock.cli.platform:verify", "Check that the server is as the file declares it, and well."),
+    "asyncapi": ("penstock.cli.lint:asyncapi_command", "Write a platform file as an AsyncAPI 3.0 document."),
+    "bench": ("penstock.cli.bench:bench", "Run benchmarks, each beside its peers, in turns, in one run."),
+    "bridge": ("penstock.cli.bridge:bridge", "Carry a stream into another cluster, each message once."),
+    "publish": ("penstock.cli.publish:publish", "Publish every line of a file or of standard input."),
+    "batches": ("penstock.cli.batches:batches", "List atomic batches that the server has dropped."),
+    "consumer": ("penstock.cli.consumer:consumer", "Look at consumers; pause, resume, reset and prune them."),
+    "group": ("penstock.cli.group:group", "Groups of partitioned workers: how they stand, and operations."),
+    "fetch": ("penstock.cli.facts:fetch", "Fetch the next page of facts of a named reader."),
+    "confirm": ("penstock.cli.facts:confirm", "Confirm a page of facts by its receipt."),
+    "append": ("penstock.cli.replicate:append", "Append one fact."),
+    "replicate": (
+        "penstock.cli.replicate:replicate",
+        "Carry the facts of a named reader to another place.",
+    ),
+    "rotate-key": ("penstock.cli.facts:rotate_key", "Sign receipts with a new key from now on."),
+    "dlq": ("penstock.cli.dlq:dlq", "Dead letters: what consumers gave up on."),
+    "gateway": ("penstock.cli.gateway:gateway", "Serve the gateway that a platform file declares."),
+    "run": ("penstock.cli.run:run", "Run the handlers of an app on their declared consumers."),
+    "permissions": (
+        "penstock.cli.permissions:permissions_command",
+        "Print the NATS permissions that each part of a platform needs.",
+    ),
+    "pipeline": ("penstock.cli.pipeline:pipeline", "Spark pipelines of the declared platform."),
+    "server": ("penstock.cli.server:server", "Run the embedded nats-server in the foreground."),
+    "sources": ("penstock.cli.sources:sources", "Sources and mirrors: how they stand, and their consumers."),
+    "view": ("penstock.cli.view:view", "Look at the messages of any stream."),
+    "status": ("penstock.cli.status:status", "Show streams and consumers, and how far behind they are."),
+    "ui": ("penstock.cli.ui:ui", "See what flows, live in a browser."),
+    "work": ("penstock.cli.work:work", "Run one function on a consumer, or on partitions in a group."),
 }
-"""Command name to `module:attribute`. Modules are imported when their command is used, so that start-up stays fast."""
+"""Where a command is, as `module:attribute`, and its line in `penstock --help`. Modules are imported when their command
+is used, so that start-up stays fast."""
 
 
-TAKE_PLATFORM = frozenset({"consumer", "fetch", "confirm", "dlq", "rotate-key", "status"})
+TAKE_PLATFORM = frozenset({"batches", "consumer", "fetch", "confirm", "dlq", "rotate-key", "status", "work"})
 """Commands about a server that may take it from a platform file: `--file` and `--env`."""
 ENV_PREFIX = "PENSTOCK"
+EXTRAS = {
+    "pyspark": "spark",
+    "deltalake": "delta",
+    "pyiceberg": "iceberg",
+    "connectrpc": "gateway",
+    "uvicorn": "gateway",
+}
+"""What brings a module that is not part of every installation."""
 
 
 class LazyGroup(click.Group):
@@ -52,14 +87,19 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[name].partition(":")
+        module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         if name in TAKE_PLATFORM:
             takes_platform(command)
         name_twins(command, f"{ENV_PREFIX}_{name.upper()}")
+        takes_connection(command)
         return command
 
 
@@ -90,13 +130,35 @@ def penstock(ctx: click.Context, /, **connection: Any) -> None:
     ctx.obj = Context(connection=connection, from_variables=frozenset(variables))
 
 
+NATIVE_THREADS = frozenset({"pyqwest"})
+"""Modules that leave threads of machine code running. When one of these asks for the interpreter while that is ending,
+the process is aborted (SIGABRT) although the command has done its work."""
+
+
+def main() -> None:
+    """The program: `run`, and then the end of the process."""
+    try:
+        run()
+    except SystemExit as exc:
+        if NATIVE_THREADS.isdisjoint(sys.modules):
+            raise
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+            flush()
+        os._exit(exc.code if isinstance(exc.code, int) else 0)
+
+
 def run(arguments: list[str] | None = None) -> None:
-    """The entry point: exit 0 fine, 1 error, 2 something needs attention, 64 wrong usage."""
+    """A command: exit 0 fine, 1 error, 2 something needs attention, 64 wrong usage."""
+    if logging.lastResort:
+        logging.lastResort.setFormatter(LogLines())  # warnings of commands that set up no log
     try:
         code = penstock.main(arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix=ENV_PREFIX)
         flush()
     except click.UsageError as exc:
-        exc.show()
+        said = io.StringIO()
+        exc.show(said)
+        echo(said.getvalue(), to_stderr=True, newline=False)
         sys.exit(EXIT_USAGE)
     except click.ClickException as exc:
         fail(exc.format_message())
@@ -109,6 +171,11 @@ def run(arguments: list[str] | None = None) -> None:
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         drop_output()  # its reader went away, as `| head` does
+        sys.exit(EXIT_ERROR)
+    except ModuleNotFoundError as exc:
+        if (extra := EXTRAS.get((exc.name or "").partition(".")[0])) is None:
+            raise
+        fail(f"this needs {exc.name}, which is not installed: pip install 'penstock-nats[{extra}]'")
         sys.exit(EXIT_ERROR)
     except OSError as exc:  # a disk that is full, a directory that may not be written: the machine's "no", not a bug
         drop_output()

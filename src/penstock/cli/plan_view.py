@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rich.text import Text
+from rich.console import RenderableType
 
 from penstock.broker.metadata import PLATFORM
+from penstock.cli.terminal import Text
 from penstock.topology import ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, CONSUMER_LIMITS, STREAM_BY_WIRE
@@ -51,6 +52,8 @@ def plan_lines(plan: Plan) -> Iterator[Text]:
     """The whole plan: a block for each change, what is left alone, and a summary."""
     for change in plan.changes:
         yield from change_block(change)
+    for one in plan.unreached:
+        yield Text.assemble(("? ", "bold yellow"), (str(one.resource), "bold"), f"  not looked at: {one.reason}")
     if plan.orphans:
         names = ", ".join(str(orphan) for orphan in plan.orphans)
         yield Text(f"  no longer declared, left alone without --prune: {names}", style="dim")
@@ -104,7 +107,8 @@ def _field_line(field: FieldChange, resource: Resource) -> Text:
 
 def summary(plan: Plan) -> Text:
     if not plan:
-        return Text(f"Nothing to do: {counted(len(plan.unchanged), 'resource')} as declared.", style="green")
+        style = "yellow" if plan.unreached else "green"
+        return Text(f"Nothing to do: {counted(len(plan.unchanged), 'resource')} as declared.", style=style)
     counts = plan.counts()
     parts = [f"{counts[risk]} {WORDS[risk]}" for risk in Risk if counts[risk]]
     return Text(
@@ -162,6 +166,6 @@ def _human(kind: Kind | None, value: Any) -> str:
     return format_size(value) if isinstance(kind, Size) else str(value)
 
 
-def shown(lines: Iterable[Text]) -> Text:
+def shown(lines: Iterable[Text]) -> RenderableType:
     """Lines as one text, so that they are printed in one go."""
     return Text("\n").join(lines)

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import click
-from rich.text import Text
 
 from penstock.broker import connect
 from penstock.broker.connection import Broker
@@ -30,9 +29,11 @@ from penstock.cli.common import (
 )
 from penstock.cli.common import progress as progress_bar
 from penstock.cli.lint import findings_table
+from penstock.cli.terminal import Text
 from penstock.deadletter.waiting import given_up
 from penstock.errors import ConfigError, DeadlineExceeded, PenstockError, ServerBusy
 from penstock.settings import Settings
+from penstock.sourcing import holes
 from penstock.topology import actual, needs, plan_json
 from penstock.topology import apply as carrying_out
 from penstock.topology import plan as planning
@@ -109,10 +110,21 @@ class Session:
         deadline = time.monotonic() + wait
         while True:
             found, lost = await self.read(), await given_up(self.broker.jetstream)
-            findings = verification.verify(self.desired, found, lost.by_consumer)
+            findings = verification.verify(self.desired, found, lost.by_consumer, await self._missing(found))
             if not verification.may_settle(findings) or time.monotonic() >= deadline:
                 return found, findings
             await asyncio.sleep(LOOK_EVERY)
+
+    async def _missing(self, found: Actual) -> dict[str, int]:
+        """Messages of its origins that each stream has not stored."""
+        silent = {(one.stream, one.api) for one in found.unanswered if one.api}
+
+        def nobody_answers(source: Json) -> bool:
+            return (source["name"], (source.get("external") or {}).get("api")) in silent
+
+        js, settings = self.broker.jetstream, self.broker.settings
+        streams = found.streams.values()
+        return {one.name: await holes.missing(js, settings, one, nobody_answers) for one in streams}
 
 
 def _heading(platform: Platform, settings: Settings) -> Json:
@@ -146,7 +158,9 @@ def _sound(file: str, env: str | None, as_json: bool) -> tuple[Platform, Concern
         raise
 
 
-@click.command(epilog="Exit code 0: nothing would change. 2: something would. 1: the file is wrong, or no answer.")
+@click.command(
+    epilog="Exit code 0: nothing would change. 2: something would, or is out of reach. 1: a wrong file, or no answer."
+)
 @file_argument
 @env_option
 @click.option("--allow-destroy", is_flag=True, help="Plan to recreate streams that cannot be changed.")
@@ -175,10 +189,12 @@ async def plan(
         print_json({**plan_json.plan_json(made, concerns), **s.heading})
     else:
         _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
-    return EXIT_ATTENTION if made else EXIT_OK
+    return EXIT_ATTENTION if made or made.unreached else EXIT_OK
 
 
-@click.command(epilog="Exit code 0: all is as declared now. 1: it stopped, and says at what.")
+@click.command(
+    epilog="Exit code 0: all is as declared now. 2: all that could be reached is. 1: it stopped, and says at what."
+)
 @file_argument
 @env_option
 @click.option("--allow-destroy", is_flag=True, help="Allow changes that lose a position or messages.")
@@ -226,12 +242,14 @@ async def apply(
         told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)
         print_json({**told, **s.heading})
     elif outcome.done and not outcome.error:
-        out.print(f"[bold green]Applied[/] {counted(len(outcome.done), 'change')}.")
+        out.print(Text.assemble(("Applied", "bold green"), f" {counted(len(outcome.done), 'change')}."))
     if outcome.error:
         fail(str(outcome.error))
         return EXIT_ERROR
     _lock(platform)
-    return EXIT_OK
+    if made.unreached:
+        err.print(Text(f"not reached: {counted(len(made.unreached), 'resource')}; apply again later", style="yellow"))
+    return EXIT_ATTENTION if made.unreached else EXIT_OK
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -87,7 +88,7 @@ class Plan:
     epilog="Exit code 2 says that bad lines were skipped; 1 that it ended early, after telling what is stored."
 )
 @click.argument("subject", required=False)
-@click.option("--file", "file", required=True, metavar="FILE", help="JSON lines; `-` for standard input.")
+@click.option("--file", "file", default="-", metavar="FILE", help="JSON lines.  [default: standard input]")
 @click.option("--atomic", is_flag=True, help="All or nothing: see --batch-size.")
 @click.option("--fast", is_flag=True, help="Fast ingest: in order, nothing lost, not atomic.")
 @click.option("--stream", metavar="NAME", help="The stream, with --atomic and --fast.  [default: found by the subject]")
@@ -138,9 +139,11 @@ async def publish(
     Example:
       penstock publish 'orders.{region}.placed' --file orders.jsonl --message-id order_id
       penstock publish billing.adjust --file corrections.jsonl --atomic
-      generate | penstock publish 'sensors.{device}' --file - --fast --header Trace=trace_id
+      generate | penstock publish 'sensors.{device}' --fast --header Trace=trace_id
     """
     mode = _mode(atomic, fast)
+    if file == "-" and sys.stdin.isatty():
+        err.print("a message a line; Ctrl-D ends", markup=False)
     plan = _plan(context, subject, file, mode, stream, batch_size, headers, skip_bad, allow_dlq, fields)
     failure: PenstockError | None = None
     try:
@@ -233,7 +236,7 @@ async def _opened(plan: Plan, subject: str, stack: AsyncExitStack) -> Load:
     stream = plan.stream or await stream_of(broker.jetstream, subject)
     if plan.mode == "fast":
         return FastLoad(plan.settings, stream, broker.jetstream, IngestOptions(on_gap="resend"))
-    return AtomicLoad(await Publisher.connect(plan.settings), stream, plan.batch_size)
+    return AtomicLoad(await Publisher.connect(plan.settings, name="penstock-publish"), stream, plan.batch_size)
 
 
 @contextmanager
@@ -263,14 +266,9 @@ def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
         right = [(name, "right") for name in ("first", "last", "messages", "duplicates")]
         out.print(table("stored", ["stream", *right], rows) if rows else "nothing stored: the input has no lines")
     else:
-        err.print("nothing is known to be stored" if _in_doubt(failure) else "nothing is stored")
+        err.print("nothing is known to be stored" if report.in_doubt else "nothing is stored")
     for note in _notes(plan, report):
         err.print(note, soft_wrap=True, markup=False)
-
-
-def _in_doubt(failure: PenstockError | None) -> bool:
-    """Whether more may be stored than the report says."""
-    return isinstance(getattr(failure, "error", failure), OutcomeUnknown)
 
 
 def _notes(plan: Plan, report: LoadReport) -> Iterator[str]:
@@ -281,6 +279,9 @@ def _notes(plan: Plan, report: LoadReport) -> Iterator[str]:
             f"the server forgot a batch while {report.maybe_twice} messages of it were in doubt; they were sent again "
             "and may be stored twice (with --message-id they are not)"
         )
+    if report.in_doubt:
+        lines = ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in report.in_doubt)
+        yield f"in doubt: lines {lines} were sent and may be stored; no answer came"
     if plan.skipped:
         yield f"{plan.skipped} bad lines were left out:"
         yield from (f"  {bad}" for bad in plan.bad)
@@ -296,6 +297,7 @@ def _document(plan: Plan, report: LoadReport, failure: PenstockError | None) -> 
         "messages": report.count,
         "batches": report.batches,
         "maybe_twice": report.maybe_twice,
+        "in_doubt": [{"first_line": first, "last_line": last} for first, last in report.in_doubt],
         "skipped": plan.skipped,
         "bad_lines": [{"line": bad.number, "reason": bad.reason} for bad in plan.bad],
         "error": None if failure is None else str(failure),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import webbrowser
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.table import Table
 
+from penstock.app import App
 from penstock.broker import Broker, JetStream, connect
 from penstock.cli.common import Column, out, progress, sync, table
 from penstock.cli.home import Home
-from penstock.cli.letters_story import LettersStory
-from penstock.cli.services_story import run_services
+from penstock.cli.letters_story import repair, show_failures
+from penstock.cli.services_story import INSTANCES, run_group, run_services
 from penstock.cli.status import render
+from penstock.cli.terminal import Text
 from penstock.errors import NotFound
 from penstock.examples import example_dir, load_module
 from penstock.observe.status import collect
@@ -32,6 +38,7 @@ from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.topology.resource import Desired
 from penstock.units import counted
+from penstock.workers import failures
 
 if TYPE_CHECKING:  # Spark takes a second to import
     from penstock.observe.pipelines import Progress
@@ -41,12 +48,25 @@ T = TypeVar("T")
 
 HOME = Path(".penstock")
 DEFAULT_EVENTS = 10_000
+PAGES_PORT = 8222
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """When the simulated cloud opened. Every run simulates its next shift, so that a second run goes on in event time."""
 SHIFT = timedelta(hours=6)
 CLOCK_SUBJECT = "platform.billing.usage.metered"
 SAMPLED = ("usage_hourly", "balance_watch")
 """Pipelines whose first rows are shown."""
+STOPPED = "app-runtime-worker"
+"""The service that is left stopped, so that there is something to see."""
+NEXT = """
+What to look at next:
+  penstock quickstart --keep         the same, and the broker stays: look at it with the commands below
+  penstock quickstart --ui           see it flow in a browser
+  penstock status                    streams, consumers, what is behind
+  penstock run services:app --service app-runtime-worker   in the example's folder: start what is stopped
+  penstock init shop                 a project with a handler of your own, and its test, in five minutes
+  penstock import                    a platform file from a server that you have"""
+SHOWN = 40
+"""Characters of a value that are shown."""
 BATCH = 500
 """Events in one atomic batch, as far as whole steps fit."""
 
@@ -57,13 +77,15 @@ BATCH = 500
 @click.option("--events", type=click.IntRange(min=1), default=DEFAULT_EVENTS, show_default=True, metavar="N",
               help="How many events to simulate.")  # fmt: skip
 @click.option("--no-spark", is_flag=True, help="Leave out the pipelines, for a machine without Java.")
+@click.option("--ui", is_flag=True, help="Then serve the pages of `penstock ui` over it, until Ctrl-C.")
 @sync
-async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool) -> None:
+async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool, ui: bool) -> None:
     """Run the whole story on an embedded broker in ./.penstock.
 
-    Starts nats-server, applies the example platform, publishes simulated events in atomic batches, has the services'
-    workers handle them, lets a handler fail on some, runs the Spark pipelines, replays what failed after its cause is
-    fixed, and shows where everything stands. The data stays: a second run goes on where the first stopped.
+    Starts nats-server, applies the example platform, publishes simulated events in atomic batches, has the services
+    handle them on their declared consumers, lets a handler fail on some, shares a stream among a group of workers, runs
+    the Spark pipelines, replays what failed after its cause is fixed, and shows where everything stands. The data
+    stays: a second run goes on where the first stopped.
 
     \b
     Example:
@@ -74,9 +96,28 @@ async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool) -> No
         if fresh:
             home.clear()
         with home.broker(keep) as settings:
-            await _story(settings, events, no_spark)
+            with _failures_told_later():
+                await _story(settings, events, no_spark)
+            if ui:
+                await _show_pages(settings)
+                return
     if kept := home.kept():
         out.print(f"\nThe broker is running: penstock --servers {kept.url} status\nStop it with: kill {kept.pid}")
+    else:
+        out.print(NEXT, markup=False)
+
+
+async def _show_pages(settings: Settings) -> None:
+    """Serve the pages over what the story left, with actions, since it is only an example."""
+    from penstock.ui.access import Access
+    from penstock.ui.server import Listen, serve
+
+    def ready(url: str) -> None:
+        out.print(f"\nLook at it: {url}  (Ctrl-C stops)", soft_wrap=True)
+        webbrowser.open(url)
+
+    platform = replace(load(example_dir() / "penstock.yaml", "dev"), history=timedelta(days=1))
+    await serve(settings, platform, Listen(port=PAGES_PORT), Access(actions=True), ready)
 
 
 async def _story(settings: Settings, events: int, no_spark: bool) -> None:
@@ -87,14 +128,41 @@ async def _story(settings: Settings, events: int, no_spark: bool) -> None:
         _say("broker", f"nats-server {broker.server_version} at {settings.servers[0]}, data in {HOME}/nats")
         _say("platform", await _apply(broker, platform))
         _say("events", await _publish(settings, broker.jetstream, simulator, events))
-        await run_services(settings, load_module(folder / "services.py", "gpuaas_services"), _say)
-        letters = LettersStory(settings, load_module(folder / "handlers.py", "gpuaas_handlers"), _say)
-        await letters.fail()
+        services = load_module(folder / "services.py", "gpuaas_services")
+        services.app.settings = settings
+        names = {one.service for one in platform.consumers.values() if one.service} - {STOPPED}
+        _say("services", await _serve(services.app, names))
+        telemetry = load(folder / "telemetry.yaml", "dev")
+        await _apply(broker, telemetry)
+        await run_group(settings, load_module(folder / "telemetry.py", "gpuaas_telemetry"), _say)
+        await show_failures(settings, services, _say)
         if not no_spark:
             _show_results(await _run_pipelines(platform, settings))
-        await letters.repair()
+        await repair(settings, services, names, _say)
         out.print()
         out.print(render((await collect(broker.jetstream)).of_platform(platform.name)))
+        wait = ": its messages wait, as long as their streams keep them."
+        out.print(Text.assemble("\n", (f"{STOPPED} was not started on purpose", "red"), wait))
+
+
+@contextmanager
+def _failures_told_later() -> Iterator[None]:
+    """Leave out warnings about failed tries: what fails here is told in a chapter of its own."""
+    log = logging.getLogger(failures.__name__)
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+async def _serve(app: App, names: Collection[str]) -> str:
+    """Run services, two instances each, until their consumers have nothing left."""
+    handlers = await run_services(app, names)
+    events, consumers = sum(one.counts.handled for one in handlers), len({one.consumer for one in handlers})
+    who = f"{len(names)} services, {INSTANCES} instances each"
+    return f"{who}, handled {events:,} events on {consumers} declared consumers; {STOPPED} was not started"
 
 
 async def _run_pipelines(platform: Platform, settings: Settings) -> list[PipelineResult]:
@@ -158,11 +226,12 @@ def _places(result: PipelineResult) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):  # a window of time
         return " – ".join(_cell(part) for part in value.values())
-    return f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else str(value)
+    text = f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else str(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 def _say(step: str, text: str) -> None:
-    out.print(f"[bold green]✓[/] [bold]{step:<9}[/] {text}", soft_wrap=True)
+    out.print(Text.assemble(("✓", "bold green"), " ", (f"{step:<9}", "bold"), f" {text}"), soft_wrap=True)
 
 
 async def _apply(broker: Broker, platform: Platform) -> str:

@@ -16,9 +16,12 @@ from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.broker.hub import CLIENT_PORT, LEAF_OFFSET, address, leaf_url
 from penstock.broker.ports import FREE
-from penstock.broker.server_config import LOOPBACK, ServerConfig, ServerTls
+from penstock.broker.server_config import LOOPBACK, ServerConfig, ServerTls, is_loopback
 from penstock.cli.common import err, flag_values, json_option, out, usage
+from penstock.cli.terminal import echo
 from penstock.errors import ConfigError, ServerFailed
+from penstock.printable import json_text
+from penstock.settings import without_login
 from penstock.units import parse_duration, parse_size
 
 DEFAULT_DATA = ".penstock/server"
@@ -38,11 +41,14 @@ class Stop(Exception):
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), default=DEFAULT_DATA, show_default=True,
               help="Directory for messages, configuration and log.")  # fmt: skip
 @click.option("--host", default=LOOPBACK, show_default=True, help="Address to listen on; 0.0.0.0 for all.")
+@click.option("--no-login", is_flag=True, help="Let in whoever reaches --host, though it is not this machine alone.")
 @click.option("--leaf-of", metavar="URL", help="Join the server at this URL as a leaf node.")
 @click.option("--domain", metavar="NAME", help="JetStream domain.  [default for a leaf: leaf]")
 @click.option("--user", metavar="NAME", help="User that clients log in as; goes with --password.")
 @click.option("--password", metavar="SECRET", help="Better in the environment: PENSTOCK_SERVER_PASSWORD.")
 @click.option("--token", metavar="SECRET", help="Token that clients log in with, instead of a user.")
+@click.option("--users", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Users with permissions, by `penstock permissions --write`; --user may do all.")  # fmt: skip
 @click.option("--tls-cert", metavar="FILE", help="Certificate of the server; goes with --tls-key.")
 @click.option("--tls-key", metavar="FILE", help="Key of the certificate.")
 @click.option("--tls-ca", metavar="FILE", help="CA that signed the certificates.")
@@ -87,6 +93,8 @@ def _server_options(options: dict[str, Any]) -> dict[str, Any]:
         usage("--tls-cert and --tls-key go together: give both, or neither")
     if (tls["ca"] or tls["verify"]) and not tls["cert"]:
         usage("--tls-ca and --tls-verify need a certificate of the server: --tls-cert and --tls-key")
+    _require_login(options.pop("no_login"), options, bool(tls["verify"]))
+    options["users"] = _users(options["users"]) if options["users"] else ()
     with flag_values():
         options = {**options, **_checked(options)}
     if options["leaf_of"]:
@@ -94,11 +102,32 @@ def _server_options(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "tls": ServerTls(**tls) if tls["cert"] else None}
 
 
+def _users(file: Path) -> tuple[dict[str, Any], ...]:
+    try:
+        users = json.loads(file.read_text(encoding="utf-8"))["authorization"]["users"]
+        complete = all(isinstance(one.get("password") or one.get("nkey"), str) for one in users)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise ConfigError(f"{file} holds no users as `penstock permissions --write` writes them") from exc
+    if not users or not complete:
+        raise ConfigError(f"{file}: every user needs a password or an nkey; `penstock permissions --write` gives one")
+    return tuple(users)
+
+
+def _require_login(without: bool, options: dict[str, Any], by_certificate: bool) -> None:
+    """Refuse to be open to a network by accident: whoever may log in may read and delete every stream."""
+    has_login = by_certificate or options["user"] or options["token"] or options["users"]
+    if not (without or has_login or is_loopback(options["host"])):
+        usage(
+            f"--host {options['host']} lets in whoever reaches this machine: give --user and --password, --token or "
+            "--tls-verify, or say --no-login"
+        )
+
+
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """Options that are written differently in the server's configuration; raises when one of them is impossible."""
     if options["leaf_of"]:
         address(options["leaf_of"])
-    ServerConfig(**{name: options[name] for name in ("user", "password", "token")})
+    ServerConfig(**{name: options[name] for name in ("user", "password", "token", "users")})
     return {
         "max_payload": _size(options["max_payload"]),
         "sync_interval": _interval(options["sync_interval"]),
@@ -173,22 +202,17 @@ def _announce(made: EmbeddedServer | EmbeddedCluster, as_json: bool) -> None:
         said = {
             "url": made.url,
             "urls": [one.url for one in servers],
-            "leaf_urls": [_without_login(one.leaf_url) for one in servers],
+            "leaf_urls": [without_login(one.leaf_url) for one in servers],
             "pids": [one.pid for one in servers],
             "data": str(data),
             "domain": config.jetstream_domain,
         }
-        click.echo(json.dumps(said, sort_keys=True))
+        echo(json_text(said, sort_keys=True))
         return
     out.print(made.url, soft_wrap=True)
-    leaf = ", ".join(_without_login(one.leaf_url) for one in servers)
+    leaf = ", ".join(without_login(one.leaf_url) for one in servers)
     domain = f" · JetStream domain {config.jetstream_domain}" if config.jetstream_domain else ""
     err.print(f"leaf nodes join at {leaf} · data in {data}{domain} · Ctrl-C stops", soft_wrap=True)
-
-
-def _without_login(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _complain(dead: EmbeddedServer) -> None:

@@ -1,75 +1,110 @@
-"""The quickstart's chapter on workers: the example's services, each a group of two workers, until all is handled."""
+"""The quickstart's chapters on handlers: services on their declared consumers, and a group that shares partitions."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import ModuleType
-from typing import Any
 
+from penstock.app import App
+from penstock.app.app import Running
 from penstock.cli.work import nothing_left
 from penstock.errors import DeadlineExceeded
+from penstock.publish import Publisher
 from penstock.settings import Settings
 from penstock.workers.assignment import RoundRobin
 from penstock.workers.group import WorkerGroup
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.options import WorkerOptions
+from penstock.workers.partitions import Partition
 from penstock.workers.sources import Listed
 from penstock.workers.stabilization import Windows
 
-WORKERS = 2
+INSTANCES = 2
 WITHIN = 120.0
 LOOK_EVERY = 0.1
+READINGS = 3_000
 SOON = Windows(cold_start=0.3, planned=0.2, min_interval=0.1)
 """Nobody else joins here: there is nothing to wait for."""
 
 Say = Callable[[str, str], None]
 
 
-async def run_services(settings: Settings, services: ModuleType, say: Say) -> None:
-    """Run every service until it has handled what is there, and tell what they did."""
-    handled = await asyncio.gather(*(_run(settings, service) for service in services.SERVICES))
-    told = ", ".join(f"{service.name} {count:,}" for service, count in zip(services.SERVICES, handled, strict=True))
-    say("services", f"{WORKERS} workers each handled {told} events, one consumer a worker")
+async def run_services(app: App, services: Collection[str]) -> list[Running]:
+    """Run services, two instances of each, until their consumers have nothing left; what each of them has handled."""
+    stop = asyncio.Event()
+    handlers: list[Running] = []
+    running = [asyncio.create_task(app.serve(stop, services, handlers.extend)) for _ in range(INSTANCES)]
+
+    async def done() -> bool:
+        for one in running:
+            if one.done():
+                one.result()
+        return bool(handlers) and all([await one.done() for one in handlers])
+
+    try:
+        await _until(done, "the services to handle what is there")
+    finally:
+        stop.set()
+        await asyncio.gather(*running, return_exceptions=True)
+    return handlers
 
 
-async def _run(settings: Settings, service: Any) -> int:
-    async with AsyncExitStack() as open_:
-        group = [await open_.enter_async_context(_member(settings, service)) for _ in range(WORKERS)]
-        try:
-            async with asyncio.timeout(WITHIN):
-                await _until_done(group, service)
-        except TimeoutError as exc:
-            raise DeadlineExceeded(f"service {service.name!r} to handle what is there", WITHIN) from exc
-        return sum(one.worker.metrics.done for one in group if one.worker)
+async def run_group(settings: Settings, telemetry: ModuleType, say: Say) -> None:
+    """Two workers share the nodes; one leaves halfway, and its share goes over."""
+    async with await Publisher.connect(settings) as publisher:
+        made = list(telemetry.readings(READINGS))
+        for start in range(0, READINGS, 1000):
+            subjects, bodies = zip(*made[start : start + 1000], strict=True)
+            await publisher.publish_batch("TELEMETRY", list(subjects), list(bodies))
+    handled: dict[str, list[int]] = telemetry.handled
+
+    async with AsyncExitStack() as stays, _member(settings, telemetry) as leaves:
+        stayed = await stays.enter_async_context(_member(settings, telemetry))
+
+        async def shared() -> bool:
+            return all(one.worker and one.worker.partitions for one in (leaves, stayed))
+
+        async def over() -> bool:
+            worker = stayed.worker
+            return bool(worker and len(worker.partitions) == len(telemetry.NODES)) and await nothing_left(worker)
+
+        await _until(shared, "both workers to have partitions")
+        share = len(leaves.worker.partitions) if leaves.worker else 0
+        await leaves.stop()
+        await _until(over, "the readings to be handled")
+    total = sum(map(len, handled.values()))
+    well = all(sorted(set(one)) == one for one in handled.values()) and total == READINGS
+    result = "each once and in order" if well else f"NOT each once and in order: {total:,} were handled"
+    shares = f"2 workers shared {len(telemetry.NODES)} nodes; one left, and its {share} went over"
+    say("group", f"{shares}; {READINGS:,} readings, {result}")
 
 
-def _member(settings: Settings, service: Any) -> WorkerGroup:
+@asynccontextmanager
+async def _member(settings: Settings, telemetry: ModuleType) -> AsyncIterator[WorkerGroup]:
+    partitions: Sequence[Partition] = tuple(Partition(node, (f"telemetry.{node}",)) for node in telemetry.NODES)
     options = GroupOptions(
-        group=service.name,
-        stream=service.stream,
-        source=lambda *_: Listed(service.partitions),
+        group="telemetry",
+        stream="TELEMETRY",
+        source=lambda *_: Listed(tuple(partitions)),
         strategy=RoundRobin(),
         windows=SOON,
         look_every=0.2,
         look_soon=0.05,
     )
     consumer = {"window": 0.02, "min_interval": 0.05}
-    return WorkerGroup(settings, options, service.handle, consumer=consumer, worker=WorkerOptions(dlq=service.dlq))
+    worker = WorkerOptions(dlq="dlq.telemetry.reading")
+    async with WorkerGroup(settings, options, telemetry.read, consumer=consumer, worker=worker) as member:
+        yield member
 
 
-async def _until_done(group: list[WorkerGroup], service: Any) -> None:
-    while True:
-        if await _done(group, service):
-            return
-        await asyncio.sleep(LOOK_EVERY)
-
-
-async def _done(group: list[WorkerGroup], service: Any) -> bool:
-    """Whether every partition has its worker, and no worker has anything left."""
-    workers = [one.worker for one in group if one.worker and one.worker.partitions]
-    owned = {id_ for worker in workers for id_ in worker.partitions}
-    if owned != set(service.subjects):
-        return False
-    return all([await nothing_left(worker) for worker in workers])
+async def _until(done: Callable[[], Awaitable[bool]], what: str) -> None:
+    try:
+        async with asyncio.timeout(WITHIN):
+            while True:
+                if await done():
+                    return
+                await asyncio.sleep(LOOK_EVERY)
+    except TimeoutError as exc:
+        raise DeadlineExceeded(what, WITHIN) from exc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +29,9 @@ from penstock.cli.common import (
     usage,
 )
 from penstock.cli.platform import env_option, file_argument
+from penstock.cli.terminal import echo
 from penstock.errors import AccessDenied, AlreadyExists, StreamNotFound, Unavailable
+from penstock.printable import json_text
 from penstock.settings import Settings
 from penstock.sourcing import migrate as migrating
 from penstock.sourcing import mirrors, modes
@@ -258,14 +259,14 @@ def _hand_over(consumer: Resource, config: Json) -> None:
     """The exact request, as anybody with access can send it, and what an account must grant."""
     body = {"stream_name": consumer.stream, "config": config, "action": "create"}
     subject = f"{API}.CONSUMER.CREATE.{consumer.stream}.{consumer.name}"
-    click.echo(f"# send this to the subject {subject} where {consumer.stream} lives")
+    echo(f"# send this to the subject {subject} where {consumer.stream} lives")
     if consumer.api:
-        click.echo(f"# (from here it is reached as {consumer.api})")
-    click.echo(json.dumps(body, indent=2, sort_keys=True))
+        echo(f"# (from here it is reached as {consumer.api})")
+    echo(json_text(body, indent=2, sort_keys=True))
     if needs_grant(consumer.api):
         grant = Grant(consumer.stream, consumer.name, str(consumer.api), config["deliver_subject"])
-        click.echo(f"# in the server's configuration, for the account of {consumer.stream}:\n{grant.exports()}")
-        click.echo(f"# for the account that reads:\n{grant.imports()}")
+        echo(f"# in the server's configuration, for the account of {consumer.stream}:\n{grant.exports()}")
+        echo(f"# for the account that reads:\n{grant.imports()}")
 
 
 @sources.command(epilog="Exit code 0: every source reads as declared. 2: something is to be done, and was not.")
@@ -311,7 +312,7 @@ async def migrate(context: Context, file: str, env: str | None, yes: bool, backu
         for migration in wanted if yes else ():
             behind[migration.stream] = await _migrated(broker.jetstream, settings, migration, folder)
             if not as_json:
-                click.echo(f"{migration.stream} goes on behind sequence {behind[migration.stream]} of its origin")
+                echo(f"{migration.stream} goes on behind sequence {behind[migration.stream]} of its origin")
     if as_json:
         print_json([{**_migration_facts(one), "behind": behind.get(one.stream)} for one in wanted])
     if refused:
@@ -340,14 +341,14 @@ async def _migrated(js: JetStream, settings: Settings, migration: Migration, fol
 
 def _show_migrations(wanted: list[Migration]) -> None:
     for one in wanted:
-        click.echo(f"{one.stream} from {one.origin}: {_reads(one.old)} -> {_reads(one.new)}")
+        echo(f"{one.stream} from {one.origin}: {_reads(one.old)} -> {_reads(one.new)}")
         if one.mirror:
-            click.echo("  a mirror: saved to a file, deleted and restored; its readers find it missing for a moment")
+            echo("  a mirror: saved to a file, deleted and restored; its readers find it missing for a moment")
         if one.old_name and one.old_name != one.new_name:
-            click.echo(f"  consumer {one.old_name} goes if Penstock made it; one of your own stays, and an Interest")
-            click.echo("  origin keeps messages for it; a WorkQueue origin takes no second one, so there it goes too")
+            echo(f"  consumer {one.old_name} goes if Penstock made it; one of your own stays, and an Interest")
+            echo("  origin keeps messages for it; a WorkQueue origin takes no second one, so there it goes too")
     if not wanted:
-        click.echo("every source reads as declared")
+        echo("every source reads as declared")
 
 
 def _reads(source: Json) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from penstock.broker import connect
 from penstock.cli.common import (
@@ -27,6 +26,7 @@ from penstock.cli.common import (
     sync,
     table,
 )
+from penstock.cli.terminal import Text
 from penstock.errors import ServerBusy, Unavailable
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.units import approximate_duration, approximate_size
@@ -129,7 +129,8 @@ def _consumer_rows(consumers: Sequence[ConsumerStatus]) -> Iterator[tuple[Any, .
 
 def _consumer_row(consumer: ConsumerStatus) -> tuple[Any, ...]:
     limit = f"/{consumer.max_ack_pending:,}" if consumer.max_ack_pending else ""
-    name = f"  {consumer.name}{' (paused)' if consumer.paused_for is not None else ''}"
+    state = " (paused)" if consumer.paused_for is not None else " (nobody reads)" if consumer.is_unattended else ""
+    name = Text(f"  {consumer.name}{state}", style="red" if consumer.is_unattended else "")
     age = _age(consumer.lag) if consumer.lag_messages else ""
     return (name, f"{consumer.ack_floor:,}", f"{consumer.lag_messages:,}", age, f"{consumer.ack_pending:,}{limit}",
             f"{consumer.redelivered:,}", _dead(consumer))  # fmt: skip
@@ -149,9 +150,14 @@ def _summary(status: Status) -> str:
     lag = sum(consumer.lag_messages for consumer in status.consumers)
     oldest = max((consumer.lag for consumer in status.consumers), default=timedelta())
     waiting = f"{lag:,} unacknowledged, the oldest {_age(oldest)} old" if lag else "nothing unacknowledged"
-    abandoned = status.abandoned_batches
-    batches = "" if abandoned is None else f"; {_number(sum(abandoned.values()), 'atomic batch', 'es')} abandoned"
+    abandoned, batches = status.abandoned_batches, ""
+    if abandoned is not None:
+        batches = f"; {_number(sum(abandoned.values()), 'atomic batch', 'es')} abandoned"
+    elif any(stream.takes_batches for stream in status.streams):
+        batches = "; abandoned batches are not kept (`penstock batches --keep`)"
     lost = f"; {status.given_up}" if status.given_up else ""
+    unattended = sum(consumer.is_unattended for consumer in status.consumers)
+    waiting += f", nobody reads {_number(unattended, 'consumer', 's')}" if unattended else ""
     return f"{waiting}; {_number(status.dead_letters, 'dead letter', 's')}{lost}{batches}"
 
 

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from penstock import subjects
+from penstock.app import App
 from penstock.broker.jetstream import JetStream
-from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, Context, err, flag_values, json_option, out, print_json, sync
-from penstock.cli.work_flags import Asked, asked, work_options
-from penstock.errors import PenstockError
+from penstock.cli.common import (
+    EXIT_ATTENTION,
+    EXIT_OK,
+    PLATFORM_FILE,
+    Context,
+    err,
+    flag_values,
+    json_option,
+    out,
+    print_json,
+    sync,
+)
+from penstock.cli.serving import Serving, serve_app, served
+from penstock.cli.terminal import log_to_stderr
+from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
 from penstock.settings import Settings
+from penstock.topology.load import load
+from penstock.topology.model import Platform
 from penstock.units import counted
-from penstock.wire import aio
-from penstock.workers import metrics
+from penstock.workers import handlers
+from penstock.workers.endpoint import Health
+from penstock.workers.following import FOLLOW_EVERY, Following
 from penstock.workers.group import WorkerGroup
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.handlers import Handler
+from penstock.workers.holder import Holder
+from penstock.workers.hooks import Hooks
+from penstock.workers.kv import Control
 from penstock.workers.metrics import WorkerMetrics
-from penstock.workers.options import ConsumerOptions, Positions
+from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions
 from penstock.workers.overlap import Overlap
+from penstock.workers.overview import look
 from penstock.workers.partitions import Partition
-from penstock.workers.sources import PartitionSource
 from penstock.workers.worker import Worker
 
 LOOK_EVERY = 0.2
 """Seconds between two looks whether everything is done."""
-FOLLOW_EVERY = 5.0
-"""Seconds between two looks at the partitions of a worker that is alone."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-@click.command(epilog="Exit code 2 says that messages became dead letters.")
+@click.command(epilog="Exit code 2: messages became dead letters, or partitions did not fit and were not served.")
 @click.argument("handler", metavar="MODULE:HANDLER")
 @work_options
 @json_option
@@ -51,21 +70,61 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
     the same command several times, anywhere: the group shares its partitions among them, and nothing is lost when one
     comes or goes.
 
+    With --consumer there are no partitions: the function handles the messages of a durable consumer, and takes what
+    handlers of an app take.
+
     \b
     Example:
       penstock work billing.handlers:on_usage --group billing --stream BILLING \\
         --pattern 'platform.billing.{topic}' --dlq dlq.billing --metrics-port 9400
+      penstock work billing.handlers:on_usage --group billing        # as penstock.yaml declares it
+      penstock work billing.handlers:charge --consumer billing_worker_usage_metered
     """
-    settings = context.settings()
+    ctx = click.get_current_context()
+    chosen = {name for name in given if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    flags = Serving.of(given)
+    if name := given["consumer"]:
+        app = _app(context)
+        with flag_values():
+            app.consumer(name, **consumer_options(given, chosen))(handlers.load(handler, takes_context=False))
+        return await serve_app(app, (), flags, as_json)
+    platform = _platform(context) if given["group"] else None
+    if platform and (spec := platform.groups.get(given["group"])):
+        given |= declared_values(spec, chosen)
+    elif not context.file and not context.env:
+        platform = None  # a file that is here by chance, and says nothing about this group
+    settings = _settings(context, platform)
     with flag_values():
         wanted = asked(handler, given)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    log_to_stderr("%(asctime)s %(message)s", flags.log_level.upper())
     async with _running(settings, wanted, given) as started:
-        with _serving(given["metrics_port"], started.numbers):
+        with served(flags, started.numbers, started.health):
+            for line in (*started.waits, *_failures(wanted.worker)):
+                err.print(line, markup=False, soft_wrap=True)
             await _until_stopped(started, given)
         found = list(started.numbers())
     _show(found, as_json)
-    return EXIT_ATTENTION if any(one.dead_letters for one in found) else EXIT_OK
+    return EXIT_ATTENTION if any(one.dead_letters or one.left_out for one in found) else EXIT_OK
+
+
+def _app(context: Context) -> App:
+    """An app for a handler on a durable consumer that the platform file declares, or the server has."""
+    platform = _platform(context)
+    settings = _settings(context, platform)
+    return App(platform.path if platform else None, context.env if platform else None, settings)
+
+
+def _platform(context: Context) -> Platform | None:
+    """The platform file that was named, or the one here."""
+    if context.file or context.env or Path(PLATFORM_FILE).exists():
+        return load(context.file or PLATFORM_FILE, context.env)
+    return None
+
+
+def _settings(context: Context, platform: Platform | None) -> Settings:
+    if platform is None:
+        return context.settings()
+    return context.settings_below_flags(**platform.environment.settings_overrides())
 
 
 Numbers = Callable[[], Iterable[WorkerMetrics]]
@@ -80,6 +139,9 @@ class Running:
     """Whether everything that is there has been handled."""
     ended: Callable[[], Awaitable[None]]
     """Returns or raises when the worker ends by itself."""
+    health: Callable[[], Health]
+    waits: tuple[str, ...]
+    """What it waits for, and for how long, in words."""
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -88,8 +150,8 @@ class Running:
 @asynccontextmanager
 async def _running(settings: Settings, wanted: Asked, given: dict[str, Any]) -> AsyncIterator[Running]:
     if given["wildcards"]:
-        async with _asking(settings) as jetstream:
-            wanted.consumer["universe"] = await _universe(jetstream, wanted)
+        async with _asking(settings) as control:
+            wanted.consumer["universe"] = await _universe(control.jetstream, wanted)
     if wanted.group:
         running = _member(settings, wanted, wanted.group, given["overlap"])
     else:
@@ -99,10 +161,12 @@ async def _running(settings: Settings, wanted: Asked, given: dict[str, Any]) -> 
 
 
 @asynccontextmanager
-async def _asking(settings: Settings) -> AsyncIterator[JetStream]:
-    async with aio.Connection(settings, name="penstock work") as connection:
-        await connection.reconnect()
-        yield JetStream(connection.requester(), settings.domain, settings.timeout)
+async def _asking(settings: Settings) -> AsyncIterator[Control]:
+    control = await Control.connect(settings)  # connects again by itself
+    try:
+        yield control
+    finally:
+        await control.close()
 
 
 async def _universe(jetstream: JetStream, wanted: Asked) -> frozenset[str]:
@@ -114,12 +178,45 @@ async def _universe(jetstream: JetStream, wanted: Asked) -> frozenset[str]:
 @asynccontextmanager
 async def _member(settings: Settings, wanted: Asked, options: GroupOptions, overlaps: bool) -> AsyncIterator[Running]:
     """A worker of a group."""
+    worker = replace(wanted.worker, hooks=Hooks(on_assigned=_TellOnce()))
     async with (
+        _asking(settings) as control,
         _overlapping(settings, options.group if overlaps else None, wanted.handler) as handler,
-        WorkerGroup(settings, options, handler, consumer=wanted.consumer, worker=wanted.worker) as group,
+        WorkerGroup(settings, options, handler, consumer=wanted.consumer, worker=worker) as group,
     ):
         err.print(f"worker {group.worker_id} of group {options.group} is working on {options.stream}", markup=False)
-        yield Running(group.metrics, lambda: nothing_left(group.worker), group.until_stopped)
+        done = partial(_group_is_done, control, group)
+        yield Running(group.metrics, done, group.until_stopped, group.health, (_first_wait(options),))
+
+
+class _TellOnce:
+    """Says how many partitions a worker gets, the first time."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, partitions: tuple[str, ...]) -> None:
+        if not self._told:
+            err.print(f"it has {counted(len(partitions), 'partition')}", markup=False)
+        self._told = True
+
+
+def _first_wait(options: GroupOptions) -> str:
+    windows = options.windows
+    return (
+        f"it waits for its partitions: a group that begins assigns them {windows.cold_start:g} s after its last worker "
+        f"came (--cold-start), one that runs {windows.planned:g} s after (--planned)"
+    )
+
+
+async def _group_is_done(control: Control, group: WorkerGroup) -> bool:
+    """Whether everything is handled; for a worker without partitions, whether that is so of all others."""
+    if group.worker and group.worker.partitions:
+        return await nothing_left(group.worker)
+    if not (group.member and group.member.assigned):
+        return False
+    found = await look(control, group.options.group)
+    return found.waits_for is None and not found.moves and not any(worker.lag for worker in found.workers)
 
 
 @asynccontextmanager
@@ -136,17 +233,21 @@ async def _overlapping(settings: Settings, group: str | None, handler: Handler) 
 async def _alone(settings: Settings, wanted: Asked, start: str) -> AsyncIterator[Running]:
     """A worker that has everything to itself."""
     options = ConsumerOptions(stream=wanted.stream, worker_id=wanted.worker_id, **wanted.consumer)
-    async with _asking(settings) as jetstream:
+    async with _asking(settings) as control:
+        jetstream = control.jetstream
         source = wanted.source(jetstream)
         positions = await _positions(jetstream, options, start)
         async with Worker(settings, options, wanted.handler, options=wanted.worker, positions=positions) as alone:
-            await alone.update(await source.partitions())
-            err.print(f"worker {options.worker_id} is working on {options.stream}, alone", markup=False)
+            following = Following(alone, source, Holder(jetstream, options.stream, options.consumer, source))
+            await following.begin()
+            found = counted(len(alone.partitions), "partition")
+            err.print(f"worker {options.worker_id} is working on {options.stream}, alone, with {found}", markup=False)
+            waits = () if wanted.known else (f"it looks for partitions that come every {FOLLOW_EVERY:g} s",)
 
             async def done() -> bool:
                 return not alone.partitions or await nothing_left(alone)
 
-            yield Running(lambda: [alone.metrics], done, lambda: _follow(alone, source))
+            yield Running(lambda: [alone.metrics], done, following.run, alone.health, waits)
 
 
 async def _positions(jetstream: JetStream, options: ConsumerOptions, start: str) -> Positions | None:
@@ -161,24 +262,9 @@ async def _positions(jetstream: JetStream, options: ConsumerOptions, start: str)
     return at_the_end
 
 
-async def _follow(alone: Worker, source: PartitionSource) -> None:
-    """Take up partitions that come, and drop those that go. Raises what ended the worker."""
-    while True:
-        await asyncio.sleep(FOLLOW_EVERY)
-        if alone.failure:
-            raise alone.failure
-        try:
-            await alone.update(await source.partitions())
-        except PenstockError as exc:
-            err.print(f"the partitions stay as they are: {exc}", markup=False)
-
-
 async def nothing_left(worker: Worker | None) -> bool:
     """Whether everything that the worker's consumers have is handled and acknowledged."""
-    if worker is None or not worker.partitions or worker.behind:
-        return False
-    infos = (await worker.consumer.present()).values()
-    return bool(infos) and not any(info.unprocessed for info in infos)
+    return worker is not None and await worker.has_nothing_left()
 
 
 async def _until_stopped(started: Running, given: dict[str, Any]) -> None:
@@ -216,24 +302,23 @@ async def _report(numbers: Numbers, every: float) -> None:
             err.print(_line(one), markup=False)
 
 
-@contextmanager
-def _serving(port: int | None, numbers: Numbers) -> Iterator[None]:
-    if port is None:
-        yield
-        return
-    chosen, end = metrics.serve(port, numbers)
-    err.print(f"metrics: http://127.0.0.1:{chosen}/metrics", markup=False)
-    try:
-        yield
-    finally:
-        end()
-
-
 # -- telling -----------------------------------------------------------------------------------------------------------
+
+
+def _failures(options: WorkerOptions) -> list[str]:
+    """What becomes of a message that fails again and again, where that may surprise."""
+    if options.dlq is not None:
+        return []
+    tries, wait = options.retries.max_deliver, options.retries.backoff[-1]
+    return [
+        f"no --dlq: a message that has failed {tries} times is not given up. It is tried again every {wait:g} s, and "
+        "nothing behind it in its partition is handled meanwhile"
+    ]
 
 
 def _line(one: WorkerMetrics) -> str:
     trouble = [(one.redeliveries, "redelivered"), (one.failures, "failed"), (one.dead_letters, "dead")]
+    trouble.append((one.left_out, "partitions left out"))
     shown = "".join(f", {count:,} {what}" for count, what in trouble if count)
     return f"{one.consumer}: {counted(one.done, 'message')} handled of {one.look().partitions} partitions{shown}"
 
@@ -254,6 +339,7 @@ def _show(found: list[WorkerMetrics], as_json: bool) -> None:
                 "redelivered": one.redeliveries,
                 "failed": one.failures,
                 "dead_letters": one.dead_letters,
+                "partitions_left_out": one.left_out,
             }
             for one in found
         ]

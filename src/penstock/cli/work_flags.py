@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -13,8 +13,10 @@ import click
 
 from penstock.broker.jetstream import JetStream
 from penstock.cli.common import Read
+from penstock.cli.serving import DURATION, SERVING_OPTIONS, Serving, seconds
 from penstock.errors import ConfigError
-from penstock.units import INT32, parse_duration
+from penstock.topology.model import GroupSpec
+from penstock.units import INT32
 from penstock.workers import filters, handlers
 from penstock.workers.assignment import STRATEGIES
 from penstock.workers.group import check_times
@@ -24,27 +26,36 @@ from penstock.workers.identity import new_instance
 from penstock.workers.options import ConsumerOptions, WorkerOptions, part_of_name
 from penstock.workers.partitions import Partition, SubjectPattern
 from penstock.workers.sources import Described, Hashed, InBucket, Listed, PartitionSource, SeenInStream
+from penstock.workers.stabilization import Windows
 from penstock.workers.verdicts import BACKOFF, MAX_DELIVER, Retries
 
 MOST_PARTITIONS = 100_000
+LEAVE_AFTER_STOP = 15.0
+"""Seconds that a worker which stops has to hand over once its handlers have ended."""
 TTL = 15.0
 """Seconds after which a worker of a group is given up, unless a flag says otherwise."""
 _LABEL = re.compile(r"[A-Za-z0-9_.:/-]+")
 _WEIGHT = re.compile(r"[1-9][0-9]{0,8}")
 
+CONSUMER = ("ack_wait", "max_ack_pending", "max_subjects", "max_consumers", "inactive_threshold")
+"""Flags that are fields of `ConsumerOptions`."""
 SourceMaker = Callable[[JetStream], PartitionSource]
 OF_A_GROUP = {
     "in_bucket": "--in-bucket", "overlap": "--overlap", "labels": "--label", "partition_labels": "--partition-label",
     "weights": "--weight", "strategy": "--strategy", "capacity": "--capacity", "instance": "--instance", "ttl": "--ttl",
+    "cold_start": "--cold-start", "planned": "--planned", "leave_within": "--leave-within",
 }  # fmt: skip
 """Flags that mean nothing to a worker that is alone, by their parameters."""
+OF_A_CONSUMER = {"within": "--within", "ordered_by": "--ordered-by", "once": "--once", "keep": "--keep"}
+"""Flags that mean something on a durable consumer only, by their parameters."""
+ON_A_CONSUMER = frozenset(
+    {"consumer", "stream", "dlq", "concurrency", "batch", "handler_timeout", "stop_within", *OF_A_CONSUMER}
+    | set(Serving.__slots__)
+)
+"""Parameters that mean something on a durable consumer, which has a configuration of its own."""
 
 
 # -- single values -----------------------------------------------------------------------------------------------------
-
-
-def seconds(text: str) -> float:
-    return parse_duration(text).total_seconds()
 
 
 def _delays(text: str) -> tuple[float, ...]:
@@ -86,12 +97,13 @@ def _partition_label(text: str) -> tuple[str, str]:
     return id_, _label(label)
 
 
-DURATION = Read("duration", seconds)
 SOME_TIME = Read("duration", _above_zero)
 NAME, GROUP = Read("name", part_of_name), Read("name", group_name)
 
 OPTIONS = [
-    click.option("--stream", type=NAME, required=True, metavar="NAME", help="The stream to work on."),
+    click.option("--stream", type=NAME, metavar="NAME", help="The stream to work on."),
+    click.option("--consumer", metavar="NAME",
+                 help="No partitions: the messages of this durable consumer, which instances compete for."),
     click.option("--group", type=GROUP, metavar="NAME", help="The group that shares the partitions."),
     click.option("--alone", "worker_id", type=NAME, metavar="ID", help="No group: all partitions are this worker's."),
     click.option("--pattern", metavar="PATTERN", help="Subjects with the partition in them: 'dc.{tool}.completion'."),
@@ -126,8 +138,16 @@ OPTIONS = [
                  help="Messages that a slow partition may hold."),
     click.option("--concurrency", type=click.IntRange(1), default=256, show_default=True, metavar="N",
                  help="Partitions handled at the same time."),
+    click.option("--batch", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+                 help="Hand lists of up to N messages of one partition to the handler; 0: one message."),
     click.option("--processes", type=click.IntRange(0), default=0, show_default=True, metavar="N",
                  help="Processes for a handler that computes."),
+    click.option("--threads", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+                 help="Threads for a plain function that waits, as for a database."),
+    click.option("--stop-within", type=SOME_TIME, default="60s", show_default=True, metavar="DURATION",
+                 help="How long handlers may take to finish when the worker stops or a partition moves."),
+    click.option("--inactive-threshold", type=SOME_TIME, default="24h", show_default=True, metavar="DURATION",
+                 help="When the server removes the consumer of a worker that is away."),
     click.option("--handler-timeout", type=SOME_TIME, metavar="DURATION", help="How long a handler may take."),
     click.option("--label", "labels", type=Read("label", _label), multiple=True, metavar="LABEL",
                  help="Of this worker: it may have partitions of that label; repeatable."),
@@ -138,11 +158,20 @@ OPTIONS = [
     click.option("--instance", metavar="NAME", help="A name that stays over restarts.  [default: chosen]"),
     click.option("--ttl", type=SOME_TIME, metavar="DURATION",
                  help=f"When the group gives up a worker that is not heard of.  [default: {TTL:g}s]"),
-    click.option("--metrics-port", type=click.IntRange(0, 65535), metavar="PORT",
-                 help="Serve /metrics for Prometheus on loopback; 0: any."),
-    click.option("--report-every", type=DURATION, default="10s", show_default=True, metavar="DURATION",
-                 help="A line on stderr; 0: none."),
-    click.option("--until-done", is_flag=True, help="End when everything that is there has been handled."),
+    click.option("--cold-start", type=DURATION, metavar="DURATION",
+                 help="How long the first workers of a group wait for more of them.  [default: 10s]"),
+    click.option("--planned", type=DURATION, metavar="DURATION",
+                 help="How long a change of workers or partitions must have lasted.  [default: 3s]"),
+    click.option("--leave-within", type=SOME_TIME, metavar="DURATION",
+                 help="How long a worker that stops may take to hand over.  [default: --stop-within and 15s]"),
+    click.option("--within", type=DURATION, metavar="DURATION",
+                 help="With --consumer and --batch: how long a list waits to become full.  [default: 1s]"),
+    click.option("--ordered-by", type=click.Choice(["subject"]),
+                 help="With --consumer: messages of one subject one after the other."),
+    click.option("--once", is_flag=True, help="With --consumer: pass over events that were handled before."),
+    click.option("--keep", type=SOME_TIME, metavar="DURATION",
+                 help="With --once: how long their ids are kept.  [default: 1d]"),
+    *SERVING_OPTIONS,
 ]  # fmt: skip
 
 
@@ -181,7 +210,7 @@ def asked(handler: str, given: dict[str, Any]) -> Asked:
         stream=given["stream"],
         group=_group(given) if given["group"] else None,
         worker_id=given["worker_id"] or "",
-        consumer={name: given[name] for name in ("ack_wait", "max_ack_pending", "max_subjects", "max_consumers")},
+        consumer={name: given[name] for name in CONSUMER},
         worker=_worker(given),
         source=partial(_source, given),
         known=known,
@@ -202,7 +231,42 @@ def _check(found: Asked, wildcards: bool) -> None:
         filters.plan(found.known, (), alone.max_subjects, alone.max_consumers, ())
 
 
+def declared_values(spec: GroupSpec, chosen: Collection[str]) -> dict[str, Any]:
+    """What the platform file says about a group, by the parameters of the flags; flags that were chosen win."""
+    listed = () if spec.pattern else tuple(Partition(subject, (subject,)) for subject in spec.partitions)
+    found: dict[str, Any] = {
+        "stream": spec.stream,
+        "dlq": spec.dlq,
+        "max_deliver": spec.max_deliver,
+        "backoff": tuple(one.total_seconds() for one in spec.backoff),
+        "ack_wait": spec.ack_wait and spec.ack_wait.total_seconds(),
+        "max_ack_pending": spec.max_ack_pending,
+        "start": spec.start,
+        "strategy": spec.strategy.replace("_", "-"),
+    }
+    if not {"pattern", "listed", "hashed", "in_bucket"} & set(chosen):
+        found |= {"pattern": spec.pattern, "listed": listed, "hashed": spec.hashed}
+    return {name: value for name, value in found.items() if value and name not in chosen}
+
+
+def consumer_options(given: dict[str, Any], chosen: Collection[str]) -> dict[str, Any]:
+    """Arguments of `App.consumer`, from the flags that were chosen. Raises `ConfigError` for one that means nothing."""
+    useless = sorted(f"--{name.replace('_', '-')}" for name in chosen if name not in ON_A_CONSUMER)
+    if useless:
+        raise ConfigError(
+            f"{' and '.join(useless)}: a durable consumer has no partitions, and has its own ack_wait, max_deliver and "
+            "backoff; leave that out with --consumer"
+        )
+    renamed = {"handler_timeout": "timeout"}
+    others = {"consumer", *Serving.__slots__}
+    return {renamed.get(name, name): given[name] for name in chosen if name not in others}
+
+
 def _refuse_contradictions(given: dict[str, Any]) -> None:
+    if not given["stream"]:
+        raise ConfigError("name the stream with --stream, or declare the group in the platform file")
+    if elsewhere := [flag for name, flag in OF_A_CONSUMER.items() if given[name]]:
+        raise ConfigError(f"{' and '.join(elsewhere)}: only with --consumer")
     if bool(given["group"]) == bool(given["worker_id"]):
         raise ConfigError("name the group with --group, or give the worker an id of its own with --alone")
     lonely = [flag for name, flag in OF_A_GROUP.items() if given[name]]
@@ -220,6 +284,10 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         raise ConfigError("--weight and --capacity count with --strategy weighted only")
     if given["wildcards"] and not (given["listed"] or given["hashed"]):
         raise ConfigError("--wildcards goes with --partition or --hashed: it must know all subjects there will be")
+    if given["threads"] and given["processes"]:
+        raise ConfigError("a handler runs in threads or in processes: leave out --threads or --processes")
+    if given["overlap"] and given["batch"]:
+        raise ConfigError("--overlap marks one message at a time: leave out --batch")
     if given["overlap"] and given["processes"]:
         raise ConfigError("--overlap keeps its marks in the event loop: leave out --processes")
 
@@ -253,8 +321,22 @@ def _worker(given: dict[str, Any]) -> WorkerOptions:
         concurrency=given["concurrency"],
         handler_timeout=given["handler_timeout"],
         processes=given["processes"],
+        threads=given["threads"],
+        batch=given["batch"],
+        stop_within=given["stop_within"],
         max_in_flight=given["max_in_flight"],
     )
+
+
+def _windows(given: dict[str, Any]) -> Windows:
+    """What is given; a window that is not is no longer than one that comes after it, and no shorter than one before."""
+    usual = Windows()
+    cold_start, planned = given["cold_start"], given["planned"]
+    if planned is None:
+        planned = usual.planned if cold_start is None else min(usual.planned, cold_start)
+    if cold_start is None:
+        cold_start = max(usual.cold_start, planned)
+    return Windows(cold_start=cold_start, planned=planned)
 
 
 def _group(given: dict[str, Any]) -> GroupOptions:
@@ -264,6 +346,8 @@ def _group(given: dict[str, Any]) -> GroupOptions:
         source=lambda control, bucket: InBucket(bucket) if given["in_bucket"] else _source(given, control.jetstream),
         start=given["start"],
         strategy=STRATEGIES[given["strategy"] or "consistent-hash"],
+        windows=_windows(given),
+        leave_within=given["leave_within"] or given["stop_within"] + LEAVE_AFTER_STOP,
         ttl=given["ttl"] or TTL,
         labels=frozenset(given["labels"]),
         capacity=given["capacity"] or 1,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from penstock.broker.model import ConsumerInfo, StoredMessage, parse_time
+from penstock.broker.model import NO_ADVISORY, ConsumerInfo, StoredMessage, parse_time
 from penstock.deadletter.letters import BY_ADVISORY, DeadLetter, Failure, of_message
-from penstock.subjects import is_literal
+from penstock.subjects import is_literal, problem
 from penstock.units import from_nanoseconds
 
 MAX_DELIVER_TYPE: Final = "io.nats.jetstream.advisory.v1.max_deliver"
@@ -43,22 +43,35 @@ class Advisory:
 
 
 def parse(data: bytes) -> Advisory | None:
-    """The advisory as the server publishes it; None for anything else."""
+    """The advisory as the server publishes it; None for anything else: whoever may publish there can write it."""
     try:
         raw = json.loads(data)
         if raw["type"] not in (MAX_DELIVER_TYPE, TERMINATED_TYPE):
             return None
         return Advisory(
-            stream=raw["stream"],
-            consumer=raw["consumer"],
-            sequence=int(raw["stream_seq"]),
+            stream=_named(raw["stream"]),
+            consumer=_named(raw["consumer"]),
+            sequence=_positive(raw["stream_seq"]),
             deliveries=int(raw.get("deliveries", 0)),
             time=parse_time(raw.get("timestamp", "")) or datetime.now(UTC),
             terminated=raw["type"] == TERMINATED_TYPE,
             reason=str(raw.get("reason") or ""),
         )
-    except (ValueError, KeyError, TypeError):
+    except NO_ADVISORY:
         return None
+
+
+def _positive(value: Any) -> int:
+    if type(value) is not int or not 0 < value < 2**63:
+        raise ValueError(value)
+    return value
+
+
+def _named(value: Any) -> str:
+    """The name of a stream or a consumer: one token of a subject."""
+    if not isinstance(value, str) or "." in value or problem(value) or not is_literal(value):
+        raise ValueError(value)
+    return value
 
 
 def letter(

@@ -203,7 +203,7 @@ def records(settings: Settings, info: StreamInfo, subject: str, first: int = 0) 
     for message in messages(settings, info, begin, info.state.last_seq, (subject,)):
         try:
             raw = json.loads(message.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(raw, dict) and raw.get("version") == VERSION:
             yield message, raw

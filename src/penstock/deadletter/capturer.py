@@ -26,7 +26,7 @@ from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capture import Captured, capture, let_go
 from penstock.deadletter.letters import BY_ADVISORY, any_time
 from penstock.deadletter.pulling import Pull
-from penstock.errors import AlreadyExists, ConfigError, NotFound, PenstockError, Unavailable
+from penstock.errors import AccessDenied, AlreadyExists, ConfigError, NotFound, PenstockError, Unavailable
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.subjects import DLQ, DLQ_SUBJECTS, overlap
@@ -98,25 +98,30 @@ class Capturer:
         await ensure_consumer(jetstream, stream)
         pull = Pull(connection, stream, CONSUMER, self._settings.domain, BATCH)
         desk = Desk(connection, jetstream, self._settings.domain, self._undeclared)
+        refused = _refusals(connection, f".{stream}.{CONSUMER}")
         while not stop.is_set():
             messages = await pull.fetch(IDLE)
-            await self._take(connection, desk, messages)
+            await self._take(connection, desk, messages, until_caught_up)
+            if refused:
+                raise refused[0]
             if until_caught_up and not messages:
                 info = await jetstream.consumer_info(stream, CONSUMER)
                 if not info.unprocessed:
                     return
 
-    async def _take(self, connection: aio.Connection, desk: Desk, messages: list[Message]) -> None:
+    async def _take(
+        self, connection: aio.Connection, desk: Desk, messages: list[Message], until_caught_up: bool
+    ) -> None:
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(message: Message) -> None:
             async with gate:
-                answer = await self._handled(desk, message)
+                answer = await self._handled(desk, message, until_caught_up)
                 await connection.publish(message.reply, answer)
 
         await asyncio.gather(*(one(message) for message in messages))
 
-    async def _handled(self, desk: Desk, message: Message) -> bytes:
+    async def _handled(self, desk: Desk, message: Message, until_caught_up: bool) -> bytes:
         """Make a letter of an advisory, and return the answer to it."""
         advisory = advisories.parse(message.data)
         try:
@@ -124,6 +129,8 @@ class Capturer:
         except Unavailable:
             raise
         except PenstockError as exc:
+            if until_caught_up and isinstance(exc, AccessDenied):
+                raise  # it would be put back for ever
             log.warning("an advisory is put back: %s", exc, extra={"action": "advisory_put_back"})
             self._note(failed=self._statistics.failed + 1, last_error=str(exc))
             return LATER
@@ -140,6 +147,13 @@ class Capturer:
 
     def _note(self, **changes: object) -> None:
         self._statistics = replace(self._statistics, **changes)  # type: ignore[arg-type]  # names of its own fields
+
+
+def _refusals(connection: aio.Connection, of: str) -> list[AccessDenied]:
+    """Fills with what the server refuses of pulls and answers, which are sent without waiting for anything."""
+    found: list[AccessDenied] = []
+    connection.on_denied(lambda denied: found.append(denied.error()) if of in denied.subject else None)
+    return found
 
 
 class Desk:

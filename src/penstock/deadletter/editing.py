@@ -29,9 +29,9 @@ def merge_patch(text: str) -> Edit:
     def edit(letter: DeadLetter) -> bytes:
         try:
             event = json.loads(letter.body)
-        except ValueError as exc:
+            return json.dumps(_merged(event, patch), separators=(",", ":"), ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as exc:  # UnicodeError, too: JSON may have half a surrogate pair in it
             raise NotEditable(f"its body is not JSON: {exc}") from exc
-        return json.dumps(_merged(event, patch), separators=(",", ":"), ensure_ascii=False).encode()
 
     return edit
 

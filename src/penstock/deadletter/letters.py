@@ -30,6 +30,8 @@ Headers = Mapping[str, tuple[str, ...]]
 _NAME = re.compile(r"[!-9;-~]+")
 """What can be the name of a header; a message may carry others, which cannot be sent on."""
 _BREAKS = re.compile(r"[\r\n\0]+")
+_UNTOLD = re.compile(r"[\r\n\0\ud800-\udfff]")
+"""What a subject may have in it and a header's value may not. With a space in its place it is no subject any more."""
 _ESCAPES = {"\\": "\\\\", "\n": "\\n"}
 _ESCAPED = re.compile(r"\\(.)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line \d+, in (?P<function>\S+)', re.MULTILINE)
@@ -48,7 +50,11 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """What an exception says about itself, with its stack."""
         stack = "".join(traceback.format_exception(error))
-        return cls(type(error).__qualname__, one_line(str(error), MESSAGE_LIMIT), stack[-STACK_LIMIT:])
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001 -- an error of the user's own: what it does must not keep its letter away
+            text = ""
+        return cls(type(error).__qualname__, one_line(text, MESSAGE_LIMIT), stack[-STACK_LIMIT:])
 
     @property
     def template(self) -> str:
@@ -117,7 +123,7 @@ class DeadLetter:
         values = {
             names.LETTER: self.id,
             names.STREAM: self.stream,
-            names.SUBJECT: self.subject,
+            names.SUBJECT: _UNTOLD.sub(" ", self.subject),
             names.SEQUENCE: str(self.sequence),
             names.STORED: _time(self.stored),
             names.CONSUMER: self.consumer,

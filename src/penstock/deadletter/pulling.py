@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from contextlib import suppress
 
 from penstock.errors import ConsumerNotFound, Unavailable
@@ -25,7 +24,7 @@ class Pull:
         self._what = (stream, consumer)
         prefix = f"$JS.{domain}.API" if domain else "$JS.API"
         self._subject = f"{prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = connection.settings.new_inbox()
         self._batch = batch
         self._asked = 0
         self._sid: int | None = None

@@ -28,7 +28,8 @@ from typing import Final
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StreamInfo
-from penstock.deadletter import audit, headers, inventory, steps, streams
+from penstock.deadletter import addresses, audit, headers, inventory, steps, streams
+from penstock.deadletter.addresses import Address, Addresses
 from penstock.deadletter.audit import Chunk, Deed, FiledPlace, Record
 from penstock.deadletter.editing import Edit, NotEditable, edited
 from penstock.deadletter.letters import EPOCH, FiledLetter
@@ -40,6 +41,7 @@ from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
 from penstock.subjects import is_dead_letter, is_literal, problem
 from penstock.wire import aio
+from penstock.wire.frames import MAX_SUBJECT_BYTES
 
 CHUNK: Final = 256
 AT_ONCE: Final = 64
@@ -65,6 +67,8 @@ class ReplayOptions:
     max_replays: int = MAX_REPLAYS
     edit: Edit | None = None
     limit: int | None = None
+    to: str | None = None
+    """Where letters go of which nobody knows the original subject."""
 
 
 OnProgress = Callable[[Tally], None]
@@ -76,7 +80,9 @@ def obstacle(filed: FiledLetter, options: ReplayOptions) -> str | None:
     if letter.body_gone:
         return "its body is gone: the message had left its stream before it was captured"
     if not letter.subject or problem(letter.subject) or not is_literal(letter.subject):
-        return "its original subject is not known"
+        return "its original subject is not known: name one with --to"
+    if len(letter.subject.encode()) > MAX_SUBJECT_BYTES:
+        return f"its original subject is longer than what Penstock publishes to ({MAX_SUBJECT_BYTES} bytes)"
     if is_dead_letter(letter.subject):
         return "it was a dead letter itself: nothing is published among those"
     if letter.replays >= options.max_replays:
@@ -116,6 +122,7 @@ async def replay(
     async with opened(settings) as room:
         await room.finish_interrupted()
         await room.load_settled()
+        await room.load_addresses(options.to)
         return await room.replay_all(room.chosen(room.letters(), wanted), deed, options, on_progress)
 
 
@@ -138,6 +145,7 @@ async def discard(
     async with opened(settings) as room:
         await room.finish_interrupted()
         await room.load_settled()
+        await room.load_addresses()
         letters = room.chosen(room.letters(), wanted)
         if seen is not None:
             agreed = {audit.place(filed) for filed in seen}
@@ -173,6 +181,8 @@ class Room:
         self._jetstream = jetstream
         self._publisher = publisher
         self._letters: list[StreamInfo] = []
+        self._addresses: Addresses | None = None
+        self._otherwise: Address | None = None
         self._leftovers: list[FiledLetter] = []
         self.settled: set[FiledPlace] = set()
         """Letters that are there, and that the audit knows as replayed or discarded, as far as that was read."""
@@ -247,9 +257,17 @@ class Room:
         letters = ((next(iter(one.headers.get(headers.LETTER, ())), ""), one.sequence) for one in messages)
         return {id_: (info.name, sequence) for id_, sequence in letters if id_ in expected}
 
+    async def load_addresses(self, to: str | None = None) -> None:
+        """Ask the consumers where letters came from that do not say it; `to` is for those that nobody knows."""
+        self._addresses = await addresses.declared(self._jetstream)
+        self._otherwise = await addresses.named(self._jetstream, to) if to else None
+
     def letters(self) -> Iterator[FiledLetter]:
         """Every letter that is there. Blocking."""
-        return inventory.letters(self._settings, self._letters)
+        return map(self._addressed, inventory.letters(self._settings, self._letters))
+
+    def _addressed(self, filed: FiledLetter) -> FiledLetter:
+        return addresses.addressed(filed, self._addresses or {}, self._otherwise)
 
     def chosen(self, letters: Iterable[FiledLetter], wanted: Selection) -> Iterator[FiledLetter]:
         """The letters that match. Those that the audit knows as settled are put aside, to be removed only."""
@@ -284,7 +302,9 @@ class Room:
 
     async def replay(self, letters: Sequence[FiledLetter], deed: Deed, number: int, options: ReplayOptions) -> None:
         """Replay a chunk of letters, step by step."""
-        ready = self._ready(letters, options)
+        if self._addresses is None and any(map(addresses.is_foreign, letters)):
+            await self.load_addresses(options.to)
+        ready = self._ready(list(map(self._addressed, letters)), options)
         if not ready:
             return
         chunk = await self._chunk(ready, deed, number, options)

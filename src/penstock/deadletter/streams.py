@@ -53,6 +53,11 @@ def settled_subject(letter_id: str) -> str:
     return f"{DLQ_AUDIT}.letters.{letter_id}"
 
 
+def action_subject(id_: str) -> str:
+    """Where the audit tells of something else that an operator did, such as a reset of a consumer."""
+    return f"{DLQ_AUDIT}.actions.{id_}"
+
+
 def run_subject(run: str) -> str:
     """Where the audit tells of one replay or discard of many letters."""
     return f"{DLQ_AUDIT}.runs.{run}"

@@ -192,4 +192,5 @@ def described(info: ConsumerInfo, idle: timedelta) -> dict[str, Any]:
         "purpose": told.get("penstock.purpose"),
         "service": told.get("penstock.service"),
         "platform": told.get("penstock.platform"),
+        "declared": "penstock.platform" in told,
     }

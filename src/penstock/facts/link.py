@@ -86,7 +86,7 @@ class Link:
 def _accepted(subject: str, raw: bytes) -> Json:
     try:
         answer: Json = json.loads(raw)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ProtocolError(f"an answer to a publish that makes no sense: {raw[:200]!r}") from exc
     if error := answer.get("error"):
         refusal = api_error(f"publish to {subject!r}", error)

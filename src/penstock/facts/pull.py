@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -76,7 +75,7 @@ async def pull(link: Link, stream: str, consumer: str, want: Want) -> list[Deliv
 async def _asked(link: Link, subject: str, ask: dict[str, Any]) -> list[Delivered]:
     connection = await link.ready()
     answers = _Answers(ask["batch"])
-    inbox = f"_INBOX.{secrets.token_hex(11)}"
+    inbox = link.settings.new_inbox()
     sid = await connection.subscribe(inbox, handler=answers.take)
     try:
         await connection.publish(subject, json.dumps(ask).encode(), reply=inbox)
@@ -152,7 +151,7 @@ async def acknowledge(link: Link, ack: str, deliveries: Iterable[Delivery], with
         return []
     connection = await link.ready()
     ended = asyncio.Event()
-    inbox = f"_INBOX.{secrets.token_hex(11)}"
+    inbox = link.settings.new_inbox()
 
     def take(message: Message) -> None:
         left.pop(message.subject.rpartition(".")[2], None)

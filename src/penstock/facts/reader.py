@@ -62,7 +62,10 @@ class Page:
     facts: tuple[Fact, ...]
     receipt: str | None
     pending: int
-    """Facts that were waiting behind this page when it was fetched, also those that are to be delivered again."""
+    """Facts that were waiting behind this page when it was fetched, also those that are to be delivered again.
+
+    Of an empty page it counts also what lies in pages that others hold: 0 means that all is confirmed.
+    """
     retry_after: timedelta | None = None
     """For a dedicated reader that holds an unconfirmed page: when its facts are delivered again."""
 
@@ -123,7 +126,7 @@ class Reader:
             left = max(deadline - time.monotonic(), 0)
             if due := _not_before(_usable(look.info), time.monotonic() - self._link.opened_at):
                 if not left:
-                    return Page(name, consumer, (), None, look.info.pending, due)
+                    return Page(name, consumer, (), None, look.info.pending + look.info.ack_pending, due)
                 await asyncio.sleep(min(left, due.total_seconds(), DEDICATED_LOOKS))
                 continue
             # In slices: what comes late must not be old before it is in the book.
@@ -137,7 +140,8 @@ class Reader:
         info, began = look.info, time.monotonic()
         found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
         if not found:
-            return Page(info.stream, info.name, (), None, 0)
+            now = await self._link.jetstream.consumer_info(info.stream, info.name)
+            return Page(info.stream, info.name, (), None, now.pending + now.ack_pending)
         opened = await self._open(look, found, began + min(_ack_waits(info)), patience)
         if opened is None:
             return None

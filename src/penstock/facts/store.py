@@ -68,8 +68,6 @@ class Store:
         self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."
         self._keys: SigningKeys | None = None
         self._looked_at = 0.0
-        self._made = False
-        """Whether the bucket is known to be there."""
 
     async def book(self, stream: str, consumer: str) -> Kept:
         """A consumer's book as it is now."""
@@ -168,14 +166,11 @@ class Store:
 
     async def put(self, key: str, value: bytes, revision: int, *, repeated: bool = False) -> int:
         """Replace the value of that revision, 0 for none. Raises `WrongRevision` when it has another one by now."""
-        if revision == 0 and not self._made:
-            await self._create_bucket()
-            self._made = True
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
         try:
             return int((await self._link.publish(self._prefix + key, value, headers))["seq"])
         except NoStream as exc:
-            self._made = False
-            if revision == 0 and not repeated:  # somebody has deleted the bucket
+            if revision == 0 and not repeated:  # there is no bucket yet, or no longer
+                await self._create_bucket()
                 return await self.put(key, value, 0, repeated=True)
             raise Unavailable(f"the KV bucket {BUCKET!r} does not answer") from exc

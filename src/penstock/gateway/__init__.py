@@ -1,4 +1,4 @@
-"""The fact gateway: fetch, confirm and append as a Connect service. Needs `penstock[gateway]`."""
+"""The fact gateway: fetch, confirm and append as a Connect service. Needs `penstock-nats[gateway]`."""
 
 from penstock.gateway.client import BlockingGatewayClient, GatewayClient, GatewayLogin
 

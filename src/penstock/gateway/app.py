@@ -20,13 +20,13 @@ from penstock.gateway.service import APPEND, CONFIRM, FETCH, Service, caller
 from penstock.gateway.v1.facts_connect import FactServiceASGIApplication
 from penstock.observe.status import ConsumerStatus, consumer_status
 from penstock.topology.model import GatewaySpec
+from penstock.web.server import PEER
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-PEER = "penstock.peer"
-"""Where the server leaves the client's certificate in the state of a connection."""
+ENCODINGS = frozenset({b"identity", b"gzip", b""})
 KINDS = (b"application/proto", b"application/json")
 ONCE = frozenset(
     {b"authorization", b"content-type", b"content-encoding", b"connect-protocol-version", b"connect-timeout-ms"}
@@ -164,6 +164,8 @@ def _check(method: str, headers: Mapping[bytes, bytes], most: int) -> None:
         raise Unacceptable(405, "unimplemented", "calls are POST requests")
     if kind not in KINDS:
         raise Unacceptable(415, "unimplemented", "calls have the content type application/proto or application/json")
+    if headers.get(b"content-encoding", b"identity").strip().lower() not in ENCODINGS:
+        raise Unacceptable(415, "unimplemented", "calls are compressed with gzip, or not at all")
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length[:20]) > most:
         raise Unacceptable(413, "resource_exhausted", f"a request has at most {most} bytes")

@@ -69,6 +69,13 @@ class Progress:
     bad_records: int = 0
     batches: int = 0
     error: str | None = None
+    ui: str | None = None
+    """Where Spark's own pages about it are; None when they are off, or the driver cannot tell."""
+
+    @property
+    def ui_link(self) -> str | None:
+        """The pages, if that is a place to go to: whoever may write to the bucket chooses the text."""
+        return self.ui if self.ui and self.ui.lower().startswith(("http://", "https://")) else None
 
     def state_at(self, now: datetime) -> str:
         """The state, with the doubt that comes with time."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,10 @@ from penstock.subjects import holds_dead_letters
 
 T = TypeVar("T")
 
+TURNS = 10
+"""Looks after which everything was asked for again, also what stands still."""
+GROUP = "penstock.group"
+"""Metadata of a consumer of a worker: its group."""
 AT_ONCE = 32
 """API requests under way at the same time."""
 MOST_LETTERS_READ = 5_000
@@ -58,6 +64,8 @@ class StreamStatus:
     replicas: int
     healthy_replicas: int
     sources: tuple[SourceStatus, ...]
+    takes_batches: bool
+    """Whether it allows atomic batches."""
     platform: str | None
     """The declared platform that owns it."""
 
@@ -96,6 +104,17 @@ class ConsumerStatus:
     """Messages that it gave up on and of which there is no letter."""
     platform: str | None
     """The declared platform that owns it."""
+    settled: int = 0
+    """Deliveries up to its floor: how much it gets done is how fast this grows."""
+    group: str | None = None
+    """The group of workers that it belongs to."""
+    carries: bool = False
+    """Whether a stream or a bridge copies through it."""
+
+    @property
+    def is_unattended(self) -> bool:
+        """Whether messages wait and nobody asks for them."""
+        return self.lag_messages > 0 and not self.waiting and not self.ack_pending and self.paused_for is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +129,14 @@ class Status:
     given_up: GivenUp = field(default_factory=GivenUp)
     """What consumers gave up on and nobody has captured."""
 
+    def of_stream(self, name: str) -> StreamStatus | None:
+        at = bisect_left(self.streams, name, key=lambda one: one.name)
+        return self.streams[at] if at < len(self.streams) and self.streams[at].name == name else None
+
+    def consumers_of(self, stream: str) -> tuple[ConsumerStatus, ...]:
+        first = bisect_left(self.consumers, stream, key=lambda one: one.stream)
+        return self.consumers[first : bisect_right(self.consumers, stream, first, key=lambda one: one.stream)]
+
     @property
     def dead_letters(self) -> int:
         return sum(stream.messages for stream in self.streams if stream.is_dead_letters)
@@ -123,27 +150,56 @@ class Status:
         return replace(self, streams=streams, consumers=consumers, given_up=replace(self.given_up, by_consumer=theirs))
 
 
-async def collect(js: JetStream) -> Status:
-    """Ask the server for everything; the number of requests grows with pages, streams, and consumers that lag."""
+async def collect(js: JetStream, before: Status | None = None, turn: int = 0) -> Status:
+    """Ask the server for everything; the number of requests grows with pages, streams, and consumers that lag.
+
+    Whoever looks again and again gives what was seen `before` and counts `turn` up. Then only the consumers of streams
+    where something moves are asked for, and the others in turns: each is at most `TURNS` looks old.
+    """
     streams = await js.streams()
-    with_consumers = [stream.name for stream in streams if stream.state.consumers]
-    listed = await _gathered(_consumers(js, name) for name in with_consumers)
+    due = [one.name for one in streams if one.state.consumers and _is_due(one, before, turn)]
+    listed = await _gathered(_consumers(js, name) for name in due)
     consumers = [consumer for page in listed for consumer in page]
     ages = await _gathered(_oldest_unacknowledged(js, consumer) for consumer in consumers)
-    dead = await _dead_letters(js, streams, consumers)
     lost = await given_up(js, streams)
+    seen = [_consumer_status(info, age) for info, age in zip(consumers, ages, strict=True)]
+    now, asked, there = datetime.now(UTC), set(due), {one.name for one in streams if one.state.consumers}
+    if before:
+        seen += [_later(one, now - before.taken_at) for one in before.consumers if one.stream in there - asked]
+    dead = await _dead_letters(js, streams, seen, before)
     return Status(
-        taken_at=datetime.now(UTC),
+        taken_at=now,
         streams=tuple(sorted((_stream_status(stream) for stream in streams), key=lambda s: s.name)),
-        consumers=tuple(
-            sorted(
-                (_consumer_status(info, age, dead, lost) for info, age in zip(consumers, ages, strict=True)),
-                key=lambda c: (c.stream, c.name),
-            )
-        ),
+        consumers=tuple(sorted((_with_letters(one, dead, lost) for one in seen), key=lambda c: (c.stream, c.name))),
         abandoned_batches=await advisories.kept(js, streams),
         given_up=lost,
     )
+
+
+def _is_due(stream: StreamInfo, before: Status | None, turn: int) -> bool:
+    """Whether the consumers of a stream are to be asked for: something moves there, or it is its turn."""
+    known = before.of_stream(stream.name) if before else None
+    if before is None or known is None or zlib.crc32(stream.name.encode()) % TURNS == turn % TURNS:
+        return True
+    state = stream.state
+    if (known.last_seq, known.messages, known.consumers) != (state.last_seq, state.messages, state.consumers):
+        return True
+    return any(one.ack_pending or (one.lag_messages and one.waiting) for one in before.consumers_of(stream.name))
+
+
+def _later(consumer: ConsumerStatus, passed: timedelta) -> ConsumerStatus:
+    """A consumer that was not asked for again: what waits there has become older."""
+    return replace(consumer, lag=consumer.lag + passed) if consumer.lag_messages else consumer
+
+
+def _with_letters(
+    consumer: ConsumerStatus, dead: Mapping[tuple[str, str], int | None], lost: GivenUp
+) -> ConsumerStatus:
+    key = (consumer.stream, consumer.name)
+    found = dead.get(key, 0), lost.by_consumer.get(key, 0)
+    if found == (consumer.dead_letters, consumer.given_up):
+        return consumer
+    return replace(consumer, dead_letters=found[0], given_up=found[1])
 
 
 async def consumer_status(js: JetStream, stream: str, name: str) -> ConsumerStatus | None:
@@ -152,7 +208,7 @@ async def consumer_status(js: JetStream, stream: str, name: str) -> ConsumerStat
         info = await js.consumer_info(stream, name)
     except NotFound:
         return None
-    return _consumer_status(info, await _oldest_unacknowledged(js, info), {}, GivenUp())
+    return _consumer_status(info, await _oldest_unacknowledged(js, info))
 
 
 async def _gathered(calls: Iterable[Awaitable[T]]) -> list[T]:
@@ -190,14 +246,16 @@ async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> d
 
 
 async def _dead_letters(
-    js: JetStream, streams: Sequence[StreamInfo], consumers: Sequence[ConsumerInfo]
+    js: JetStream, streams: Sequence[StreamInfo], consumers: Sequence[ConsumerStatus], before: Status | None
 ) -> dict[tuple[str, str], int | None]:
     """Dead letters by the consumer that gave up. The subject of one consumer is counted, that of several is read."""
-    users: dict[str, list[ConsumerInfo]] = defaultdict(list)
+    users: dict[str, list[ConsumerStatus]] = defaultdict(list)
     for consumer in consumers:
-        if dlq := dlq_of(consumer):
-            users[dlq].append(consumer)
-    letters = [stream for stream in streams if stream.state.messages and _stream_status(stream).is_dead_letters]
+        if consumer.dlq:
+            users[consumer.dlq].append(consumer)
+    letters = [one for one in map(_stream_status, streams) if one.messages and one.is_dead_letters]
+    if before and letters == [one for one in before.streams if one.messages and one.is_dead_letters]:
+        return {(one.stream, one.name): one.dead_letters for one in before.consumers}
     asked = [(stream.name, dlq) for dlq in sorted(users) for stream in letters]
     found = await _gathered(_letters_below(js, *one) for one in asked)
     counts: dict[tuple[str, str], int | None] = {(one.stream, one.name): 0 for some in users.values() for one in some}
@@ -205,8 +263,8 @@ async def _dead_letters(
         names = [(one.stream, one.name) for one in users[dlq]]
         theirs = await _readers(js, stream, dlq) if count and len(names) > 1 else {names[0]: count}
         for name in names:
-            before = counts[name]
-            counts[name] = None if before is None or theirs is None else before + theirs.get(name, 0)
+            known = counts[name]
+            counts[name] = None if known is None or theirs is None else known + theirs.get(name, 0)
     return counts
 
 
@@ -255,13 +313,13 @@ def _stream_status(info: StreamInfo) -> StreamStatus:
         replicas=info.config.get("num_replicas", 1),
         healthy_replicas=followers_ok + (info.leader is not None) if clustered else 1,
         sources=tuple(SourceStatus.of(source) for source in sources),
+        takes_batches=bool(info.config.get("allow_atomic")),
         platform=(info.config.get("metadata") or {}).get(metadata.PLATFORM),
     )
 
 
-def _consumer_status(
-    info: ConsumerInfo, oldest: datetime | None, dead: Mapping[tuple[str, str], int | None], lost: GivenUp
-) -> ConsumerStatus:
+def _consumer_status(info: ConsumerInfo, oldest: datetime | None) -> ConsumerStatus:
+    """A consumer, without its dead letters."""
     described, dlq = info.config.get("metadata") or {}, dlq_of(info)
     limit = info.config.get("max_ack_pending", -1)
     # The server's clock on both sides: ours may be off.
@@ -283,7 +341,10 @@ def _consumer_status(
         waiting=info.waiting,
         paused_for=info.paused_for,
         dlq=dlq,
-        dead_letters=dead.get((info.stream, info.name), 0),
-        given_up=lost.by_consumer.get((info.stream, info.name), 0),
+        dead_letters=0,
+        given_up=0,
         platform=described.get(metadata.PLATFORM),
+        settled=info.ack_floor_consumer_seq,
+        group=described.get(GROUP),
+        carries=info.config.get("ack_policy") == "flow_control",
     )

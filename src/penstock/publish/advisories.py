@@ -2,7 +2,7 @@
 
 Two ways to know of them. `Abandonments` listens and counts from the moment it starts. A stream that takes the subject
 (`keeper`) has the server store them, and then `kept` counts also what happened while nobody listened; this is what
-`penstock status` shows.
+`penstock status` shows, and `penstock batches` lists. `penstock apply` creates one for a platform with atomic streams.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from typing import Any, Self
 
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StreamInfo, parse_time
+from penstock.broker.model import NO_ADVISORY, StreamInfo, parse_time
 from penstock.errors import DeadlineExceeded, Unavailable
+from penstock.publish.model import publisher_of
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.subjects import matches
@@ -26,6 +27,7 @@ from penstock.wire import aio, frames
 
 PREFIX = "$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED."
 SUBJECT = f"{PREFIX}*"
+KEEPER = "BATCH_ADVISORIES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,20 @@ class Abandonment:
     """`timeout` (10 s of silence), `incomplete` (a gap, or dropped by its publisher), `large`, or `unsupported`."""
     time: datetime | None
 
+    @property
+    def publisher(self) -> str | None:
+        """The name of its publisher, where that has one: the server does not tell it, the batch id does."""
+        return publisher_of(self.batch_id)
+
     @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """The advisory as the server publishes it."""
-        raw = json.loads(data)
-        return cls(
-            raw["stream"], raw.get("batch", ""), raw.get("reason", "unknown"), parse_time(raw.get("timestamp", ""))
-        )
+    def parse(cls, data: bytes) -> Self | None:
+        """The advisory as the server publishes it; None for anything else: whoever may publish there can write it."""
+        try:
+            raw = json.loads(data)
+            texts = str(raw["stream"]), str(raw.get("batch", "")), str(raw.get("reason", "unknown"))
+            return cls(*texts, parse_time(raw.get("timestamp", "")))
+        except NO_ADVISORY:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,8 @@ class Abandonments:
 
     def _count(self, message: frames.Message) -> None:
         abandoned = Abandonment.parse(message.data)
+        if abandoned is None:
+            return
         self._counter[abandoned.stream, abandoned.reason] += 1
         if self._callback:
             self._callback(abandoned)
@@ -131,10 +142,18 @@ class Abandonments:
 # -- kept by the server ------------------------------------------------------------------------------------------------
 
 
-def keeper(name: str = "BATCH_ADVISORIES", max_age_days: int = 7) -> dict[str, Any]:
-    """The configuration of a stream that keeps the advisories: create it, or declare one like it."""
-    nanoseconds = max_age_days * 24 * 3600 * 1_000_000_000
-    return {"name": name, "subjects": [SUBJECT], "max_age": nanoseconds, "max_bytes": 16 * 1024 * 1024}
+def keeper(name: str = KEEPER, max_age_days: int = 7, replicas: int = 1) -> dict[str, Any]:
+    """The configuration of a stream that keeps the advisories. A platform with atomic streams has one."""
+    return {
+        "name": name,
+        "description": "Atomic batches that the server dropped, as it says it",
+        "subjects": [SUBJECT],
+        "retention": "limits",
+        "storage": "file",
+        "max_age": max_age_days * 24 * 3600 * 1_000_000_000,
+        "max_bytes": 16 * 1024 * 1024,
+        "num_replicas": replicas,
+    }
 
 
 def keepers(streams: Iterable[StreamInfo]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Literal, Self, TypeVar, Unpack, overload
 from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
-from penstock.publish.batch import Batch, drop, probe, probed
+from penstock.publish.batch import Batch, ask_id, checked_publisher, drop, is_stored, new_id, probe, probed
 from penstock.publish.chunks import Chunks
 from penstock.publish.errors import BatchOutcomeUnknown, NobodyListens, TooManyInFlight
 from penstock.publish.fast import FastIngest, OnLost
@@ -36,6 +36,8 @@ IN_FLIGHT = 16
 """Batches that one publisher has under way on one stream; the server takes 50 from all publishers together."""
 PATIENCE = 30.0
 """Seconds for which a batch is tried again while the server has too many under way."""
+ASKED_AT_ONCE = 100
+"""Message ids that `stored_ids` asks for in one go."""
 FIRST_ANSWER = 1.0
 """Seconds to wait for the answer to the first member when the last one was refused: it comes before that."""
 
@@ -45,6 +47,8 @@ class Publisher:
 
     It needs the permission to read stream information: what a stream allows, and where it stands. A connection that
     is found lost before anything of a batch is sent is opened again; lost later, the batch raises.
+
+    `name` begins the ids of its batches, so that `penstock batches` can tell whose they are.
 
     A batch that no stream takes is tried again for `no_responders_timeout` seconds, but never longer than `patience`.
     """
@@ -56,10 +60,12 @@ class Publisher:
         in_flight: int = IN_FLIGHT,
         patience: float = PATIENCE,
         no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+        name: str | None = None,
     ) -> None:
         self.connection = connection
         self.patience = patience
         self.no_responders_timeout = no_responders_timeout
+        self.name = checked_publisher(name)
         settings = connection.settings
         self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         self._in_flight = in_flight
@@ -76,10 +82,12 @@ class Publisher:
         in_flight: int = IN_FLIGHT,
         patience: float = PATIENCE,
         no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+        name: str | None = None,
     ) -> Self:
         """A publisher with a connection of its own, closed with it."""
         connection = await aio.connect(settings, name="penstock publisher")
-        return cls(connection, in_flight=in_flight, patience=patience, no_responders_timeout=no_responders_timeout)
+        options = {"patience": patience, "no_responders_timeout": no_responders_timeout}
+        return cls(connection, in_flight=in_flight, **options, name=name)
 
     async def close(self) -> None:
         self._closed = True
@@ -112,6 +120,7 @@ class Publisher:
         `batch_id` must not have been used on this stream before, or `resolve` may find the earlier batch. `eob`
         commits with an extra message that is not stored, so that `flush` sends all that was added.
         """
+        batch_id = new_id(self.name) if batch_id is None else batch_id
         if chunked:
             return ChunkedBatch(self, stream, batch_id, eob)
         return AtomicBatch(self, Batch(stream, batch_id, eob))
@@ -135,7 +144,7 @@ class Publisher:
         batch_id: str | None = None,
     ) -> BatchAck:
         """Publish prepared messages as one batch, with little work for each; see `Batch.extend`."""
-        batch = AtomicBatch(self, Batch(stream, batch_id))
+        batch = AtomicBatch(self, Batch(stream, new_id(self.name) if batch_id is None else batch_id))
         batch.content.extend(subjects, payloads, headers, message_id)
         return await batch.commit()
 
@@ -167,6 +176,26 @@ class Publisher:
             connection.forget(dropped, reached)
         await outcome.check_heard(self.jetstream, ref, was_dropped, has_reached)
         return await outcome.look(self.jetstream, ref, probed(has_reached))
+
+    async def stored_ids(self, messages: Sequence[tuple[str, str]]) -> set[str]:
+        """Which message ids, each with the subject of its message, are in the duplicate window of their stream.
+
+        Asks by batches that are never stored. Raises `ServerBusy` while one of them is being stored.
+        """
+        await self._ready()
+        stored: set[str] = set()
+        for start in range(0, len(messages), ASKED_AT_ONCE):
+            part = messages[start : start + ASKED_AT_ONCE]
+            asked = {self.connection.inbox(subject): (subject, id_) for subject, id_ in part}
+            try:
+                await self.connection.send(b"".join(ask_id(s.encode(), id_, to) for to, (s, id_) in asked.items()))
+                for reply, (subject, id_) in asked.items():
+                    answer = await self.connection.wait(reply, what=f"message id {id_!r}")
+                    if is_stored(subject, id_, answer):
+                        stored.add(id_)
+            finally:
+                self.connection.forget(*asked)
+        return stored
 
     # -- for the batches -------------------------------------------------------------------------------------------
 
@@ -317,6 +346,7 @@ class AtomicBatch:
             self._slot = await self._publisher._take_slot(self.content)
         await self._publisher._ready()
         known = await self._publisher._known(self.content)
+        self.content.check_subjects(known.subjects)
         self.content.check_sizes(self._connection.info.max_payload)
         self._subjects, self._after = known.subjects, known.last_sequence
         self._opened = self._connection.opened

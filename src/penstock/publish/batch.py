@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, ServerBusy
 from penstock.publish import errors
 from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchAck, BatchRef
 from penstock.publish.reserved import check_unreserved
@@ -29,6 +29,8 @@ MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_STREAM = "Nats-Expected-Stream"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 EXPECTED_LAST_OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+INCREMENT = "Nats-Incr"
+"""What is added to a counter. The server refuses expectations beside it, also that of a stream."""
 UNSUPPORTED = "Nats-Expected-Last-Msg-Id"
 
 GIVEN_UP_AFTER = 10.0
@@ -42,12 +44,22 @@ _RESERVED = {name.lower() for name in (BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT, E
 _COMMIT = headers.line(BATCH_COMMIT, "1")
 _END_OF_BATCH = headers.line(BATCH_COMMIT, "eob")
 _SEQUENCE_LINES = [b"%d\r\n" % n for n in range(MAX_MESSAGES + 2)]
+_INCREMENT_LINE = f"{INCREMENT}: ".encode()
+MAX_PUBLISHER = 32
+_PUBLISHER = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_PUBLISHER}}}")
 _NUMBER = re.compile(r"\d+")
 
 
-def new_id() -> str:
+def new_id(publisher: str | None = None) -> str:
     """A batch id that nobody else has; short, since every message carries it and the stream keeps it."""
-    return secrets.token_hex(8)
+    return f"{publisher}.{secrets.token_hex(8)}" if publisher else secrets.token_hex(8)
+
+
+def checked_publisher(name: str | None) -> str | None:
+    """Refuse a name that cannot begin a batch id."""
+    if name is not None and not _PUBLISHER.fullmatch(name):
+        raise ConfigError(f"a publisher's name has 1 to {MAX_PUBLISHER} letters, digits, - and _, and {name!r} is none")
+    return name
 
 
 class Batch:
@@ -184,7 +196,7 @@ class Batch:
     def _message_id_line(self, message_id: str) -> bytes:
         check_message_id(message_id)
         if message_id in self.message_ids:
-            raise errors.DuplicateId(*self._local(errors.DuplicateId, errors.DUPLICATE).told, (message_id,))
+            raise errors.RepeatedId(*self._local(errors.RepeatedId, errors.DUPLICATE).told, (message_id,))
         self.message_ids.append(message_id)
         return headers.line(MESSAGE_ID, message_id)
 
@@ -274,8 +286,19 @@ class Batch:
 
     def _frame_lines(self, index: int) -> bytes:
         # The server compares the stream at the commit: a batch never ends up in another one that has its subjects.
-        stream = headers.line(EXPECTED_STREAM, self.stream) if index == 0 else b""
+        bound = index == 0 and not self._counts
+        stream = headers.line(EXPECTED_STREAM, self.stream) if bound else b""
         return self._prefix + _SEQUENCE_LINES[index + 1] + stream
+
+    @property
+    def _counts(self) -> bool:
+        """Whether its first member is an increment of a counter."""
+        return self.lines is not None and is_increment(self.lines[0])
+
+    def check_subjects(self, known_subjects: Sequence[str]) -> None:
+        """Refuse increments of counters in other streams, which no header keeps away from them."""
+        if self._counts and (strangers := self._strangers(known_subjects)):
+            raise errors.Gap(*self._local(errors.Gap, errors.OTHER_STREAM).told, strangers)
 
     def check_sizes(self, max_payload: int) -> None:
         """Refuse a member that the server would answer by closing the connection."""
@@ -339,9 +362,14 @@ class Batch:
             return error
         if idle >= GIVEN_UP_AFTER:
             return errors.TimedOut(*error.told, idle)
+        return errors.Gap(*error.told, self._strangers(known_subjects))
+
+    def _strangers(self, known_subjects: Sequence[str]) -> tuple[str, ...]:
+        """Subjects of the batch that are none of the stream's; none when those are not known."""
+        if not known_subjects:
+            return ()
         mine = dict.fromkeys(subject.decode() for subject in self.subjects)
-        strangers = tuple(one for one in mine if not any(matches(known, one) for known in known_subjects))
-        return errors.Gap(*error.told, strangers if known_subjects else ())
+        return tuple(one for one in mine if not any(matches(known, one) for known in known_subjects))
 
     def ref(self, after: int) -> BatchRef:
         """What `resolve` needs; `after` is a sequence the stream had before."""
@@ -363,6 +391,32 @@ def probe(subject: bytes, reply: str) -> bytes:
     On a replicated stream that can be ahead of what is stored: those writes are still being agreed upon.
     """
     return _published(subject, reply, headers.encode({EXPECTED_LAST: str(NEVER_A_SEQUENCE)}), b"")
+
+
+def ask_id(subject: bytes, message_id: str, reply: str) -> bytes:
+    """A batch that is never stored; the answer is another one when the stream has the message id in its window.
+
+    The server looks at the members in order, and the second one expects what cannot be. An expectation beside the id
+    itself would not do: a single server looks at it before the id, and a mismatch of `UNSUPPORTED` blocks a
+    replicated stream (nats-server 2.15).
+    """
+    batch_id = new_id()
+    first = {BATCH_ID: batch_id, BATCH_SEQUENCE: "1", MESSAGE_ID: message_id}
+    last = {BATCH_ID: batch_id, BATCH_SEQUENCE: "2", BATCH_COMMIT: "1", EXPECTED_LAST_OF_SUBJECT: str(NEVER_A_SEQUENCE)}
+    return _published(subject, "", headers.encode(first), b"") + _published(subject, reply, headers.encode(last), b"")
+
+
+def is_stored(subject: str, message_id: str, answer: frames.Message) -> bool:
+    """Whether the answer to `ask_id` says that the id is there. Raises when the server could not say."""
+    error = errors.rejection(subject, message_id, json.loads(answer.data or b"{}").get("error") or {})
+    if isinstance(error, errors.WrongSequence | errors.DuplicateId):
+        return isinstance(error, errors.DuplicateId)
+    raise ServerBusy(f"message id {message_id!r} on {subject!r}", 503, error.err_code, error.description)
+
+
+def is_increment(lines: bytes) -> bool:
+    """Whether these header lines are of an increment of a counter."""
+    return lines.startswith(_INCREMENT_LINE) or b"\r\n" + _INCREMENT_LINE in lines
 
 
 def probed(answer: frames.Message) -> int:

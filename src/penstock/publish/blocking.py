@@ -12,7 +12,7 @@ from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
-from penstock.publish.batch import Batch, drop, probe, probed
+from penstock.publish.batch import Batch, checked_publisher, drop, new_id, probe, probed
 from penstock.publish.chunks import Chunks
 from penstock.publish.errors import BatchOutcomeUnknown, NobodyListens, TooManyInFlight
 from penstock.publish.fast import OnLost
@@ -59,10 +59,12 @@ class BlockingPublisher:
         *,
         patience: float = PATIENCE,
         no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+        name: str | None = None,
     ) -> None:
         self.connection = connection
         self.patience = patience
         self.no_responders_timeout = no_responders_timeout
+        self.name = checked_publisher(name)
         settings = connection.settings
         self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         self._streams = KnownStreams()
@@ -75,10 +77,12 @@ class BlockingPublisher:
         *,
         patience: float = PATIENCE,
         no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
+        name: str | None = None,
     ) -> Self:
         """A publisher with a connection of its own, closed with it."""
         connection = blocking.connect(settings, name="penstock publisher")
-        return cls(connection, patience=patience, no_responders_timeout=no_responders_timeout)
+        options = {"patience": patience, "no_responders_timeout": no_responders_timeout}
+        return cls(connection, **options, name=name)
 
     def close(self) -> None:
         self._closed = True
@@ -104,6 +108,7 @@ class BlockingPublisher:
         self, stream: str, *, batch_id: str | None = None, eob: bool = False, chunked: bool = False
     ) -> BlockingBatch | BlockingChunkedBatch:
         """A batch for one stream: `with` commits it, an exception inside drops it; see `Publisher.atomic`."""
+        batch_id = new_id(self.name) if batch_id is None else batch_id
         if chunked:
             return BlockingChunkedBatch(self, stream, batch_id, eob)
         return BlockingBatch(self, Batch(stream, batch_id, eob))
@@ -129,7 +134,7 @@ class BlockingPublisher:
         batch_id: str | None = None,
     ) -> BatchAck:
         """Publish prepared messages as one batch, with little work for each; see `Batch.extend`."""
-        content = Batch(stream, batch_id)
+        content = Batch(stream, new_id(self.name) if batch_id is None else batch_id)
         content.extend(subjects, payloads, headers, message_id)
         return self.finish(self.begin(content))
 
@@ -171,6 +176,7 @@ class BlockingPublisher:
         """All that can go wrong before anything is sent."""
         self._ready()
         known = self._known(content)
+        content.check_subjects(known.subjects)
         content.check_sizes(self.connection.info.max_payload)
         content.rewind()
         return Flight(content, known.subjects, known.last_sequence, self.connection.opened, time.monotonic())

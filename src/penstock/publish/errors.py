@@ -7,6 +7,8 @@ ApiError
     ├── Gap                  members did not reach the stream
     ├── TimedOut             the server gave the batch up after its limit of silence
     ├── DuplicateId          a message id of the batch is already in the stream's window
+    │   └── RepeatedId       a message id comes twice in the batch
+    ├── StreamFull           the stream is at a limit, and set to refuse what is new
     ├── WrongSequence        an expected last sequence was not the last one
     ├── UnsupportedHeader    a header that batches may not carry
     ├── BadId                a batch id the server does not take
@@ -20,7 +22,7 @@ OutcomeUnknown
 from __future__ import annotations
 
 from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
-from penstock.errors import ApiError, OutcomeUnknown, Unavailable
+from penstock.errors import ApiError, OutcomeUnknown, ServerBusy, Unavailable
 from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchRef
 
 
@@ -110,7 +112,7 @@ class TimedOut(BatchRejected):
 
 
 class DuplicateId(BatchRejected):
-    """A message id of the batch is in the stream's duplicate window already, or twice in the batch."""
+    """A message id of the batch is in the stream's duplicate window already."""
 
     def __init__(
         self, stream: str, batch_id: str, code: int, err_code: int, description: str, ids: tuple[str, ...] = ()
@@ -131,6 +133,25 @@ class DuplicateId(BatchRejected):
             return f"message id {self.message_id!r} is already stored; it may be this very batch from an earlier try"
         some = ", ".join(map(repr, self.ids[:5]))
         return f"one of its {len(self.ids)} message ids is already stored ({some}{', …' if len(self.ids) > 5 else ''})"
+
+
+class RepeatedId(DuplicateId):
+    """A message id comes twice in the batch."""
+
+    @property
+    def reason(self) -> str:
+        return f"message id {self.message_id!r} comes twice in it; each message of a batch needs an id of its own"
+
+
+class StreamFull(BatchRejected):
+    """The stream is at its limit of messages or bytes, and its `discard: new` refuses what is more."""
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"the stream is full ({self.description}) and refuses what is new; raise its limit, or make room, "
+            "and publish again"
+        )
 
 
 class WrongSequence(BatchRejected):
@@ -229,6 +250,8 @@ class BatchOutcomeUnknown(OutcomeUnknown):
 DISABLED, MISSING_SEQUENCE, INCOMPLETE, UNSUPPORTED_HEADER, BAD_ID = 10174, 10175, 10176, 10177, 10179
 TOO_LARGE, BAD_COMMIT, DUPLICATE, TOO_MANY = 10199, 10200, 10201, 10210
 WRONG_SEQUENCE, DUPLICATE_BUSY = 10071, 10158
+NOT_STORED = 10077
+"""The store did not take it: the words say whether a limit of the stream is the reason."""
 OTHER_STREAM = 10060
 """The batch came to another stream than its first message says."""
 
@@ -249,8 +272,9 @@ BY_ERR_CODE: dict[int, type[BatchRejected]] = {
 def rejection(stream: str, batch_id: str, raw: dict[str, object]) -> ApiError:
     """The error for the `error` object of a batch's answer, without what only the batch itself knows."""
     general = api_error(f"batch {batch_id!r} for stream {stream!r}", raw)
-    kind = BY_ERR_CODE.get(general.err_code)
-    if kind is None:
-        # Also an answer that any publish may get (no leader, storage full): its class says whether to retry.
-        return general
+    kind = BY_ERR_CODE.get(general.err_code, BatchRejected)
+    if general.err_code == NOT_STORED and "exceeded" in general.description:
+        kind = StreamFull
+    elif kind is BatchRejected and isinstance(general, ServerBusy):
+        return general  # as any publish may get it: no leader, the server's storage full
     return kind(stream, batch_id, general.code, general.err_code, general.description)

@@ -7,7 +7,6 @@ themselves, for up to `IngestOptions.patience` seconds, and go on where the stre
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Self, TypeVar
 from penstock.broker import features
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
 from penstock.publish.ingest import Ingest
+from penstock.publish.interruptions import IngestInterrupted
 from penstock.publish.options import FastAck, IngestOptions, Lost
 from penstock.publish.rows import Publication, Row, Rows
 from penstock.retry import Backoff
@@ -31,6 +31,9 @@ CHUNK = 250
 TICK = 0.2
 """Seconds between two looks at the clock: for pings, for settling when idle, for a connection that is gone."""
 
+INBOX_BYTES = 6
+"""Of the subject for answers; few, since every message carries it."""
+
 OnLost = Callable[[Lost], object]
 
 
@@ -42,7 +45,7 @@ class FastIngestBase:
     ) -> None:
         """`on_lost` is called for messages that are known to be lost; only with `on_gap="continue"`."""
         self.settings = settings
-        self._core = Ingest(stream, options or IngestOptions(), new_inbox(), on_lost or _ignore)
+        self._core = Ingest(stream, options or IngestOptions(), settings.new_inbox(INBOX_BYTES), on_lost or _ignore)
         self._rows = Rows(max_payload=0)
         self._send_at = CHUNK
         """The position at which rows that were added one by one are sent."""
@@ -62,6 +65,15 @@ class FastIngestBase:
     def added(self) -> int:
         """The position of the last message added."""
         return self._core.added
+
+    @property
+    def in_doubt(self) -> int:
+        """Messages behind `stored` that were sent and not confirmed: they may be stored."""
+        error = self._core.error
+        if isinstance(error, IngestInterrupted):
+            return error.in_doubt
+        is_final = error is not None and not isinstance(error, Unavailable)
+        return 0 if is_final else self._core.added - self._core.stored - self._core.unsent
 
     @property
     def max_payload(self) -> int:
@@ -266,7 +278,7 @@ class FastIngest(FastIngestBase):
         features.require(self._connection.info, features.FAST_INGEST)
         self._rows.max_payload = self._core.max_payload = self._connection.info.max_payload
         self._connection.on_denied(lambda denied: self._fail(denied.error()))
-        inbox = new_inbox()
+        inbox = self.settings.new_inbox(INBOX_BYTES)
         await self._connection.subscribe(f"{inbox}.>", handler=self._receive)
         self._core.connected(inbox, time.monotonic())
 
@@ -311,8 +323,3 @@ def chunks(items: Iterable[T]) -> Iterator[list[T]]:
 
 def _ignore(_: Lost) -> None:
     """`FastAck.lost` counts them."""
-
-
-def new_inbox() -> str:
-    """A subject for answers; short, since every message carries it."""
-    return f"_INBOX.{secrets.token_hex(6)}"

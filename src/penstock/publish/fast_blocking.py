@@ -17,7 +17,7 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
-from penstock.publish.fast import CHUNK, TICK, FastIngestBase, OnLost, chunks, new_inbox
+from penstock.publish.fast import CHUNK, INBOX_BYTES, TICK, FastIngestBase, OnLost, chunks
 from penstock.publish.options import FastAck, IngestOptions
 from penstock.publish.rows import Publication, Row
 from penstock.retry import Backoff
@@ -192,7 +192,7 @@ class BlockingFastIngest(FastIngestBase):
         self._connection.reconnect()
         features.require(self._connection.info, features.FAST_INGEST)
         self._rows.max_payload = self._core.max_payload = self._connection.info.max_payload
-        inbox = new_inbox()
+        inbox = self.settings.new_inbox(INBOX_BYTES)
         self._connection.subscribe(f"{inbox}.>")
         self._core.connected(inbox, time.monotonic())
 

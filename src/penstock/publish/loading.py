@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from penstock.broker.jetstream import JetStream
-from penstock.errors import ConfigError, ConnectionLost, PenstockError, Unavailable
+from penstock.errors import ConfigError, ConnectionLost, OutcomeUnknown, PenstockError, ServerBusy, Unavailable
 from penstock.publish.atomic import AtomicBatch, Publisher
-from penstock.publish.errors import BatchOutcomeUnknown
+from penstock.publish.errors import BatchOutcomeUnknown, DuplicateId, RepeatedId
 from penstock.publish.fast import FastIngest
 from penstock.publish.lines import Numbered
 from penstock.publish.model import MAX_MESSAGES, BatchAck
@@ -49,6 +50,8 @@ class LoadReport:
     ranges: dict[str, StoredRange] = field(default_factory=dict)
     batches: int = 0
     maybe_twice: int = 0
+    in_doubt: list[tuple[int, int]] = field(default_factory=list)
+    """First and last of lines whose messages were sent and may be stored: no answer came."""
     lost: list[Lost] = field(default_factory=list)
 
     def of(self, stream: str) -> StoredRange:
@@ -57,6 +60,13 @@ class LoadReport:
     @property
     def count(self) -> int:
         return sum(one.count for one in self.ranges.values())
+
+    def doubt(self, line: int) -> None:
+        """Note that the message of a line, behind those noted before, may be stored."""
+        if self.in_doubt and self.in_doubt[-1][1] == line - 1:
+            self.in_doubt[-1] = self.in_doubt[-1][0], line
+        else:
+            self.in_doubt.append((line, line))
 
 
 class RefusedLine(PenstockError):
@@ -107,6 +117,11 @@ class PlainLoad:
 
     async def __aexit__(self, *error: Any) -> None:
         await self._publisher.__aexit__(*error)
+        for line, outcome in zip(self._lines, self._publisher.left(), strict=False):  # lines that were not sent follow
+            if isinstance(outcome, PubAck):
+                _include(self.report.of(outcome.stream), outcome)
+            elif outcome is None:
+                self.report.doubt(line)
 
     @property
     def max_payload(self) -> int:
@@ -116,32 +131,24 @@ class PlainLoad:
         refused: RefusedLine | None = None
         for line, subject, data, headers, message_id in messages:
             self._lines.append(line)
-            refused = await self._noted(self._publisher.add(subject, data, headers, message_id))
+            refused = self._noted(await self._publisher.add(subject, data, headers, message_id))
             if refused:
                 break
         else:
             await self._publisher.send()
         if refused:
-            await self._noted(self._publisher.finish())
+            self._noted(await self._publisher.finish())
             raise refused
 
     async def finish(self) -> None:
-        if refused := await self._noted(self._publisher.finish()):
+        if refused := self._noted(await self._publisher.finish()):
             raise refused
 
     async def stop(self) -> None:
         await self.finish()
 
-    async def _noted(self, call: Awaitable[Sequence[PubAck | PenstockError]]) -> RefusedLine | None:
+    def _noted(self, outcomes: Sequence[PubAck | PenstockError]) -> RefusedLine | None:
         """Enter outcomes into the report; returns the first refusal."""
-        try:
-            outcomes = await call
-        except PenstockError:
-            self._note(self._publisher.last_outcomes)
-            raise
-        return self._note(outcomes)
-
-    def _note(self, outcomes: Sequence[PubAck | PenstockError]) -> RefusedLine | None:
         refused = None
         for outcome in outcomes:
             line = self._lines.popleft()
@@ -161,6 +168,8 @@ class FastLoad:
         self._jetstream = jetstream
         self._ingest = FastIngest(settings, stream, options, self.report.lost.append)
         self._lines: deque[int] = deque(maxlen=REMEMBERED_LINES)
+        self._taken = 0
+        """Messages whose lines were remembered."""
         self._before = 0
 
     async def __aenter__(self) -> Self:
@@ -169,8 +178,14 @@ class FastLoad:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        await self._ingest.__aexit__(kind, *error)
-        self._note()
+        try:
+            await self._ingest.__aexit__(kind, *error)
+        finally:
+            self._note()
+        first = self._ingest.stored + 1
+        for position in range(first, first + self._ingest.in_doubt):
+            if line := self._line_of(position):
+                self.report.doubt(line)
 
     @property
     def max_payload(self) -> int:
@@ -178,6 +193,7 @@ class FastLoad:
 
     async def add(self, messages: Sequence[Numbered]) -> None:
         self._lines.extend(message.line for message in messages)
+        self._taken += len(messages)
         try:
             await self._ingest.add_many([message[1:] for message in messages])
         except PenstockError as exc:
@@ -209,8 +225,12 @@ class FastLoad:
         position = getattr(error, "position", None)
         if position is None and (stored := getattr(error, "stored", None)) is not None:
             position = stored + 1
-        back = self._ingest.added - position if position is not None else -1
-        return RefusedLine(self._lines[-1 - back], error) if 0 <= back < len(self._lines) else error
+        line = self._line_of(position) if position is not None else None
+        return error if line is None else RefusedLine(line, error)
+
+    def _line_of(self, position: int) -> int | None:
+        back = self._taken - position
+        return self._lines[-1 - back] if 0 <= back < len(self._lines) else None
 
 
 class AtomicLoad:
@@ -253,7 +273,17 @@ class AtomicLoad:
         chunk = self._waiting[: self._size]
         try:
             ack = await retrying(lambda: self._stored(chunk), self._publisher.patience, retry_on=_may_go_again)
-        except PenstockError as exc:
+        except StoredBefore as exc:
+            del self._waiting[: self._size]
+            found = self.report.of(self._stream)
+            found.duplicates += exc.count
+            return
+        except BaseException as exc:
+            if isinstance(exc, OutcomeUnknown | asyncio.CancelledError):
+                for message in chunk:
+                    self.report.doubt(message.line)
+            if not isinstance(exc, PenstockError):
+                raise
             raise RefusedLines(chunk[0].line, chunk[-1].line, exc) from exc
         del self._waiting[: self._size]
         self.report.batches += 1
@@ -270,6 +300,20 @@ class AtomicLoad:
             if ack := await self._resolved(batch, unknown):
                 return ack
             raise ConnectionLost(self._stream, f"before batch {batch.batch_id!r} was stored") from unknown
+        except RepeatedId:
+            raise
+        except DuplicateId as duplicate:
+            await self._check_none_stored(chunk, duplicate)
+            raise
+
+    async def _check_none_stored(self, chunk: Sequence[Numbered], duplicate: DuplicateId) -> None:
+        """Raise whether all messages of a chunk are stored, or some: an earlier load was cut off."""
+        asked = [(message.subject, message.message_id) for message in chunk if message.message_id is not None]
+        stored = await self._publisher.stored_ids(asked)
+        if len(stored) == len(chunk):
+            raise StoredBefore(len(chunk))
+        if stored:
+            raise PartlyStored(*duplicate.told, tuple(id_ for _, id_ in asked if id_ in stored), len(chunk))
 
     async def _resolved(self, batch: AtomicBatch, unknown: BatchOutcomeUnknown) -> BatchAck | None:
         try:
@@ -280,7 +324,34 @@ class AtomicLoad:
 
 def _may_go_again(error: BaseException) -> bool:
     """Whether nothing of a batch is stored because the server was not there."""
-    return isinstance(error, Unavailable) and error.retryable
+    return isinstance(error, Unavailable | ServerBusy) and error.retryable
+
+
+class StoredBefore(PenstockError):
+    """All messages of a batch are stored already, by an earlier load."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+
+class PartlyStored(DuplicateId):
+    """Some messages of a batch are stored already, so that it cannot be stored as a whole."""
+
+    def __init__(
+        self, stream: str, batch_id: str, code: int, err_code: int, description: str, ids: tuple[str, ...], count: int
+    ) -> None:
+        super().__init__(stream, batch_id, code, err_code, description, ids)
+        self.args = (*self.args, count)
+        self.count = count
+
+    @property
+    def reason(self) -> str:
+        some = ", ".join(map(repr, self.ids[:5])) + (", …" if len(self.ids) > 5 else "")
+        return (
+            f"{len(self.ids)} of its {self.count} messages are stored already ({some}), the others are not; load with "
+            "the --batch-size that stored them, or without --atomic"
+        )
 
 
 class RefusedLines(PenstockError):

@@ -13,6 +13,11 @@ NO_RESPONDERS_TIMEOUT = 2.0
 moment until every server knows a new stream."""
 
 
+def publisher_of(batch_id: str) -> str | None:
+    """The publisher that a batch id names, as `PUBLISHER.ID`."""
+    return batch_id.rpartition(".")[0] or None
+
+
 @dataclass(frozen=True, slots=True)
 class BatchAck:
     """A batch that is stored: all of its messages, next to each other, in their order."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self
 
 from penstock.broker.codes import api_error
@@ -95,7 +95,7 @@ class PlainPublisher:
         self._connection = aio.Connection(settings, name="penstock publish")
         self._window = window
         self._rows = Rows(max_payload=0)
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self._inbox = settings.new_inbox(8)
         self._first = 1
         """The number of the first message whose outcome was not handed out."""
         self._sent: deque[_Sent] = deque()
@@ -109,8 +109,8 @@ class PlainPublisher:
         """Subjects that no stream took when last asked, and since when."""
         self._heard = 0.0
         """When the server last answered."""
-        self.last_outcomes: list[PubAck | PenstockError] = []
-        """After an error of `add` or `finish`: the outcomes that came before it and were not handed out."""
+        self._ready: list[PubAck | PenstockError] = []
+        """Outcomes of the messages before `_sent`, to be handed out by the call under way."""
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._came = asyncio.Event()
@@ -132,9 +132,17 @@ class PlainPublisher:
         return self._rows.max_payload
 
     @property
-    def outstanding(self) -> int:
-        """Messages whose outcome was not handed out yet."""
-        return len(self._sent)
+    def in_doubt(self) -> int:
+        """Messages that were sent, as far as is known, and have no outcome."""
+        return self.left().count(None)
+
+    def left(self) -> list[PubAck | PenstockError | None]:
+        """The outcomes that were not handed out, in order; None for a message that was sent and may be stored.
+
+        To be asked after an error. Messages that were not sent, the last ones, are left out.
+        """
+        sent = islice(self._sent, len(self._sent) - len(self._buffer))
+        return [*self._ready, *(message.outcome for message in sent)]
 
     async def add(
         self, subject: str, data: bytes, headers: Headers | None = None, message_id: str | None = None
@@ -162,8 +170,7 @@ class PlainPublisher:
         try:
             await self._send()
         except Unavailable as exc:
-            self.last_outcomes = []
-            raise PublishInterrupted(self.outstanding, str(exc)) from exc
+            raise PublishInterrupted(self.in_doubt, str(exc)) from exc
 
     async def _send(self) -> None:
         if self._buffer and not self._begun:
@@ -183,18 +190,15 @@ class PlainPublisher:
 
     async def _settle(self, leave: int) -> list[PubAck | PenstockError]:
         """Send, and wait until at most `leave` outcomes are missing."""
-        taken: list[PubAck | PenstockError] = []
         try:
             await self._send()
-            taken += self._taken()
+            self._take()
             while len(self._sent) > leave or self._outstanding_bytes > MAX_OUTSTANDING_BYTES:
                 await self._wait()
-                taken += self._taken()
-        except PenstockError as exc:
-            self.last_outcomes = taken
-            if not isinstance(exc, Unavailable):
-                raise
-            raise PublishInterrupted(self.outstanding, str(exc)) from exc
+                self._take()
+        except Unavailable as exc:
+            raise PublishInterrupted(self.in_doubt, str(exc)) from exc
+        taken, self._ready = self._ready, []
         return taken
 
     async def _wait(self) -> None:
@@ -221,13 +225,11 @@ class PlainPublisher:
     def _deny(self, denied: Denied) -> None:
         self._denied = denied.error()
 
-    def _taken(self) -> list[PubAck | PenstockError]:
-        taken: list[PubAck | PenstockError] = []
+    def _take(self) -> None:
         while self._sent and (first := self._sent[0].outcome) is not None:
-            taken.append(first)
+            self._ready.append(first)
             self._sent.popleft()
-        self._first += len(taken)
-        return taken
+            self._first += 1
 
     def _receive(self, message: Message) -> None:
         at = int(message.subject.rpartition(".")[2]) - self._first

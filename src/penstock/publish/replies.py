@@ -99,7 +99,7 @@ def _answer(message: Message) -> Answer:
     try:
         fields = json.loads(message.data)
         return _parsed(fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise ProtocolError(f"an answer to fast ingest that makes no sense: {message.data[:200]!r}") from exc
 
 

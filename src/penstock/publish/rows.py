@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.publish import replies
-from penstock.publish.batch import EXPECTED_STREAM, MESSAGE_ID, check_message_id, literal_subject
+from penstock.publish.batch import EXPECTED_STREAM, MESSAGE_ID, check_message_id, is_increment, literal_subject
 from penstock.wire import headers as header_block
 
 MAX_LEADS = 10_000
@@ -120,7 +120,7 @@ def headers_of(headers: header_block.Headers | None, message_id: str | None) -> 
 def bound_to(stream: str, row: Row, max_payload: int) -> Row:
     """The row with a header that makes every other stream refuse it; as it is when the header does not fit."""
     lead, block, data = row
-    if _EXPECTED_STREAM_LINE in block:
+    if _EXPECTED_STREAM_LINE in block or is_increment(block):  # the server refuses it beside an increment
         return row
     line = header_block.line(EXPECTED_STREAM, stream)
     bound = block[:-2] + line + b"\r\n" if block else header_block.block(line)

@@ -31,12 +31,13 @@ from penstock.errors import (
 )
 from penstock.publish.batch import EXPECTED_LAST, Batch
 from penstock.publish.blocking import BlockingPublisher, Flight
-from penstock.publish.errors import DuplicateId, WrongSequence
+from penstock.publish.errors import DuplicateId, StreamFull, WrongSequence
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
 from penstock.sourcing import copies, modes
 from penstock.sourcing.copies import Backlog, Copier, Mark, Part
 from penstock.sourcing.flow import Flow
+from penstock.sourcing.leftovers import Leftovers
 from penstock.sourcing.mapping import Mapping, SubjectMap
 from penstock.sourcing.receiver import Chunk, Interrupted, Receiver, consumer_config
 from penstock.wire import blocking, headers
@@ -56,22 +57,6 @@ CONFLICTS = 3
 
 class Fenced(PenstockError):
     """Another instance of the bridge, or another writer, has written to the destination; this one wrote nothing."""
-
-
-class LeftBehind(PenstockError):
-    """A WorkQueue origin holds messages that the bridge's consumer has passed over, as after a reset forward."""
-
-    def __init__(self, stream: str, consumer: str) -> None:
-        super().__init__(stream, consumer)
-        self.stream = stream
-        self.consumer = consumer
-
-    def __str__(self) -> str:
-        return (
-            f"stream {self.stream!r} holds messages that consumer {self.consumer!r} has passed over, and nobody else "
-            f"will take: look at them, then remove them or `penstock consumer reset {self.stream} {self.consumer}` "
-            "to their sequence"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +146,7 @@ class Bridge:
         self.instance = secrets.token_hex(4)
         self.origin_settings = origin
         self.destination_settings = destination
+        self.leftovers = Leftovers(origin, config.origin, config.name, config.subjects, config.destination)
         self._map = SubjectMap(config.mappings)
         self._statistics = BridgeStatistics()
         self._rename_ids_until = 0
@@ -202,7 +188,7 @@ class Bridge:
             if self._conflicts > CONFLICTS:
                 raise self._fenced(self._predecessor) from exc
             return True
-        return isinstance(exc, OutcomeUnknown | DuplicateId) or is_retryable(exc)
+        return isinstance(exc, OutcomeUnknown | DuplicateId | StreamFull) or is_retryable(exc)
 
     # -- one session: both sides connected -------------------------------------------------------------------------
 
@@ -287,6 +273,7 @@ class _Pump:
         self._pace = Pace(bridge.config.rate)
         self._idle_since: float | None = None
         """Since when nothing comes although the origin has more."""
+        self._leftovers = bridge.leftovers
 
     def run(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
         for chunk in self._receiver.chunks():
@@ -306,13 +293,13 @@ class _Pump:
         """Whether nothing is left at the origin; its server decides, and is asked only when nothing comes any more."""
         if not self._receiver.flow.settled:
             return False
-        left = left_at_origin(self._bridge.origin_settings, self._bridge.config)
+        left = self._leftovers.ask()
         self._bridge.knows_lag(left.undelivered)
         if left:
             self._idle_since = self._idle_since or time.monotonic()
             if time.monotonic() - self._idle_since > STUCK_FOR:
-                if not left.undelivered and not left.unacknowledged:
-                    raise LeftBehind(self._bridge.config.origin, self._bridge.config.name)
+                if left.kept_alone:
+                    self._leftovers.take_back(self._publisher.jetstream)
                 raise Interrupted(
                     f"stream {self._bridge.config.origin!r} has {left}, and delivered none for {STUCK_FOR:g} s"
                 )
@@ -437,43 +424,6 @@ def _with_domain(jetstream: JetStream, info: ConsumerInfo, config: BridgeConfig)
         return info
     change = {"deliver_subject": config.delivers_to(domain)}
     return blocking.run(jetstream.update_consumer(config.origin, config.name, change))
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What a bridge has not taken from its origin yet, as the origin's server sees it. False when there is nothing."""
-
-    undelivered: int
-    unacknowledged: int
-    kept: bool = False
-    """Whether a WorkQueue origin still holds a message that it has delivered and knows to be stored."""
-
-    def __bool__(self) -> bool:
-        return bool(self.undelivered or self.unacknowledged or self.kept)
-
-    def __str__(self) -> str:
-        kept = ", and some that it was told are stored" if self.kept else ""
-        return f"{self.undelivered} undelivered and {self.unacknowledged} unacknowledged messages{kept}"
-
-
-def left_at_origin(settings: Settings, config: BridgeConfig) -> Left:
-    """Ask the origin's server what is left to carry."""
-    with blocking.connect(settings, name="penstock bridge") as connection:
-        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
-        info = blocking.run(jetstream.consumer_info(config.origin, config.name))
-        origin = blocking.run(jetstream.stream_info(config.origin))
-        settled = not info.unprocessed and origin.config.get("retention") == "workqueue"
-        kept = settled and any(_holds(jetstream, origin, one) for one in config.subjects or (">",))
-        return Left(info.pending, info.ack_pending, kept)
-
-
-def _holds(jetstream: JetStream, origin: StreamInfo, subject: str) -> bool:
-    """Whether the stream held a message of the subject when it was looked at; what came later does not count."""
-    try:
-        found = blocking.run(jetstream.get_message(origin.name, 1, next_of=subject))
-    except MessageNotFound:
-        return False
-    return found.sequence <= origin.state.last_seq
 
 
 def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:

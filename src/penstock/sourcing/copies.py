@@ -17,10 +17,11 @@ from penstock.wire.scan import Rows
 ORIGIN = "Penstock-Origin"
 MESSAGE_ID = b"Nats-Msg-Id"
 RENAMED_ID = b"Penstock-Origin-Msg-Id"
-_INSTRUCTIONS = rb"(?im)^(?:Penstock-Origin|Nats-Batch-[^:\r]*|Nats-Expected-[^:\r]*|Nats-Rollup|Nats-Schedule[^:\r]*"
-_DROPPED = re.compile(_INSTRUCTIONS + rb"):[^\r\n]*\r\n")
-_DROPPED_WITH_TTL = re.compile(_INSTRUCTIONS + rb"|Nats-TTL):[^\r\n]*\r\n")
-_ID = re.compile(rb"(?im)^Nats-Msg-Id(?=:)")
+_START = rb"(?is)(?:\A|(?<=\r\n)|(?<=\0\n))"
+"""A line begins behind CR LF: a publisher may write either of them alone into a value."""
+_INSTRUCTIONS = rb"(?:Penstock-Origin|Nats-(?:Batch-|Expected-|Schedule)[^:\r\n]*|Nats-Rollup"
+_DROPPED, _DROPPED_WITH_TTL = _INSTRUCTIONS + rb"):", _INSTRUCTIONS + rb"|Nats-TTL):"
+_ID = re.compile(_START + rb"Nats-Msg-Id(?=:)")
 _BETWEEN = b"\0\n"
 """Between header blocks: ends a line, so that the next block begins with one."""
 
@@ -36,7 +37,7 @@ class Mark(NamedTuple):
 
 def mark_of(values: dict[str, list[str]]) -> Mark | None:
     """The mark in the headers of a stored message; None when no bridge wrote it."""
-    parts = values.get(ORIGIN, [""])[0].split(" ")
+    parts = values.get(ORIGIN, [""])[-1].split(" ")
     if len(parts) != 4 or not parts[2].isdecimal():
         return None
     return Mark(parts[0], parts[1], int(parts[2]), parts[3])
@@ -48,7 +49,9 @@ class Copier:
     def __init__(self, bridge: str, stream: str, instance: str, *, keep_ttl: bool = False) -> None:
         self._head = headers.line(ORIGIN, f"{bridge} {stream} ")[:-2]
         self._tail = f" {instance}\r\n".encode()
-        self._dropped = _DROPPED if keep_ttl else _DROPPED_WITH_TTL
+        dropped = _DROPPED if keep_ttl else _DROPPED_WITH_TTL
+        self._dropped_lines = re.compile(_START + dropped + rb".*?\r\n")
+        self._is_dropped = re.compile(dropped, re.IGNORECASE).match
         self.rename_ids_until = 0
         """Origin sequence up to which message ids are renamed: the destination takes an id only once in its window,
         the origin may have had it twice further apart."""
@@ -66,8 +69,12 @@ class Copier:
         joined = _BETWEEN.join(blocks)
         whole = joined.endswith(b"\r\n") and joined.count(b"\r\n" + _BETWEEN) == joined.count(b"\0") == len(blocks) - 1
         if whole:
-            return self._dropped.sub(b"", joined).split(_BETWEEN)
-        return [self._dropped.sub(b"", _ended(one)) for one in blocks]
+            return self._dropped_lines.sub(b"", joined).split(_BETWEEN)
+        return [self._kept_of(one) for one in blocks]
+
+    def _kept_of(self, lines: bytes) -> bytes:
+        kept = (line for line in _ended(lines).split(b"\r\n")[:-1] if not self._is_dropped(line))
+        return b"".join(line + b"\r\n" for line in kept)
 
     def _renamed(self, lines: bytes, sequence: int) -> bytes:
         return _ID.sub(RENAMED_ID, lines) if sequence <= self.rename_ids_until else lines

@@ -24,6 +24,7 @@ from penstock.broker import codes
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError, StreamNotFound, Unavailable
+from penstock.private import open_private, write_private
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings
 from penstock.sourcing import migrate
@@ -152,8 +153,8 @@ def save(settings: Settings, begun: Migration, backup: Backup) -> None:
     """Step 2: the data first, what it is about last, both forced to disk."""
     backup.folder.mkdir(parents=True, exist_ok=True)
     backup.about.unlink(missing_ok=True)
-    with blocking.connect(settings, name="penstock migrate") as connection, backup.data.open("wb") as file:
-        inbox = f"_INBOX.{secrets.token_hex(11)}"
+    with blocking.connect(settings, name="penstock migrate") as connection, open_private(backup.data) as file:
+        inbox = settings.new_inbox()
         connection.subscribe(inbox)
         ask = {"deliver_subject": inbox, "chunk_size": CHUNK}
         about = _asked(connection, settings, f"STREAM.SNAPSHOT.{begun.stream}", json.dumps(ask).encode())
@@ -165,7 +166,7 @@ def save(settings: Settings, begun: Migration, backup: Backup) -> None:
     config = _restored(about["config"], begun, mark)
     facts = {"migration": note, "config": config, "state": about["state"], "restored": mark}
     draft = backup.about.with_suffix(".draft")
-    draft.write_text(json.dumps(facts))
+    write_private(draft, json.dumps(facts))
     draft.replace(backup.about)
 
 

@@ -161,3 +161,9 @@ def misfits(config: Json, deliver_subject: str) -> Iterator[str]:
         yield f"its max_deliver is {config['max_deliver']}: what is lost on the way must come again, however often"
     if config.get("headers_only"):
         yield "headers_only is on: the copies would have no data"
+
+
+def shares_window(config: Json) -> bool:
+    """Whether messages of several origins, or of one and of publishers, share a duplicate window."""
+    origins = len(config.get("sources") or ())
+    return bool(config.get("duplicate_window")) and origins > 0 and origins + bool(config.get("subjects")) > 1

@@ -6,7 +6,6 @@ acknowledges nothing by itself: `stored` says what the sink has, and only that i
 
 from __future__ import annotations
 
-import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -76,7 +75,7 @@ class Receiver:
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         if api:
             self._jetstream = self._jetstream.at_prefix(api)
-        self._nobody = f"_INBOX.{secrets.token_hex(11)}"
+        self._nobody = settings.new_inbox()
         self._resets = 0
         """Resets asked for since the numbering was last clear."""
         self._reset_at = time.monotonic()

@@ -16,12 +16,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import ConsumerInfo, ConsumerReset, Json
 from penstock.broker.resets import ResetEffect
-from penstock.errors import ApiError, Unavailable
+from penstock.errors import AccessDenied, ApiError, Unavailable
+from penstock.facts import Facts
+from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.units import counted
 
@@ -70,6 +73,22 @@ def reset_words(consumer: ConsumerInfo, foreseen: ResetEffect) -> str:
     if foreseen.skipped and foreseen.fate == "left behind":
         parts.append("--remove-skipped removes them from the origin")
     return "; ".join(parts)
+
+
+async def moved(settings: Settings, js: JetStream, consumer: ConsumerInfo, seq: int | None) -> ConsumerReset:
+    """Reset any consumer as its kind needs it.
+
+    What a named reader has confirmed counts no more: all that the reset repeats is handed out again. Where its books
+    are not ours to change, it finds out about the reset by itself.
+    """
+    if is_sourcing(consumer):
+        done = await reset(js, consumer, seq)
+    else:
+        done = await js.reset_consumer(consumer.stream, consumer.name, seq)
+    with suppress(AccessDenied):
+        async with Facts(settings, "penstock consumer") as facts:
+            await facts.forget_pages(consumer.name, stream=consumer.stream)
+    return done
 
 
 async def reset(js: JetStream, consumer: ConsumerInfo, seq: int | None) -> ConsumerReset:

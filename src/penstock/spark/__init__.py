@@ -1,14 +1,19 @@
 """The Spark source, sink and pipelines: the only package that imports pyspark.
 
-`register(spark)` makes `format("jetstream")` known to a session.
+Importing it before the first session makes Spark run this Python, unless `PYSPARK_PYTHON` is set. Spark then finds
+`format("jetstream")` by itself; `register(spark)` is for sessions that do not.
 """
 
 from typing import TYPE_CHECKING, Any
+
+from penstock.spark import interpreter
 
 if TYPE_CHECKING:
     from penstock.spark.datasource import register
 
 __all__ = ["register"]
+
+interpreter.choose()
 
 
 def __getattr__(name: str) -> Any:

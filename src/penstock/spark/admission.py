@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from datetime import timedelta
+
 from penstock.broker.model import StreamInfo
 from penstock.spark.options import SourceOptions
 from penstock.spark.origin import Origin, needs_direct_get
@@ -19,6 +22,25 @@ def rows_allowed(options: SourceOptions, limit: int | None, info: StreamInfo) ->
         mean = max(info.state.bytes / info.state.messages, 1)
         allowed.append(max(int(options.max_bytes / mean), 1))
     return min(allowed, default=None)
+
+
+class Wait:
+    """Holds micro-batches back until there are enough messages for one, or long enough."""
+
+    def __init__(self, rows: int | None, most: timedelta) -> None:
+        self._rows = rows
+        self._most = most.total_seconds()
+        self.begin()
+
+    def begin(self) -> None:
+        """A micro-batch begins, or the query does."""
+        self._since = time.monotonic()
+
+    def goes_on(self, count: int, at_once: bool) -> bool:
+        """Whether to wait on with that many messages at hand; never with `at_once`, as for a query that ends."""
+        if self._rows is None or at_once or count >= self._rows:
+            return False
+        return time.monotonic() - self._since < self._most
 
 
 class Admission:

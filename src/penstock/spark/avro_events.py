@@ -1,4 +1,4 @@
-"""Avro events: one datum a message, with or without the header of single-object encoding. Needs `penstock[avro]`."""
+"""Avro events: one datum a message, with or without a header of single-object encoding. Needs `penstock-nats[avro]`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AvroFormat(BinaryFormat):
         try:
             from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
         except ImportError as exc:
-            raise ConfigError("Avro events need the fastavro package: pip install 'penstock[avro]'") from exc
+            raise ConfigError("Avro events need the fastavro package: pip install 'penstock-nats[avro]'") from exc
         try:
             declared = json.loads(schema_text)
             self._parsed = parse_schema(declared)

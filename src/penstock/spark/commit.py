@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 
 from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import Unavailable
@@ -29,6 +28,7 @@ EXPIRES = 2.0  # seconds
 SILENCE = 10.0  # seconds
 ATTEMPTS = 3
 ACK, NAK = b"+ACK", b"-NAK"
+NO_MESSAGES, TIMED_OUT = 404, 408
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Acknowledging:
         domain = link.settings.domain
         prefix = f"$JS.{domain}.API" if domain else "$JS.API"
         self._subject = f"{prefix}.CONSUMER.MSG.NEXT.{durable.stream}.{durable.name}"
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = link.settings.new_inbox()
         self._connection = link.connection
         self._sequence = sequence
         self._position = floor(durable)
@@ -115,21 +115,21 @@ class Acknowledging:
         """Ask for that many messages and answer them. False when the durable has no more."""
         ask = {"batch": count, "expires": int(EXPIRES * 1e9), "max_bytes": PULL_BYTES}
         self._connection.send(frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.pull"))
-        answered = 0
-        while answered < count:
+        answered, coming = 0, count
+        while answered < coming:
             found = self._scanner.next()
             if rows := self._scanner.rows:
                 answered += rows
                 self._answer()
                 if not self._scanner.last_pending:
                     return False
-            if found is Stop.MORE:
+            if found is Stop.MORE and answered < coming:
                 self._scanner.received(self._connection.recv_into(self._scanner.space(), SILENCE))
             elif isinstance(found, frames.Ping):
                 self._connection.send(frames.PONG)
             elif isinstance(found, frames.Message):
-                return _goes_on(found, answered)
-        return True
+                coming = _coming(found, count)
+        return answered > 0
 
     def _answer(self) -> None:
         """Acknowledge the rows up to the sequence; what lies behind it goes back. The last answer waits for `run`."""
@@ -152,9 +152,14 @@ def _answer_frame(reply: bytes, answer: bytes) -> bytes:
     return b"PUB %b %d\r\n%b\r\n" % (reply, len(answer), answer)
 
 
-def _goes_on(message: frames.Message, answered: int) -> bool:
-    """Whether a pull that ended with a status should be followed by another one."""
+def _coming(message: frames.Message, asked: int) -> int:
+    """How many messages a pull that ended with a status has, before the status and behind it.
+
+    A consumer with replicas sends a message when its replicas know of it, and a status at once: so it comes first.
+    """
     code, text = message.status or (0, "")
-    if code in (404, 408) or text.startswith(("Message Size Exceeds", "Batch Completed")):
-        return answered > 0
+    if code == NO_MESSAGES:
+        return 0
+    if code == TIMED_OUT or text.startswith(("Message Size Exceeds", "Batch Completed")):
+        return asked - int(message.header_values().get("Nats-Pending-Messages", ["0"])[0])
     raise Unavailable(f"acknowledging is interrupted: {code} {text}")

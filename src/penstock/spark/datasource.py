@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, BinaryType, LongType, MapType, StringType, StructType, TimestampType
 
 from penstock.errors import ConfigError
+from penstock.spark import interpreter
 from penstock.spark.options import check_source_names, sink_options, source_options
 from penstock.wire import compiled
 
@@ -31,18 +33,32 @@ COLUMNS = (
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("jetstream")` known to a Spark session.
+    """Make `format("jetstream")` known to a Spark session that has not found it by itself.
 
     Also starts to compile the reader's inner loops in the background if nobody has on this machine; reading works
-    meanwhile, only slower.
+    meanwhile, only slower. Raises `ConfigError` when the session runs a Python without this package.
     """
+    if not hasattr(spark, "_jsparkSession"):  # Spark Connect: everything else is its server's
+        spark.dataSource.register(JetStreamDataSource)
+        return
+    interpreter.check(spark.sparkContext.pythonExec, _added_files(spark))
     _register_once(spark)
     compiled.prepare()
 
 
+def _added_files(spark: SparkSession) -> list[str]:
+    """Where the Python packages are that were sent to executors (`addPyFile`, `--py-files`)."""
+    from pyspark import SparkFiles  # not in a client that only speaks Spark Connect
+
+    root = SparkFiles.getRootDirectory()
+    return [root, *(os.path.join(root, name) for name in spark.sparkContext._python_includes or ())]
+
+
 def _register_once(spark: SparkSession) -> None:
     session = spark._jsparkSession
-    if not session.sessionState().dataSourceManager().dataSourceExists(FORMAT):
+    known = session.sessionState().dataSourceManager().dataSourceExists(FORMAT)
+    # What Spark has found by itself, tasks look for without the packages that were sent to executors.
+    if not known or spark.sparkContext._python_includes:
         # Spark looks for the name in whichever session is active, and refuses it if that one has it already.
         jvm: Any = spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session)
@@ -62,16 +78,20 @@ class JetStreamDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from penstock.spark.several import SeveralReader
         from penstock.spark.source import JetStreamReader
 
         _check_schema(schema)
-        return JetStreamReader(source_options(self.options, streaming=False))
+        options = source_options(self.options, streaming=False)
+        return SeveralReader(options) if options.is_several else JetStreamReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from penstock.spark.several import SeveralStreamReader
         from penstock.spark.source import JetStreamStreamReader
 
         _check_schema(schema)
-        return JetStreamStreamReader(source_options(self.options, streaming=True))
+        options = source_options(self.options, streaming=True)
+        return SeveralStreamReader(options) if options.is_several else JetStreamStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.sink import batch_writer

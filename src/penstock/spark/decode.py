@@ -7,7 +7,7 @@ the schema does not know is passed over, so that producers may add some; a nulla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +25,11 @@ ARRIVED = "__arrived"
 """The stream's timestamp as a column of its own while it carries the watermark."""
 EVENT = "__event"
 SOURCE = "__message"
+IS_GOOD = "__is_good"
+SHARED = "__shared"
+NO_CHOICE = "__no_choice"
+WHOLE_STRUCTS = ("spark.sql.optimizer.expression.nestedPruning.enabled", "false")
+"""With this, Spark's optimizer takes no fields out of `SHARED` before the shuffle: see `Undivided.read_once`."""
 REFUSAL = (
     " cannot be read by the pipeline's schema, and no `bad_records` subject says where to put it; "
     "add one, and the reason will be in its headers"
@@ -43,6 +48,41 @@ class Format(Protocol):
         """Why the body cannot be read; None when it can. Runs on executors, for bad records only."""
 
 
+Halves = tuple[DataFrame, DataFrame]
+"""Events and bad records: every message is in exactly one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undivided:
+    """What was read, before it is split: a frame that one scan gives."""
+
+    frame: DataFrame
+    """The message as a struct, the event, `__arrived`, and whether it is good."""
+    split: Callable[[DataFrame], Halves]
+    """Splits the frame, or what a micro-batch of it holds."""
+    fields: str
+    """The struct that has the fields of the event."""
+
+    def deduped(self, key: str) -> DataFrame:
+        """The frame with each event once; a bad record is like no other."""
+        good = F.col(IS_GOOD)
+        place = F.struct(f"{SOURCE}.stream", f"{SOURCE}.sequence")
+        keys = {"__key": F.when(good, F.col(f"{self.fields}.{key}")), "__place": F.when(~good, place)}
+        return self.frame.withColumns(keys).dropDuplicatesWithinWatermark(list(keys)).drop(*keys)
+
+    def read_once(self) -> DataFrame:
+        """The frame behind a shuffle that all plans of one query share, so that what they are made of is read once.
+
+        Spark makes the same shuffle once in a plan. It is the same only as long as the optimizer moves no filter and no
+        choice of columns to before it. So all is in one struct, and a column of no meaning, which must not be moved
+        since it is random, lies behind the shuffle.
+        """
+        rest = [name for name in self.frame.columns if name != ARRIVED]
+        shared = self.frame.select(ARRIVED, F.struct(*rest).alias(SHARED)).repartition(f"{SHARED}.{SOURCE}.sequence")
+        needs_all = F.col(ARRIVED).isNotNull() & (F.col(NO_CHOICE) >= 0)  # true of every row
+        return shared.withColumn(NO_CHOICE, F.rand()).where(needs_all).select(ARRIVED, f"{SHARED}.*")
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """The two halves of what was read: every message is in exactly one of them."""
@@ -51,6 +91,8 @@ class Decoded:
     """The event's columns, `jetstream`, and `__arrived`."""
     bad: DataFrame | None
     """The columns of the source and `reason`; None when nothing can be bad."""
+    whole: Undivided | None = None
+    """Both together; None when nothing can be bad."""
 
 
 def decode(
@@ -99,10 +141,26 @@ def _typed(messages: DataFrame, form: Format, event: PipelineEvent, key: str | N
     is_good = F.col(EVENT).isNotNull()
     for is_wrong, _ in faults:
         is_good &= ~is_wrong
-    good, bad = _halves(read, is_good, refuse)
     own = F.struct(*(F.col(f"{SOURCE}.{name}") for name in messages.columns if name != "data")).alias(MESSAGE)
-    events = good.select(*(F.col(f"`{name}`") for name in names), own, ARRIVED)
-    return Decoded(events, bad.select(f"{SOURCE}.*", _reason(form, faults)) if bad is not None else None)
+
+    def events(good: DataFrame) -> DataFrame:
+        return good.select(*(F.col(f"{EVENT}.`{name}`") for name in names), own, ARRIVED)
+
+    def split(whole: DataFrame) -> Halves:
+        bad = whole.where(~F.col(IS_GOOD)).select("*", f"{EVENT}.*")
+        return events(whole.where(IS_GOOD)), bad.select(f"{SOURCE}.*", _reason(form, faults))
+
+    if refuse:
+        return Decoded(events(_refusing(read, is_good)), None)
+    # the body of an event is in its columns
+    body = F.when(is_good, F.lit(None)).otherwise(F.col(f"{SOURCE}.data"))
+    source = F.col(SOURCE).withField("data", body).alias(SOURCE)
+    return _divided(Undivided(read.select(source, ARRIVED, EVENT, is_good.alias(IS_GOOD)), split, EVENT))
+
+
+def _divided(whole: Undivided) -> Decoded:
+    events, bad = whole.split(whole.read_once())
+    return Decoded(events, bad, whole)
 
 
 Fault = tuple[Column, str]
@@ -117,13 +175,12 @@ def _faults(form: Format, event: PipelineEvent, key: str | None) -> list[Fault]:
     return faults
 
 
-def _halves(read: DataFrame, is_good: Column, refuse: bool) -> tuple[DataFrame, DataFrame | None]:
-    if not refuse:
-        return read.where(is_good), read.where(~is_good)
+def _refusing(read: DataFrame, is_good: Column) -> DataFrame:
+    """The good rows; the job fails at the first one that is not."""
     place = [F.col(f"{SOURCE}.{name}") for name in ("sequence", "stream", "subject")]
     words = F.concat_ws(" ", F.lit("message"), place[0], F.lit("of stream"), place[1], F.lit("on"), place[2])
     failure = F.raise_error(F.concat(words, F.lit(REFUSAL))).cast("boolean")
-    return read.where(F.when(is_good, F.lit(True)).otherwise(failure)), None
+    return read.where(F.when(is_good, F.lit(True)).otherwise(failure))
 
 
 def _reason(form: Format, faults: list[Fault]) -> Column:
@@ -138,10 +195,18 @@ def _reason(form: Format, faults: list[Fault]) -> Column:
 
 def _text(messages: DataFrame, refuse: bool) -> Decoded:
     packed = messages.select(F.struct(*messages.columns).alias(SOURCE), F.col("timestamp").alias(ARRIVED))
-    good, bad = _halves(packed, F.is_valid_utf8(F.col(f"{SOURCE}.data")), refuse)
-    text = good.select(f"{SOURCE}.*", ARRIVED).withColumn("data", F.col("data").cast("string"))
-    reason = F.lit("the body is not UTF-8").alias("reason")
-    return Decoded(text, bad.select(f"{SOURCE}.*", reason) if bad is not None else None)
+    is_good = F.is_valid_utf8(F.col(f"{SOURCE}.data"))
+
+    def events(good: DataFrame) -> DataFrame:
+        return good.select(f"{SOURCE}.*", ARRIVED).withColumn("data", F.col("data").cast("string"))
+
+    def split(whole: DataFrame) -> Halves:
+        reason = F.lit("the body is not UTF-8").alias("reason")
+        return events(whole.where(IS_GOOD)), whole.where(~F.col(IS_GOOD)).select(f"{SOURCE}.*", reason)
+
+    if refuse:
+        return Decoded(events(_refusing(packed, is_good)), None)
+    return _divided(Undivided(packed.withColumn(IS_GOOD, is_good), split, SOURCE))
 
 
 def required_fields(schema: StructType, prefix: str = "") -> Iterator[str]:

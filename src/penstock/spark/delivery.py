@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,10 +17,10 @@ from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.model import BatchAck, BatchRef
 from penstock.publish.options import IngestOptions
 from penstock.retry import is_retryable
-from penstock.spark.chunks import Limits, Rows, row_digest
+from penstock.spark.chunks import Limits, Rows
 from penstock.spark.history import Intent, Written
 from penstock.spark.link import Link
-from penstock.spark.output import CHUNK_HEADER, MESSAGE_ID, is_own_header
+from penstock.spark.stored import CHUNK_HEADER, MESSAGE_ID, stored_row_digest
 from penstock.wire import headers as header_block
 from penstock.wire.reader import Range, read_range
 
@@ -205,15 +205,6 @@ def named_batch(stream: str, chunk: Chunk, batch_id: str, name: str) -> Batch:
         last += header_block.line(MESSAGE_ID, name)
     batch.lines = [*chunk.lines[:-1], last]
     return batch
-
-
-def stored_row_digest(subject: str, headers: Mapping[str, list[str]], data: bytes) -> bytes:
-    """The identity of the row that a stored message came from."""
-    lines = header_block.lines({key: values for key, values in headers.items() if not is_own_header(key)})
-    ids = headers.get(MESSAGE_ID)
-    if ids and ids != headers.get(CHUNK_HEADER):
-        lines += header_block.line(MESSAGE_ID, ids[0])
-    return row_digest(subject, lines, data)
 
 
 def _stored_rows(batch: pa.RecordBatch) -> Iterator[tuple[str, dict[str, list[str]], bytes]]:

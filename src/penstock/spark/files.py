@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlparse
 
 from pyspark.sql import SparkSession
+
+FILE = "file:"
 
 
 class Files(Protocol):
@@ -32,8 +33,23 @@ class Files(Protocol):
 
 def files_at(spark: SparkSession, root: str) -> Files:
     """The file system that holds `root`, which is an absolute path or a URI."""
-    parsed = urlparse(root)
-    return LocalFiles(Path(parsed.path)) if parsed.scheme in ("", "file") else HadoopFiles(spark, root)
+    path = local_path(root)
+    return LocalFiles(path) if path else HadoopFiles(spark, root)
+
+
+def local_path(place: str) -> Path | None:
+    """The path of a place on the local disk, which is an absolute path or a URI; None for any other place.
+
+    Hadoop, and with it Spark, takes what follows the scheme as it is: `file:///a%20b` has a percent sign in its name.
+    """
+    if place.startswith(FILE):
+        return Path("/" + place.removeprefix(FILE).lstrip("/"))
+    return None if "://" in place else Path(place)
+
+
+def local_uri(path: Path) -> str:
+    """The URI of an absolute path, as Hadoop takes it: nothing in it is written as `%20`."""
+    return f"{FILE}//{path}"
 
 
 def is_data(name: str) -> bool:
@@ -46,7 +62,7 @@ class LocalFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self.root = root.as_uri()
+        self.root = local_uri(root)
 
     def listed(self, folder: str) -> list[str]:
         found = (self._root / folder).rglob("*")

@@ -49,6 +49,8 @@ class JsonFormat:
             return "the body is not UTF-8"
         except ValueError as exc:
             return "the body is empty" if not body.strip() else f"the body is not JSON: {exc}"
+        except RecursionError:
+            return "the body is JSON that is nested too deeply"
         if not isinstance(value, dict):
             return f"the body is {_shown(value)}, not an object"
         return mismatch(value, self.schema)
@@ -111,5 +113,8 @@ def _wrong(path: str, kind: DataType, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = "nested too deeply"
     return text if len(text) <= 60 else f"{text[:57]}..."

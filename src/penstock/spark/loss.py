@@ -105,6 +105,8 @@ class Expected:
     """The sequence of the first message; 0: not known."""
     old_end_may_go: bool = False
     """The read began with the oldest message, and the stream's limits remove it: if it expires, so be it."""
+    inside_may_go: bool = False
+    """Publishers remove messages anywhere in the stream: only what its old end has passed is missed."""
 
     def short(self, rows: int, first_row: int) -> bool:
         """Whether a task that read so many rows, the first with that sequence (0: none), missed some."""
@@ -114,6 +116,8 @@ class Expected:
         """The loss of a task that is `short`. `stream_first`: the stream's first sequence after the read."""
         expired = max(0, min(stream_first - 1, self.last) - self.first + 1)
         if self.old_end_may_go and (self.rows is None or rows + expired >= self.rows):
+            return None
+        if self.inside_may_go and stream_first <= self.first_row:
             return None
         count = max(1, self.rows - rows) if self.rows is not None else 1
         why = "removed between planning and reading"

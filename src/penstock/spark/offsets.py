@@ -16,6 +16,8 @@ from penstock.errors import ConfigError
 VERSION = 1
 ROWS_PER_TASK = 100_000
 """A task shorter than this is not worth its start."""
+BYTES_PER_TASK = 128 * 1024 * 1024
+"""A task of more bytes than this would run for long, and lose much when it fails."""
 
 
 class CheckpointMismatch(ConfigError):
@@ -67,6 +69,11 @@ class Offset:
                 f"the checkpoint has offsets of version {version}, this Penstock knows up to {VERSION}; "
                 "use the version that wrote them, or a new checkpoint"
             )
+        if "streams" in raw:
+            raise CheckpointMismatch(
+                f"the checkpoint belongs to a query over several streams ({', '.join(raw['streams'])}), this one reads "
+                f"{stream!r}; give each query a checkpointLocation of its own"
+            )
         if raw.get("stream") != stream:
             raise CheckpointMismatch(
                 f"the checkpoint belongs to stream {raw.get('stream')!r}, the query reads {stream!r}; "
@@ -98,6 +105,23 @@ def split(first: int, last: int, tasks: int) -> list[tuple[int, int]]:
     return [(low, high - 1) for low, high in itertools.pairwise(bounds)]
 
 
-def task_count(rows: int, wanted: int | None, cores: int) -> int:
-    """Into how many tasks to split a range of that many rows, when the user leaves it open: enough work for each."""
-    return wanted or max(1, min(math.ceil(rows / ROWS_PER_TASK), cores))
+@dataclass(frozen=True, slots=True)
+class TaskLimits:
+    """How many tasks a user wants, as far as that is said."""
+
+    exactly: int | None = None
+    at_least: int = 1
+    rows_each: int | None = None
+    """Most rows of one task."""
+
+
+def task_count(rows: int, size: float, limits: TaskLimits, cores: int) -> int:
+    """Into how many tasks to split a range of that many rows and bytes: enough work for each, and not too much.
+
+    Many small rows are worth no more tasks than there are cores; many bytes are, wherever the executors are.
+    """
+    if limits.exactly:
+        return limits.exactly
+    by_rows = min(math.ceil(rows / ROWS_PER_TASK), cores)
+    needed = math.ceil(rows / limits.rows_each) if limits.rows_each else 1
+    return max(1, limits.at_least, by_rows, math.ceil(size / BYTES_PER_TASK), needed)

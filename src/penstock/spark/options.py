@@ -7,17 +7,18 @@ known one, so a typing error never goes unnoticed.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
 
 from penstock import subjects as subject_rules
 from penstock.errors import ConfigError
 from penstock.settings import Settings
-from penstock.units import parse_size
+from penstock.units import parse_duration, parse_size
 from penstock.wire import scan
 
 T = TypeVar("T")
@@ -34,17 +35,26 @@ CONNECTION = {
     "tlsFirst": "tls_first",
     "domain": "domain",
     "timeout": "timeout",
+    "inboxPrefix": "inbox_prefix",
 }
 """Options that say how to reach the cluster, and the setting each stands for. Unset ones come from the environment."""
 SOURCE = (
     "stream",
+    "streams",
+    "streamPattern",
     "subjects",
     "consumer",
     "startingOffsets",
     "endingOffsets",
+    "asOf",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "partitions",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "decompress",
     "failOnDataLoss",
     "keepBatchesWhole",
     "invalidText",
@@ -58,14 +68,36 @@ SINK = (
     "onFinishedBatch",
     "invalidHeaders",
     "serverHeaders",
+    "deadLetters",
     "checkpointLocation",
 )
 """`checkpointLocation` is Spark's own; it is handed to the sink of a streaming query too."""
+ASYNC = "asyncProgressTrackingEnabled"
+SPARKS_OWN = (
+    "queryName",
+    ASYNC,
+    "asyncProgressTrackingCheckpointIntervalMs",
+    "_asyncProgressTrackingOverrideSinkSupportCheck",
+)
+"""Further options of a streaming query that Spark reads itself, and hands to the sink too."""
+PROVIDER = "provider"
+"""An option that Spark adds for CREATE TABLE."""
+ONLY_STREAMING = (
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "keepBatchesWhole",
+)
+PATH = "path"
+"""What `load("ORDERS")` gives; it names the stream."""
 DEAD_LETTERS = "penstockDeadLetters"
 """Says that rows are the bad records of a pipeline, which go among the dead letters. For pipelines, and no user."""
 DELIVERIES = ("atomic", "fast")
 FAIL, SKIP, WRITE = FINISHED = ("fail", "skip", "write")
 """What to do when a batch that is finished comes again with other rows."""
+DECOMPRESS = ("none", "header")
+"""Whether the source decompresses bodies: never, or where a header says that they are compressed."""
 INVALID_TEXT = {"replace": scan.REPLACE, "escape": scan.ESCAPE}
 """How the source shows bytes in subjects and headers that are no UTF-8."""
 INVALID_HEADERS = ("fail", "replace", "drop")
@@ -103,6 +135,8 @@ class Position:
 EARLIEST = Position(PositionKind.EARLIEST)
 LATEST = Position(PositionKind.LATEST)
 CONSUMER = Position(PositionKind.CONSUMER)
+KAFKA = {"-2": "earliest", "-1": "latest"}
+"""How Kafka's connector writes them in JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,21 +144,50 @@ class SourceOptions:
     """What a user wants to read, and how."""
 
     settings: Settings
-    stream: str
+    stream: str = ""
+    """The stream; empty when there may be several."""
+    streams: tuple[str, ...] = ()
+    pattern: str = ""
+    """Streams whose whole name matches this regular expression."""
     subjects: tuple[str, ...] = ()
     """Filters that do not overlap; none: all subjects."""
     consumer: str | None = None
     """The durable consumer that holds the committed position on the server."""
     starting: Position = EARLIEST
     ending: Position = LATEST
-    """Batch reads only."""
+    """Where a batch read ends; a streaming read ends there with `asOf`, else nowhere."""
+    starting_by: Mapping[str, Position] = field(default_factory=dict)
+    """Where the reads of some of several streams start."""
+    ending_by: Mapping[str, Position] = field(default_factory=dict)
     max_rows: int | None = None
     max_bytes: int | None = None
     """A soft limit: sizes are estimated from the stream's mean."""
+    min_rows: int | None = None
+    """A micro-batch waits until there are so many messages,"""
+    max_delay: timedelta = timedelta(minutes=15)
+    """or until so much time has passed since the last one."""
     partitions: int | None = None
+    min_partitions: int = 1
+    max_rows_per_partition: int | None = None
+    decompress: bool = False
+    """Whether bodies are decompressed that the header `Content-Encoding` says are compressed."""
     fail_on_data_loss: bool = True
     keep_batches_whole: bool = False
     invalid_text: str = scan.REPLACE
+
+    @property
+    def is_several(self) -> bool:
+        return not self.stream
+
+    def of(self, stream: str) -> SourceOptions:
+        """The options of one of several streams. What holds for all of them together is left out."""
+        return replace(
+            self,
+            stream=stream,
+            starting=self.starting_by.get(stream, self.starting),
+            ending=self.ending_by.get(stream, self.ending),
+            min_rows=None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +196,7 @@ class SinkOptions:
 
     settings: Settings
     stream: str
+    """The stream of all rows, whatever a column `stream` says; empty: the column says it."""
     subject: str | None = None
     """The subject of all rows, whatever a column `subject` says."""
     delivery: str = "atomic"
@@ -145,48 +209,87 @@ class SinkOptions:
     server_headers: str = SERVER_HEADERS[0]
     dead_letters: bool = False
     """Rows are the bad records of a pipeline: they may go where nobody else writes."""
+    letters: str | None = None
+    """The subject for rows that cannot be messages; None: they fail the write."""
 
 
 def check_source_names(options: Mapping[str, str]) -> None:
     """Raise when an option is unknown, or the stream is not named: what can be told before it is clear how to read."""
-    _Given(options, SOURCE, "source").stream()
+    if PROVIDER in options:
+        raise ConfigError(
+            "Spark (seen with 4.3) does not hand the options of a table to a Python source when the table is read: use "
+            "CREATE TEMPORARY VIEW … USING jetstream OPTIONS (…)"
+        )
+    _Given(options, SOURCE, "source", (PATH,)).streams()
 
 
 def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions:
     """The options of a read."""
-    given = _Given(options, SOURCE, "source")
+    given = _Given(options, SOURCE, "source", (PATH,))
     consumer = given.text("consumer")
     if streaming and given.text("endingOffsets"):
-        raise ConfigError("endingOffsets is for batch reads; a streaming query ends by its trigger (availableNow=True)")
+        raise ConfigError(
+            "endingOffsets is for batch reads; a streaming query ends by its trigger (availableNow=True), or reads no "
+            "further than `asOf`"
+        )
+    if given.text("asOf") and given.text("endingOffsets"):
+        raise ConfigError("asOf and endingOffsets both say where a read ends: give one of them")
     if not streaming:
         _only_streaming(given)
+    if given.text("partitions") and (given.text("minPartitions") or given.text("maxRecordsPerPartition")):
+        raise ConfigError(
+            "partitions is the number of tasks: leave out minPartitions and maxRecordsPerPartition, or it"
+        )
+    stream, streams, pattern = given.streams()
+    default_start = CONSUMER if consumer and streaming else EARLIEST
+    starting, starting_by = given.positions("startingOffsets", default_start, bool(stream))
+    end = "asOf" if given.text("asOf") else "endingOffsets"
+    ending, ending_by = given.positions(end, LATEST, bool(stream))
     found = SourceOptions(
         settings=given.settings(),
-        stream=given.stream(),
+        stream=stream,
+        streams=streams,
+        pattern=pattern,
         subjects=given.read("subjects", _subjects, ()),
         consumer=_name(consumer, "consumer") if consumer else None,
-        starting=given.read("startingOffsets", _position, CONSUMER if consumer and streaming else EARLIEST),
-        ending=given.read("endingOffsets", _position, LATEST),
+        starting=starting,
+        ending=ending,
+        starting_by=starting_by,
+        ending_by=ending_by,
         max_rows=given.read("maxRowsPerTrigger", _positive, None),
         max_bytes=given.read("maxBytesPerTrigger", _size, None),
+        min_rows=given.read("minOffsetsPerTrigger", _positive, None),
+        max_delay=given.read("maxTriggerDelay", _duration, timedelta(minutes=15)),
         partitions=given.read("partitions", _positive, None),
+        min_partitions=given.read("minPartitions", _positive, 1),
+        max_rows_per_partition=given.read("maxRecordsPerPartition", _positive, None),
+        decompress=given.choice("decompress", DECOMPRESS) != DECOMPRESS[0],
         fail_on_data_loss=given.read("failOnDataLoss", _boolean, True),
         keep_batches_whole=given.read("keepBatchesWhole", _boolean, False),
         invalid_text=INVALID_TEXT[given.choice("invalidText", tuple(INVALID_TEXT))],
     )
-    _check_positions(found)
+    for name in {*starting_by, *ending_by} or {stream}:
+        _check_positions(found.of(name))
     return found
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """The options of a write."""
-    given = _Given(options, SINK, "sink", (DEAD_LETTERS,))
+    given = _Given(options, SINK, "sink", (DEAD_LETTERS, PATH, *SPARKS_OWN))
     delivery = given.choice("delivery", DELIVERIES)
     if bool(given.text("txnAppId")) != bool(given.text("txnVersion")):
         raise ConfigError("txnAppId and txnVersion go together: give both, or neither")
+    stream = given.stream() if given.text("stream") or given.text(PATH) else ""
+    if given.read(ASYNC, _boolean, False):
+        raise ConfigError(
+            f"{ASYNC}: after a crash Spark would repeat batches that were written long before, which this sink refuses "
+            "so as not to write them twice; leave that option out"
+        )
+    if given.text("deadLetters") and not stream:
+        raise ConfigError("deadLetters is for writes to one stream: name it with the option stream")
     return SinkOptions(
         settings=given.settings(),
-        stream=given.stream(),
+        stream=stream,
         subject=given.text("subject"),
         delivery=delivery,
         txn_app_id=given.text("txnAppId"),
@@ -195,11 +298,12 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         invalid_headers=given.choice("invalidHeaders", INVALID_HEADERS),
         server_headers=given.choice("serverHeaders", SERVER_HEADERS),
         dead_letters=given.read(DEAD_LETTERS, _boolean, False),
+        letters=given.read("deadLetters", _letter_subject, None),
     )
 
 
 def _only_streaming(given: _Given) -> None:
-    for name in ("maxRowsPerTrigger", "maxBytesPerTrigger", "keepBatchesWhole"):
+    for name in ONLY_STREAMING:
         if given.text(name):
             raise ConfigError(f"{name} is for streaming reads; a batch read has startingOffsets and endingOffsets")
 
@@ -247,12 +351,41 @@ class _Given:
         return value
 
     def stream(self) -> str:
-        value = self.text("stream")
+        value = self.text("stream") or self.text(PATH)
         if value is None:
             raise ConfigError(
                 "the option stream is missing: name the JetStream stream, such as .option('stream', 'ORDERS')"
             )
         return _name(value, "stream")
+
+    def streams(self) -> tuple[str, tuple[str, ...], str]:
+        """What to read: one stream, several, or a pattern of names."""
+        several, pattern = self.text("streams"), self.text("streamPattern")
+        if not several and not pattern:
+            return self.stream(), (), ""
+        if bool(several) + bool(pattern) + bool(self.text("stream") or self.text(PATH)) > 1:
+            raise ConfigError("stream, streams and streamPattern each say what is read: give one of them")
+        if pattern:
+            try:
+                re.compile(pattern)
+            except re.error as exc:
+                raise ConfigError(f"streamPattern {pattern!r} is no regular expression: {exc}") from None
+        names = [name.strip() for name in (several or "").split(",") if name.strip()]
+        return "", tuple(dict.fromkeys(_name(name, "streams") for name in names)), pattern or ""
+
+    def positions(self, name: str, default: Position, single: bool) -> tuple[Position, dict[str, Position]]:
+        """A position for all streams, and those that are given by stream, as JSON."""
+        value = self.text(name)
+        if value is None or not value.startswith("{"):
+            return self.read(name, _position, default), {}
+        if single:
+            raise ConfigError(f"{name} by stream is for several streams (the options streams and streamPattern)")
+        try:
+            found = json.loads(value)
+        except ValueError as exc:
+            raise ConfigError(f"{name} {value!r} is no JSON: {exc}") from None
+        texts = {stream: KAFKA.get(str(position), str(position)) for stream, position in found.items()}
+        return default, {stream: _position(text, f"{name} of {stream}") for stream, text in texts.items()}
 
     def settings(self) -> Settings:
         overrides: dict[str, Any] = {setting: self.text(name) for name, setting in CONNECTION.items()}
@@ -282,6 +415,15 @@ def _subjects(value: str, option: str) -> tuple[str, ...]:
     return () if found == (subject_rules.REST,) else found
 
 
+def _letter_subject(value: str, option: str) -> str:
+    problem = subject_rules.problem(value) or ("" if subject_rules.is_literal(value) else "it has a wildcard")
+    if problem or not subject_rules.is_dead_letter(value):
+        raise ConfigError(
+            f"{option} {value!r} is no subject for dead letters, such as dlq.copy{': ' + problem if problem else ''}"
+        )
+    return value
+
+
 def _position(value: str, option: str) -> Position:
     for position in (EARLIEST, LATEST, CONSUMER):
         if value.lower() == position.kind.value:
@@ -301,6 +443,13 @@ def _time(value: str, option: str) -> datetime:
         return datetime.fromisoformat(value.upper()).astimezone(UTC)
     except ValueError as exc:
         raise ConfigError(f"{option} {value!r} is no time: {exc}") from None
+
+
+def _duration(value: str, option: str) -> timedelta:
+    try:
+        return parse_duration(value)
+    except ConfigError as exc:
+        raise ConfigError(f"{option}: {exc}") from None
 
 
 def _whole(value: str, option: str) -> int:

@@ -81,9 +81,9 @@ class Origin:
         return self._link.next_sequence(self._stream, first, self._subjects)
 
     def headers(self, sequence: int) -> dict[str, list[str]]:
-        """The headers of the message at `sequence`, whatever its subject; empty when it is gone."""
+        """The headers of the message at `sequence`, whatever its subject; empty when there is none."""
         try:
-            return self._link.get_message(self._stream, seq=sequence).headers
+            return self._link.get_message(self._stream, seq=sequence).headers if sequence else {}
         except MessageNotFound:
             return {}
 

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,10 +18,10 @@ from penstock.errors import ConfigError
 from penstock.publish.reserved import check_unreserved
 from penstock.spark.chunks import Rows
 from penstock.spark.options import INVALID_HEADERS
+from penstock.spark.stored import MESSAGE_ID, is_own_header
+from penstock.wire import frames
 from penstock.wire import headers as header_block
 
-MESSAGE_ID = "Nats-Msg-Id"
-CHUNK_HEADER = "Penstock-Chunk"
 WRITTEN = ("subject", "data", "headers", "message_id")
 PASSED_OVER = ("stream", "sequence", "timestamp")
 """Columns of the source that say where a row came from: they may be there, and are not written."""
@@ -29,11 +30,9 @@ ORDERS = frozenset({"nats-rollup", "nats-incr", "nats-counter-sources", "nats-st
 """Headers that are orders to the server, or its own remarks. Rows that come from a stream carry those of before."""
 ORDER_PREFIX = "nats-schedule"
 TTL = "nats-ttl"
+FAIL_AT_HEADER = INVALID_HEADERS[0]
 _UNUSABLE_IN_NAME = re.compile(r"[^!-9;-~]")
 _UNUSABLE_IN_VALUE = re.compile(r"[\r\n\0\ud800-\udfff]")
-_OWN_PREFIXES = ("nats-batch-", "nats-expected-")
-_OWN = frozenset({MESSAGE_ID.lower(), CHUNK_HEADER.lower(), "nats-sequence", "nats-stream", "nats-subject"})
-_OWN |= {"nats-time-stamp", "nats-last-sequence", "nats-num-pending", "nats-msg-size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class Columns:
     """How rows become messages: decided on the driver, used in tasks."""
 
     stream: str
+    """Empty when a column has it."""
     accepted: tuple[str, ...]
     """The stream's subjects; others would end up in another stream, or nowhere."""
     subject: str | None = None
@@ -87,6 +87,7 @@ class Columns:
             raise ConfigError(f"{subject!r} cannot be published to: {reason}")
         if not subjects.is_literal(subject):
             raise ConfigError(f"{subject!r} cannot be published to: it has a wildcard")
+        frames.checked_subject(subject)  # the server closes the connection at one that is too long
         if not self.dead_letters:
             check_unreserved(subject)
         if not any(subjects.matches(one, subject) for one in self.accepted):
@@ -103,6 +104,13 @@ def columns_of(
     _check_names(types)
     if "subject" not in types and subject is None:
         raise ConfigError("messages need a subject: add a column `subject`, or give the option `subject`")
+    if not stream and "stream" not in types:
+        raise ConfigError(
+            "rows need a stream: name it with the option stream, such as .option('stream', 'ORDERS'), or add a column "
+            "`stream`"
+        )
+    if not stream:
+        _check_type(types, "stream", (StringType,), "string")
     _check_type(types, "subject", (StringType,), "string")
     _check_type(types, "data", (StringType, BinaryType), "binary or string")
     _check_type(types, "message_id", (StringType,), "string")
@@ -115,7 +123,7 @@ def columns_of(
         message_id="message_id" in types,
         dead_letters=dead_letters,
     )
-    if subject is not None:
+    if subject is not None and stream:
         columns.check_subject(subject)
     return columns
 
@@ -164,6 +172,30 @@ class RowMaker:
         headers = self._header_lines(batch) if columns.headers or columns.message_id else None
         return Rows(self._subjects(batch), bodies, headers)
 
+    def problems(self, batch: pa.RecordBatch) -> list[str | None]:
+        """Why each row cannot be a message; None for those that can."""
+        found = [self._subject_problem(subject) for subject in self._given(batch, "subject")]
+        if self._columns.invalid_headers == FAIL_AT_HEADER:
+            for index, (pairs, one) in enumerate(self._named(batch)):
+                found[index] = found[index] or self._problem(partial(self._lines, pairs, one))
+        return found
+
+    def _subject_problem(self, subject: str | None) -> str | None:
+        if self._columns.subject is not None or subject in self._known:
+            return None
+        problem = self._problem(partial(self._columns.check_subject, subject))
+        if subject is not None and problem is None:
+            self._known.add(subject)
+        return problem
+
+    @staticmethod
+    def _problem(check: Callable[[], object]) -> str | None:
+        try:
+            check()
+        except ConfigError as exc:
+            return str(exc)
+        return None
+
     def _subjects(self, batch: pa.RecordBatch) -> pa.Array:
         if self._columns.subject is not None:
             return pa.repeat(pa.scalar(self._columns.subject), batch.num_rows)
@@ -175,20 +207,22 @@ class RowMaker:
         return column
 
     def _header_lines(self, batch: pa.RecordBatch) -> pa.Array:
-        values: Callable[[Any], Any] = list if self._columns.several_values else lambda value: [value]
-        maps = batch.column("headers").to_pylist() if self._columns.headers else [None] * batch.num_rows
-        ids = batch.column("message_id").to_pylist() if self._columns.message_id else [None] * batch.num_rows
-        lines = (self._lines(pairs, one, values) for pairs, one in zip(maps, ids, strict=True))
-        return pa.array(lines, pa.binary())
+        return pa.array((self._lines(pairs, one) for pairs, one in self._named(batch)), pa.binary())
 
-    def _lines(
-        self, pairs: list[tuple[str, Any]] | None, message_id: str | None, values: Callable[[Any], Any]
-    ) -> bytes:
+    def _named(self, batch: pa.RecordBatch) -> Iterable[tuple[list[tuple[str, Any]] | None, str | None]]:
+        """The headers and the message id of each row."""
+        return zip(self._given(batch, "headers"), self._given(batch, "message_id"), strict=True)
+
+    def _given(self, batch: pa.RecordBatch, name: str) -> list[Any]:
+        has = {"headers": self._columns.headers, "message_id": self._columns.message_id}
+        return batch.column(name).to_pylist() if has.get(name, name in batch.schema.names) else [None] * batch.num_rows
+
+    def _lines(self, pairs: list[tuple[str, Any]] | None, message_id: str | None) -> bytes:
         lines = b"".join(
             self._columns.header_line(name, value)
             for name, given in pairs or ()
             if given is not None and self._takes(name)
-            for value in values(given)
+            for value in (given if self._columns.several_values else [given])
             if value is not None
         )
         # The server takes an empty id for none, and so do we: it would stand in the place of the chunk's own.
@@ -198,9 +232,3 @@ class RowMaker:
         if name not in self._taken:
             self._taken[name] = self._columns.takes_header(name)
         return self._taken[name]
-
-
-def is_own_header(name: str) -> bool:
-    """Whether the header steers the transport, not the reader: rows that come from a stream still carry old ones."""
-    lower = name.lower()
-    return lower in _OWN or lower.startswith(_OWN_PREFIXES)

@@ -5,6 +5,7 @@ Spark runs a micro-batch again, from the same offsets, when the driver died befo
     1. bad records to their subject     the sink's ledger knows the batch: written once
     2. the sinks, in the order of the file
          files                          `tables`: a batch is there once, or a key has one row
+         Delta, Iceberg                 `lakes`: the table's own log knows the batch
          streams                        the sink's ledger, as above
          console                        printed again; for eyes only
 
@@ -13,6 +14,7 @@ A crash after any of them leaves the ones before it done, and the next run of th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -22,19 +24,24 @@ from pyspark.sql import functions as F
 
 from penstock.deadletter import headers
 from penstock.errors import ConfigError, PenstockError
-from penstock.spark import delta, steps
+from penstock.spark import delta, lakes, steps
 from penstock.spark.decode import MESSAGE
+from penstock.spark.delta import JarDoesNotFit, JarTable
 from penstock.spark.functions import load_function
+from penstock.spark.lakes import DELTA, ICEBERG, Lake
 from penstock.spark.options import DEAD_LETTERS, WRITE
-from penstock.spark.pipelines import BAD, ROW, Pipeline, Plan
+from penstock.spark.pipelines import Pipeline, Plan
 from penstock.spark.tables import FORMATS, Table
 from penstock.subjects import matches
 from penstock.topology.model import PipelineSink
 
-DELTA = "delta"
+log = logging.getLogger(__name__)
+
 START_TIMEOUT = 60.0
 """Seconds between a query's first micro-batch and its id, which Spark says when the query has started."""
 CONSOLE_ROWS = 20
+MAX_WRITERS = 8
+"""Tasks that write to one stream at the same time; its server orders what they write."""
 REASON_LIMIT = 1000
 """Characters of a reason that fit into a header."""
 MESSAGE_COLUMNS = ("subject", "data", "headers", "message_id")
@@ -74,6 +81,8 @@ class Outputs:
     error: BaseException | None = None
     """What ended the query, as it was before Spark wrapped it."""
     counts: Counts = field(default_factory=Counts)
+    jar_fits: bool = True
+    """Whether Delta's jar, where there is one, goes with this Spark, as far as is known."""
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write one micro-batch; called by Spark on the driver."""
@@ -93,16 +102,16 @@ class Outputs:
         batch.persist()
         try:
             if batch.count():
-                self._write_result(self._without_bad(batch, number), number)
+                self._write_result(batch, number)
         finally:
             batch.unpersist()
         self.counts.batches += 1
 
     def _without_bad(self, batch: DataFrame, number: int) -> DataFrame:
         """The result of the micro-batch, after its bad records are written."""
-        if not self.plan.has_bad:
+        if self.plan.split is None:
             return batch
-        bad = batch.where(F.col(BAD).isNotNull()).select(f"{BAD}.*")
+        result, bad = self.plan.split(batch)
         if count := bad.count():
             subject = self.flow.spec.bad_records
             assert subject is not None
@@ -111,12 +120,14 @@ class Outputs:
             self._publish(letters, sink, "bad", number, {DEAD_LETTERS: "true"})
             steps.reached(steps.LETTERS_WRITTEN)
             self.counts.bad_records += count
-        return batch.where(F.col(BAD).isNull()).select(f"{ROW}.*")
+        return result
 
-    def _write_result(self, result: DataFrame, number: int) -> None:
-        rows = result
+    def _write_result(self, batch: DataFrame, number: int) -> None:
+        rows = self._without_bad(batch, number)
         if self.flow.spec.each_batch:
-            rows = load_function(self.flow.spec.each_batch, self.flow.folder)(result).persist()
+            rows = load_function(self.flow.spec.each_batch, self.flow.folder)(rows)
+        if rows is not batch:
+            rows.persist()  # every sink takes them
         try:
             if count := rows.count():
                 for index, sink in enumerate(self.flow.spec.sinks):
@@ -124,7 +135,7 @@ class Outputs:
                 self.counts.rows += count
                 steps.reached(steps.BATCH_WRITTEN)
         finally:
-            if rows is not result:
+            if rows is not batch:
                 rows.unpersist()
 
     def _write_to(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
@@ -134,8 +145,8 @@ class Outputs:
         elif sink.format == "console":
             print(f"-- {self.flow.name}, micro-batch {number}")
             rows.show(CONSOLE_ROWS, truncate=False)
-        elif sink.format == DELTA:
-            self._write_delta(sink, rows, index, number)
+        elif sink.format in (DELTA, ICEBERG):
+            self._write_lake(sink, rows, index, number)
         else:
             self._write_files(sink, rows, number)
 
@@ -144,20 +155,34 @@ class Outputs:
         assert sink.format
         options = tuple(sink.options.items())
         table = Table(self.flow.located(sink.path), sink.format, sink.partition_by, options)
+        self._add_to(table, sink, rows, self._query_id, number)
+
+    def _write_lake(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
+        assert sink.path
+        assert sink.format
+        path, query = self.flow.located(sink.path), f"{self._query_id}-{index}"
+        if sink.format == DELTA and self.jar_fits and not delta.missing(rows.sparkSession):
+            try:
+                self._add_to(JarTable(path, sink.partition_by, sink.options), sink, rows, query, number)
+            except JarDoesNotFit as exc:
+                if lakes.missing(DELTA):
+                    raise
+                self.jar_fits = False
+                log.warning("%s: %s; deltalake writes it instead", sink.path, exc)
+            else:
+                return
+        self._add_to(Lake(path, sink.format, sink.partition_by, sink.options), sink, rows, query, number)
+
+    def _add_to(
+        self, table: Table | Lake | JarTable, sink: PipelineSink, rows: DataFrame, query: str, number: int
+    ) -> None:
         if key := upsert_key(sink, self.flow, self.plan):
             if sink.key:
                 _check_unique(rows, key, sink)
-            table.upsert(rows, key, self._query_id, number)
+            table.upsert(rows, key, query, number)
         else:
-            table.append(rows, self._query_id, number)
+            table.append(rows, query, number)
         steps.reached(steps.FILES_WRITTEN)
-
-    def _write_delta(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
-        """Delta knows a write by `txnAppId` and `txnVersion`, and does it once."""
-        assert sink.path
-        once = {"txnAppId": f"{self._query_id}-{index}", "txnVersion": str(number)}
-        writer = rows.write.format(DELTA).mode("append").options(**once).options(**dict(sink.options))
-        (writer.partitionBy(*sink.partition_by) if sink.partition_by else writer).save(self.flow.located(sink.path))
 
     def _publish(
         self, rows: DataFrame, sink: PipelineSink, part: str, number: int, more: Mapping[str, str] | None = None
@@ -179,25 +204,26 @@ def check(flow: Pipeline, plan: Plan) -> None:
     if flow.spec.bad_records:
         stream_taking(flow, flow.spec.bad_records)
     for sink in flow.spec.sinks:
-        if sink.format == DELTA:
-            _check_delta(flow, plan, sink)
+        if sink.format in (DELTA, ICEBERG):
+            _check_lake(flow, plan, sink)
         elif sink.format and sink.format not in ("console", *FORMATS):
             raise ConfigError(
                 f"pipeline {flow.name!r} cannot write format {sink.format!r}: "
-                f"write {', '.join(FORMATS)}, {DELTA}, console, or a stream"
+                f"write {', '.join(FORMATS)}, {DELTA}, {ICEBERG}, console, or a stream"
             )
         if sink.format in FORMATS:
             upsert_key(sink, flow, plan)
 
 
-def _check_delta(flow: Pipeline, plan: Plan, sink: PipelineSink) -> None:
-    if upsert_key(sink, flow, plan):
-        raise ConfigError(
-            f"pipeline {flow.name!r}: rows of an aggregation are not upserted into Delta; "
-            "write `mode: append` to have every change, or use format parquet"
-        )
-    if reason := delta.missing(plan.frame.sparkSession):
-        raise ConfigError(f"pipeline {flow.name!r} writes format delta, and {reason}; or write format parquet")
+def _check_lake(flow: Pipeline, plan: Plan, sink: PipelineSink) -> None:
+    """The library must be there that writes the log; for Delta, its jar does without."""
+    assert sink.format
+    upsert_key(sink, flow, plan)
+    if not (reason := lakes.missing(sink.format)):
+        return
+    if sink.format == DELTA and not delta.missing(plan.frame.sparkSession):
+        return
+    raise ConfigError(f"pipeline {flow.name!r} writes format {sink.format}, and {reason}; or write format parquet")
 
 
 def stream_taking(flow: Pipeline, subject: str) -> str:
@@ -252,7 +278,8 @@ def as_messages(rows: DataFrame, sink: PipelineSink) -> DataFrame:
 
     A row with a column `data` is a message as it is; any other becomes a JSON object of its columns, where `subject`,
     `headers`, `message_id` and `jetstream` keep their meaning and are left out of the body. The order is that of the
-    stream read, where the rows still know it, else that of subject and body.
+    stream read, where the rows still know it, else that of subject and body. It holds for the rows of each subject:
+    those of different subjects may be written by different tasks.
     """
     order = _order(rows)
     kept = [name for name in MESSAGE_COLUMNS if name in rows.columns]
@@ -263,7 +290,13 @@ def as_messages(rows: DataFrame, sink: PipelineSink) -> DataFrame:
     if sink.subject is None and "subject" not in kept:
         raise ConfigError(f"rows for stream {sink.stream!r} have no column `subject`, and the sink has no `subject`")
     content = [F.col(name) for name in ("subject", "data", "message_id") if name in kept]
-    return rows.repartition(1).sortWithinPartitions(*order, *content).select(*kept)
+    spread = rows.repartition(1) if sink.subject else rows.repartition(_writers(rows), "subject")
+    return spread.sortWithinPartitions(*order, *content).select(*kept)
+
+
+def _writers(rows: DataFrame) -> int:
+    """How many tasks write to a stream: as many as shuffle, and no more than help."""
+    return min(int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1), MAX_WRITERS)
 
 
 def _order(rows: DataFrame) -> list[Column]:

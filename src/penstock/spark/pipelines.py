@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 from pyspark.errors import PySparkException
@@ -14,8 +15,9 @@ from penstock import subjects
 from penstock.errors import ConfigError
 from penstock.settings import Settings
 from penstock.spark import plans
-from penstock.spark.decode import ARRIVED, Decoded, decode
+from penstock.spark.decode import ARRIVED, WHOLE_STRUCTS, Decoded, Halves, Undivided, decode
 from penstock.spark.failures import readable
+from penstock.spark.files import local_uri
 from penstock.spark.functions import load_function, module_files
 from penstock.spark.options import CONNECTION
 from penstock.topology.model import PipelineSpec, Platform
@@ -59,7 +61,7 @@ class Pipeline:
 
     def located(self, path: str) -> str:
         """A path of the file as Spark takes it: a URI stays, anything else is below the base folder."""
-        return path if "://" in path else (self.base.resolve() / path).as_uri()
+        return path if "://" in path else local_uri(self.base.resolve() / path)
 
     def modules(self) -> list[Path]:
         """The Python files and folders beside the platform file that its functions live in."""
@@ -88,11 +90,13 @@ class Plan:
     """What the streaming query computes."""
 
     frame: DataFrame
-    """The result; with bad records, a struct `row` or a struct `bad` a row."""
+    """What the query gives: the result, or rows that `split` makes result and bad records of."""
     aggregation: plans.Aggregation | None
-    has_bad: bool
+    split: Callable[[DataFrame], Halves] | None
+    """Makes result and bad records of a micro-batch; None when nothing can be bad."""
     reads: int
-    """How often it reads each message: again for the bad records, and wherever a function uses the events twice."""
+    """How often it reads each message: again wherever a function uses the events twice, unless bad records are split
+    off."""
 
     @property
     def output_mode(self) -> str:
@@ -112,10 +116,27 @@ def _planned(spark: SparkSession, flow: Pipeline) -> Plan:
     spec = flow.spec
     key = spec.dedupe.key if spec.dedupe else None
     decoded = decode(messages(spark, flow), spec.event, flow.folder, key, refuse=spec.bad_records is None)
-    result = _computed(spark, flow, _deduped(decoded, flow))
-    frame = result if decoded.bad is None else _together(result, decoded.bad)
-    reads = plans.scans(frame) // len(flow.streams)
-    return Plan(frame, plans.aggregation(result), decoded.bad is not None, reads)
+    if decoded.whole and plans.is_stateless(_computed(flow, decoded.events.drop(ARRIVED))):
+        whole = decoded.whole
+        frame = whole.deduped(spec.dedupe.key) if spec.dedupe else whole.frame
+        return Plan(frame, None, partial(_split, flow, whole), _reads(frame, flow))
+    result = _computed(flow, _deduped(decoded, flow))
+    aggregation = plans.aggregation(result)
+    if decoded.bad is None:
+        return Plan(result, aggregation, None, _reads(result, flow))
+    assert decoded.whole
+    spark.conf.set(*WHOLE_STRUCTS)
+    return Plan(_together(result, decoded.bad), aggregation, _apart, _reads(decoded.whole.frame, flow))
+
+
+def _reads(frame: DataFrame, flow: Pipeline) -> int:
+    return plans.scans(frame) // len(flow.streams)
+
+
+def _split(flow: Pipeline, whole: Undivided, batch: DataFrame) -> Halves:
+    """Split a micro-batch of what was read, and compute the result of its events: they need no state."""
+    events, bad = whole.split(batch)
+    return _computed(flow, events.drop(ARRIVED)), bad
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -186,26 +207,33 @@ def _deduped(decoded: Decoded, flow: Pipeline) -> DataFrame:
     return keyed.dropDuplicatesWithinWatermark([key]).drop(key, ARRIVED)
 
 
-def _computed(spark: SparkSession, flow: Pipeline, events: DataFrame) -> DataFrame:
+def _computed(flow: Pipeline, events: DataFrame) -> DataFrame:
+    """The result of the events, streaming or those of a micro-batch."""
     if flow.spec.function:
         result = load_function(flow.spec.function, flow.folder)(events)
-        if not isinstance(result, DataFrame) or not result.isStreaming:
+        if not isinstance(result, DataFrame) or result.isStreaming != events.isStreaming:
             raise ConfigError(f"{flow.spec.function} must return a DataFrame made from the one it was given")
         return result
     if flow.spec.sql is None:
         return events
     events.createOrReplaceTempView(EVENTS_VIEW)
-    result = spark.sql(flow.spec.sql)
-    if not result.isStreaming:
+    result = events.sparkSession.sql(flow.spec.sql)
+    if events.isStreaming and not result.isStreaming:
         raise ConfigError(f"pipeline {flow.name!r}: its sql does not read from `{EVENTS_VIEW}`")
     return result
 
 
 def _together(result: DataFrame, bad: DataFrame) -> DataFrame:
-    """Result and bad records in one plan, for Spark gives a query one output."""
+    """Result and bad records in one plan, for a query has one output: a struct `row` or a struct `bad` a row."""
     row, record = _packed(result), _packed(bad)
     good_rows = result.select(row.alias(ROW), _nothing_like(bad).alias(BAD))
     return good_rows.unionByName(bad.select(_nothing_like(result).alias(ROW), record.alias(BAD)))
+
+
+def _apart(batch: DataFrame) -> Halves:
+    """The two that `_together` has put into one plan."""
+    is_bad = F.col(BAD).isNotNull()
+    return batch.where(~is_bad).select(f"{ROW}.*"), batch.where(is_bad).select(f"{BAD}.*")
 
 
 def _packed(frame: DataFrame) -> Column:

@@ -45,6 +45,38 @@ def scans(frame: DataFrame) -> int:
     return sum(node.isStreaming() and node.children().isEmpty() for node in _nodes(plan))
 
 
+STATELESS = {
+    "ArrowEvalPython",
+    "BatchEvalPython",
+    "EventTimeWatermark",
+    "Filter",
+    "Generate",
+    "MapInArrow",
+    "MapInPandas",
+    "PythonMapInArrow",
+    "Project",
+    "Repartition",
+    "RepartitionByExpression",
+    "StreamingRelation",
+    "StreamingRelationV2",
+    "SubqueryAlias",
+    "Union",
+    "View",
+}
+"""Nodes of a plan that give of each micro-batch what they would give of its rows by themselves."""
+
+
+def is_stateless(frame: DataFrame) -> bool:
+    """Whether the result of a micro-batch depends on nothing but its own rows, as far as we know the plan's nodes."""
+    plan = frame._jdf.queryExecution().analyzed()
+    return all(node.nodeName() in STATELESS or _joins_a_table(node) for node in _nodes(plan) if node.isStreaming())
+
+
+def _joins_a_table(node: Any) -> bool:
+    streaming = [child for child in _items(node.children()) if child.isStreaming()]
+    return bool(node.nodeName() == "Join") and len(streaming) == 1
+
+
 def _nodes(plan: Any) -> Iterator[Any]:
     """The plan's nodes, outermost first."""
     yield plan

@@ -1,4 +1,4 @@
-"""Protobuf events, by a descriptor set. Needs `penstock[protobuf]`.
+"""Protobuf events, by a descriptor set. Needs `penstock-nats[protobuf]`.
 
 A descriptor set is what `protoc --include_imports --descriptor_set_out=events.desc events.proto` writes.
 """
@@ -64,7 +64,9 @@ class ProtobufFormat(BinaryFormat):
         try:
             import google.protobuf.message  # noqa: F401 # only to see that it is there
         except ImportError as exc:
-            raise ConfigError("Protobuf events need the protobuf package: pip install 'penstock[protobuf]'") from exc
+            raise ConfigError(
+                "Protobuf events need the protobuf package: pip install 'penstock-nats[protobuf]'"
+            ) from exc
         self._set = descriptor_set
         self._name = _chosen(descriptor_set, message)
         self.schema = _struct(_message_class(descriptor_set, self._name).DESCRIPTOR, ())

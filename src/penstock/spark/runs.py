@@ -22,6 +22,7 @@ from penstock.observe.pipelines import FAILED, FINISHED, RUNNING, STOPPED, Progr
 from penstock.settings import Settings
 from penstock.spark import register
 from penstock.spark.failures import readable
+from penstock.spark.files import local_path
 from penstock.spark.json_events import ALL_OR_NOTHING
 from penstock.spark.link import Link
 from penstock.spark.outputs import Outputs, StopRequested, check
@@ -73,8 +74,8 @@ class PipelineResult:
         import pyarrow.dataset
 
         for place in self.outputs:
-            path = Path(place.removeprefix("file://"))
-            if place.startswith("file://") and any(path.rglob("*.parquet")):
+            path = local_path(place)
+            if path and any(path.rglob("*.parquet")):
                 table = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
                 rows: list[dict[str, Any]] = table.head(limit).to_pylist()
                 return rows
@@ -105,6 +106,7 @@ class Run:
             pid=os.getpid(),
             started=started,
             heard=started,
+            ui=spark_pages(self._plan.frame.sparkSession),
         )
 
     @property
@@ -319,3 +321,9 @@ def run_all(
         return []
     with running("penstock", master, short_lived=True) as spark:
         return run(spark, flows, once=True, stop=stop, on_progress=on_progress, stop_at_once=True)
+
+
+def spark_pages(session: SparkSession) -> str | None:
+    """Where Spark's own pages are; None when they are off. A client of Spark Connect cannot tell."""
+    context = getattr(session, "sparkContext", None)
+    return str(context.uiWebUrl) if context is not None and context.uiWebUrl else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,10 +60,9 @@ def session(
 ) -> SparkSession:
     """The process's Spark session, started if there is none. `master` None: whatever spark-submit said.
 
-    With executors on other machines, this package is sent to them; what it needs (`pip install penstock[spark]` brings
-    it) must be installed there.
+    With executors on other machines, this package is sent to them; what it needs (`penstock-nats[spark]` brings it)
+    must be installed there.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     place = {"spark.app.name": name} | ({"spark.master": master} if master else {})
     own = dict(settings or {})
     made = _started({**place, **defaults(master, verbose, short_lived), **delta.settings(own), **own})

@@ -8,10 +8,11 @@ and `txnVersion` say that it is the same write.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -23,17 +24,27 @@ from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, FeatureMissing
 from penstock.settings import Settings
 from penstock.spark import steps
+from penstock.spark.apart import write_apart
 from penstock.spark.delivery import delivery
 from penstock.spark.history import Place, Series
 from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger
 from penstock.spark.link import Link
+from penstock.spark.misfits import LANE, LETTERS, Sorter
 from penstock.spark.options import FAIL, SinkOptions
 from penstock.spark.origin import created, existing
 from penstock.spark.output import Columns, RowMaker, columns_of
-from penstock.spark.task import Tally, write_partition
+from penstock.spark.task import write_partition
 
 STREAMING_PATIENCE = 30.0
 """Seconds for which the driver of a streaming query waits for a server that is away."""
+
+
+class Written(NamedTuple):
+    """What a task has seen to it that a stream has."""
+
+    stream: str
+    created: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,13 @@ class Write:
     """Numbers the runs of a batch; 0 for a write that nobody will run again."""
     finished: str = FAIL
     """What to do when a batch that is finished comes again with other rows."""
+    letters: Write | None = None
+    """Writes rows that cannot be messages, as dead letters; None: they fail the task."""
+
+    def named(self, series: str, batch: int = 0, once_only: bool = False) -> Write:
+        """The same write under a name in the ledger."""
+        letters = self.letters.named(series, batch, once_only) if self.letters else None
+        return replace(self, series=series, batch=batch, once_only=once_only, letters=letters)
 
     @property
     def stream(self) -> str:
@@ -71,25 +89,81 @@ class Write:
         """One task."""
         context = TaskContext.get()
         assert context is not None, "a write runs in a task"
+        if not self.stream:
+            return self._run_several(context, batches)
         place = self.place(context)
+        if self.letters:
+            return TaskReport(place.series, place.batch, self._sorted(context, batches, self.letters))
+        return TaskReport(place.series, place.batch, (self._written(place, batches),))
+
+    def _sorted(self, context: TaskContext, batches: Iterator[pa.RecordBatch], letters: Write) -> tuple[Written, ...]:
+        """Write the rows that can be messages, and letters for the others."""
+        sorter = Sorter(self.columns)
+
+        def written(lane: str, some: Iterator[pa.RecordBatch]) -> Written:
+            if lane == LETTERS:
+                return letters._written(letters.place(context), map(sorter.letters, some))
+            return self._written(self.place(context), some)
+
+        return tuple(write_apart(map(sorter.marked, batches), LANE, written))
+
+    def _written(self, place: Place, batches: Iterator[pa.RecordBatch]) -> Written:
         maker = RowMaker(self.columns)
         rows = (maker.rows(batch) for batch in batches if batch.num_rows)
         with Link(self.settings) as link:
             ttl = KEEP_BATCH_WRITES if self.once_only else None
             deliver = partial(delivery, self.delivery, link, self.stream)
             tally = write_partition(link, place, rows, deliver, ttl, self.run_number, self.finished)
-        return TaskReport(place.series, place.batch, tally)
+        return Written(self.stream, self.created, tally.rows)
+
+    def _run_several(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+        """One task whose rows say which stream they are for; each stream is written as if it were the only one."""
+        place = self.place(context)
+
+        def written(stream: str, some: Iterator[pa.RecordBatch]) -> Written:
+            one = self._for(stream)
+            return one._written(one.place(context), some)
+
+        return TaskReport(place.series, place.batch, tuple(write_apart(batches, "stream", written)))
+
+    def _for(self, stream: str) -> Write:
+        """The write into one of the streams that rows name. Raises when it cannot be written to."""
+        with Link(self.settings) as link:
+            info = existing(link, stream)
+            level = link.call(lambda api: api.account_info()).api_level
+            check_delivery(self.delivery, info, level, link.connection.info.version)
+        columns = replace(
+            self.columns,
+            stream=stream,
+            accepted=tuple(info.config.get("subjects") or ()),
+            ttl=bool(info.config.get("allow_msg_ttl")),
+        )
+        if columns.subject is not None:
+            columns.check_subject(columns.subject)
+        return replace(self, columns=columns, created=created(info))
 
     def close(self, series: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Close a batch that all tasks have written."""
-        rows = sum(report.tally.rows for report in messages if isinstance(report, TaskReport))
+        """Close a batch that all tasks have written, in each of its streams."""
+        rows: Counter[tuple[str, str]] = Counter({(self.stream, self.created): 0} if self.stream else {})
+        for stream, made, count in _all_written(messages):
+            rows[stream, made] += count
         with Link(self.settings) as link:
-            Ledger(link).close(Series(self.stream, series, self.created), batch, rows, self.finished)
+            for (stream, made), count in sorted(rows.items()):
+                Ledger(link).close(Series(stream, series, made), batch, count, self.finished)
 
-    def forget(self, series: str) -> None:
+    def forget(self, series: str, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove the logs of a write that nobody will run again."""
+        streams = {(one.stream, one.created) for one in (self, self.letters) if one and one.stream}
+        streams |= {(stream, made) for stream, made, _ in _all_written(messages)}
         with Link(self.settings) as link:
-            Ledger(link).forget(Series(self.stream, series, self.created))
+            for stream, made in sorted(streams):
+                Ledger(link).forget(Series(stream, series, made))
+
+
+def _all_written(messages: Sequence[WriterCommitMessage | None]) -> Iterator[Written]:
+    for report in messages:
+        if isinstance(report, TaskReport):
+            yield from report.written
 
 
 def _property(context: TaskContext, name: str) -> str:
@@ -107,7 +181,7 @@ class TaskReport(WriterCommitMessage):
 
     series: str
     batch: int
-    tally: Tally
+    written: tuple[Written, ...]
 
 
 # -- what Spark calls ----------------------------------------------------------------------------------------------
@@ -147,7 +221,7 @@ class JetStreamWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if self._write.once_only:
-            self._write.forget(self._series)
+            self._write.forget(self._series, messages)
         else:
             self._write.close(self._series, self._write.batch, messages)
             steps.reached(steps.CLOSED)
@@ -155,7 +229,7 @@ class JetStreamWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """What is written stays. With `txnAppId` the next run continues from the logs; else nobody will."""
         if self._write.once_only:
-            self._write.forget(self._series)
+            self._write.forget(self._series, messages)
 
 
 def stream_writer(options: SinkOptions, schema: StructType) -> JetStreamStreamWriter:
@@ -173,8 +247,8 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> J
         )
     write = prepared(options, schema, options.settings.timeout, numbered=options.txn_app_id is not None)
     if options.txn_app_id is None:
-        return JetStreamWriter(replace(write, series=f"job-{secrets.token_hex(8)}", once_only=True))
-    return JetStreamWriter(replace(write, series=options.txn_app_id, batch=options.txn_version))
+        return JetStreamWriter(write.named(f"job-{secrets.token_hex(8)}", once_only=True))
+    return JetStreamWriter(write.named(options.txn_app_id, options.txn_version))
 
 
 # -- checks on the driver ------------------------------------------------------------------------------------------
@@ -187,21 +261,49 @@ def prepared(options: SinkOptions, schema: StructType, patience: float, numbered
     """
     with Link(options.settings, patience) as link:
         level = link.call(lambda api: api.account_info()).api_level
-        info = existing(link, options.stream)
-        check_delivery(options.delivery, info, level, link.connection.info.version)
-        subjects = info.config.get("subjects") or ()
+        info = existing(link, options.stream) if options.stream else None
+        if info:
+            check_delivery(options.delivery, info, level, link.connection.info.version)
+        config: dict[str, Any] = info.config if info else {}
         columns = replace(
-            columns_of(schema, options.stream, subjects, options.subject, options.dead_letters),
+            columns_of(schema, options.stream, config.get("subjects") or (), options.subject, options.dead_letters),
             invalid_headers=options.invalid_headers,
             orders=options.server_headers == "keep",
-            ttl=bool(info.config.get("allow_msg_ttl")),
+            ttl=bool(config.get("allow_msg_ttl")),
         )
         ledger = Ledger(link)
-        ledger.create_bucket(int(info.config.get("num_replicas", 1)))
+        ledger.create_bucket(int(config.get("num_replicas", 1)) if info else _most_replicas(link))
         run = ledger.next_run() if numbered else 0
-    return Write(
-        options.settings, columns, options.delivery, created=created(info), run_number=run, finished=options.finished
+        made = created(info) if info else ""
+        write = Write(
+            options.settings, columns, options.delivery, created=made, run_number=run, finished=options.finished
+        )
+        return replace(write, letters=_letters(link, write, options.letters, level)) if options.letters else write
+
+
+def _letters(link: Link, write: Write, subject: str, level: int) -> Write:
+    """The write of dead letters to this subject, beside another write."""
+    names = link.call(lambda api: api.stream_names(subject))
+    if not names or write.stream in names:
+        which = f"stream {write.stream!r} itself" if names else "no stream"
+        raise ConfigError(f"deadLetters: {which} takes {subject!r}; create another stream for it, such as with dlq.>")
+    info = existing(link, names[0])
+    check_delivery(write.delivery, info, level, link.connection.info.version)
+    columns = Columns(
+        stream=info.name,
+        accepted=tuple(info.config.get("subjects") or ()),
+        subject=subject,
+        headers=True,
+        invalid_headers="replace",
+        ttl=False,
+        dead_letters=True,
     )
+    return replace(write, columns=columns, created=created(info))
+
+
+def _most_replicas(link: Link) -> int:
+    """The replicas of the safest stream there is: rows may name it."""
+    return max((int(one.config.get("num_replicas", 1)) for one in link.call(lambda api: api.streams())), default=1)
 
 
 def check_delivery(delivery: str, info: StreamInfo, level: int, version: str) -> None:

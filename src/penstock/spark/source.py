@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -23,9 +24,10 @@ from penstock.errors import ConfigError, DataLoss, PenstockError
 from penstock.settings import Settings
 from penstock.spark import admission, durable, loss, steps
 from penstock.spark.commit import commit
+from penstock.spark.compressed import decompressed
 from penstock.spark.link import PATIENCE, Link
-from penstock.spark.offsets import Offset, span, split, task_count
-from penstock.spark.options import CONSUMER, EARLIEST, SourceOptions
+from penstock.spark.offsets import Offset, TaskLimits, span, split, task_count
+from penstock.spark.options import CONSUMER, EARLIEST, LATEST, SourceOptions
 from penstock.spark.origin import Origin, check_readable, created, needs_direct_get
 from penstock.wire import compiled
 from penstock.wire.reader import Range, read_range
@@ -40,17 +42,21 @@ NAMELESS = "a checkpoint without owner of"
 class Part(InputPartition):
     """The range that one task reads."""
 
-    def __init__(self, settings: Settings, wanted: Range, expected: loss.Expected | None = None) -> None:
+    def __init__(
+        self, settings: Settings, wanted: Range, expected: loss.Expected | None = None, decompress: bool = False
+    ) -> None:
         super().__init__(wanted)
         self.settings = settings
         self.expected = expected
         """What the range held when it was planned; None: what is missing does not matter."""
+        self.decompress = decompress
 
 
 class TaskReader:
     """The executor's half: reads one part. It carries the driver's machine code, so that no executor compiles."""
 
     def __init__(self) -> None:
+        compiled.prepare()  # for the next query, where nobody has called `register`
         self._code = compiled.machine_code()
         self._code_name = compiled.file_name()
 
@@ -64,10 +70,11 @@ class TaskReader:
 def read_part(part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of a part. Raises `MessagesGone` at its end when it held more when it was planned."""
     rows = first_row = 0
-    for batch in read_range(part.settings, part.value):
+    in_worker = TaskContext.get() is not None  # whose process runs further tasks
+    for batch in read_range(part.settings, part.value, keep=in_worker):
         first_row = first_row or batch.column("sequence")[0].as_py()
         rows += batch.num_rows
-        yield batch
+        yield decompressed(batch) if part.decompress else batch
     if part.expected is not None and part.expected.short(rows, first_row):
         with Link(part.settings) as link:
             stream_first = link.stream_info(part.value.stream).state.first_seq
@@ -86,7 +93,8 @@ def parts(
 ) -> list[Part]:
     """The range as partitions for Spark, each with what it holds now. `open_start`: it begins at the oldest message."""
     holes = holes or origin.holes(info, bool(options.subjects))
-    may_go = open_start and loss.removes_oldest(info.config)
+    inside = loss.removes_inside(info.config)
+    may_go = open_start and (inside or loss.removes_oldest(info.config))
     found = []
     for low, high in split(*span, tasks):
         wanted = Range(
@@ -104,9 +112,18 @@ def parts(
         elif options.fail_on_data_loss and holes.first:
             first_row = origin.next_sequence(low)
             first_row = first_row if first_row <= high else 0
-            expected = loss.Expected(info.name, low, high, first_row=first_row, old_end_may_go=may_go)
-        found.append(Part(options.settings, wanted, expected))
+            expected = loss.Expected(
+                info.name, low, high, first_row=first_row, old_end_may_go=may_go, inside_may_go=inside
+            )
+        found.append(Part(options.settings, wanted, expected, options.decompress))
     return found
+
+
+def tasks_for(options: SourceOptions, info: StreamInfo, rows: int) -> int:
+    """Into how many tasks to split that many messages of a stream; their size goes by the stream's mean."""
+    mean = info.state.bytes / info.state.messages if info.state.messages else 0
+    limits = TaskLimits(options.partitions, options.min_partitions, options.max_rows_per_partition)
+    return task_count(max(rows, 0), rows * mean, limits, os.cpu_count() or 1)
 
 
 # -- batch -------------------------------------------------------------------------------------------------------------
@@ -129,7 +146,7 @@ class JetStreamReader(TaskReader, DataSourceReader):
         with Link(options.settings, options.settings.timeout) as link:
             info, before, last = self._bounds(link)
             first = max(before + 1, info.state.first_seq)
-            tasks = task_count(last - first + 1, options.partitions, os.cpu_count() or 1)
+            tasks = tasks_for(options, info, last - first + 1)
             open_start = options.starting == EARLIEST
             return parts(options, Origin(link, options), info, (first, last), tasks, open_start)
 
@@ -166,6 +183,25 @@ class JetStreamReader(TaskReader, DataSourceReader):
 # -- streaming ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a stream has behind an offset."""
+
+    start: dict[str, Any]
+    """The offset as Spark gave it."""
+    logged: Offset
+    begin: Offset
+    """Where to go on from: the offset, or what comes closest after a loss."""
+    origin: Origin
+    info: StreamInfo
+    last: int
+    """The last sequence that may be read."""
+
+    @property
+    def count(self) -> int:
+        return max(self.last - self.begin.sequence, 0)
+
+
 class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream micro-batch by micro-batch. One of these lives with the query on the driver."""
 
@@ -186,6 +222,9 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         """The query began in this process."""
         self._verified: int | None = None
         """The offset whose message is known to be the one that was read."""
+        self._end: int | None = None
+        """With `asOf`: the last sequence that is read."""
+        self._wait = admission.Wait(options.min_rows, options.max_delay)
         self._first_end: int | None = None
         """End of the first micro-batch, when it was planned in this process: not a re-run."""
 
@@ -229,7 +268,17 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends; `start` itself when there is nothing new."""
+        """Where the next micro-batch ends; `start` itself when there is nothing new, or not enough."""
+        news = self.news(start)
+        if self._wait.goes_on(news.count, at_once=self._target is not None):
+            return start
+        found = self.next_offset(news, limit)
+        if found != start:
+            self._wait.begin()
+        return found
+
+    def news(self, start: dict[str, Any]) -> News:
+        """What there is behind an offset, after the durable has been moved there."""
         logged = Offset.parse(start, self._options.stream)
         origin, info = self._observed()
         if needs_direct_get(info):
@@ -238,16 +287,29 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         begin = self._checked(logged, origin, info)
         # Spark asks for a new batch when the one before is committed, and tells us so only with the next one.
         self._commit(begin, info)
-        last = info.state.last_seq if self._target is None else min(info.state.last_seq, self._target)
+        ends = [info.state.last_seq, self._as_of(origin, info), self._target]
+        return News(start, logged, begin, origin, info, min(end for end in ends if end is not None))
+
+    def next_offset(self, news: News, limit: ReadLimit) -> dict[str, Any]:
+        """The end of the micro-batch; where it starts when there is nothing to read."""
+        begin, info = news.begin, news.info
         rows = None if isinstance(limit, ReadAllAvailable) else self._rows_allowed(limit, info)
-        end = admission.Admission(origin, self._options).end(begin.sequence, last, rows, info)
-        if end <= begin.sequence and begin == logged:
-            return start
-        self._first_end = end if logged.open_start else None
+        end = admission.Admission(news.origin, self._options).end(begin.sequence, news.last, rows, info)
+        if end <= begin.sequence and begin == news.logged:
+            return news.start
+        self._first_end = end if news.logged.open_start else None
         offset = self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end)
         self._verified = offset.sequence
-        self._handed_out = (*self._handed_out[-1:], offset.sequence)
-        return replace(offset, stored_at=origin.stored_at(offset.sequence)).json()
+        before = [end for end in self._handed_out if end <= begin.sequence]  # not a plan that was given up
+        self._handed_out = (*before[-1:], offset.sequence)
+        return replace(offset, stored_at=news.origin.stored_at(offset.sequence)).json()
+
+    def _as_of(self, origin: Origin, info: StreamInfo) -> int | None:
+        """Where the query ends for good; asked once, since a time stands for the same message for ever."""
+        if self._end is None and self._options.ending != LATEST:
+            held = self._durable(info)
+            self._end = origin.last(self._options.ending, info, durable.floor(held) if held else 0)
+        return self._end
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Part]:
         """The tasks between two offsets: a function of what was logged, also after a crash."""
@@ -363,7 +425,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
 
     def _offset(self, info: StreamInfo, begin: int, end: int, backlog: int) -> Offset:
         """An offset at `end` for the batch behind `begin`."""
-        tasks = task_count(end - begin, self._options.partitions, os.cpu_count() or 1)
+        tasks = tasks_for(self._options, info, end - begin)
         missing = 0
         if end < backlog:
             assert self._link

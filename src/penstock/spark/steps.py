@@ -17,6 +17,8 @@ COMMITTING = "committing"
 
 LETTERS_WRITTEN = "letters-written"
 """A pipeline has written the bad records of a micro-batch; its first sink is next."""
+FILES_STAGED = "files-staged"
+"""The files of a micro-batch for a Delta or Iceberg table are written; their commit is next."""
 FILES_WRITTEN = "files-written"
 """A pipeline has written a micro-batch to a table; the next sink, or Spark's commit log, is next."""
 BATCH_WRITTEN = "batch-written"

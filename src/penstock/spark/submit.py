@@ -19,6 +19,7 @@ import signal
 import threading
 
 from penstock.errors import PenstockError
+from penstock.printable import visible
 from penstock.settings import Settings
 from penstock.spark.pipelines import pipeline
 from penstock.spark.runs import run
@@ -39,11 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
         with running("penstock", master=None) as spark:
             results = run(spark, flows, given.once, stop)
     except PenstockError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        print(visible(f"error: {exc}"), file=sys.stderr)
         return exc.exit_code
     for result in results:
         words = f"{result.rows_read} read, {result.rows_written} written, {result.progress.bad_records} bad"
-        print(f"{result.name}: {result.error or f'{result.state}, {words}'}")
+        print(visible(f"{result.name}: {result.error or f'{result.state}, {words}'}"))
     return int(any(result.error for result in results))
 
 

@@ -32,7 +32,7 @@ def _read(settings: Settings, stream: str) -> list[frames.Message]:
     with blocking.connect(settings, name="penstock test") as connection:
         jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         left = blocking.run(jetstream.stream_info(stream)).state.messages
-        inbox, name = f"_INBOX.{secrets.token_hex(8)}", secrets.token_hex(8)
+        inbox, name = settings.new_inbox(8), secrets.token_hex(8)
         connection.subscribe(inbox)
         config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1, **INACTIVE}
         blocking.run(jetstream.create_consumer(stream, config))

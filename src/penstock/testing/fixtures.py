@@ -35,5 +35,5 @@ def nats_leaf(tmp_path: Path) -> Iterator[LeafPair]:
 
 @pytest.fixture(scope="session")
 def tls_certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """A CA with a server and a client certificate, made once a session. Needs `penstock[testing]`."""
+    """A CA with a server and a client certificate, made once a session. Needs `penstock-nats[testing]`."""
     return issue_certificates(tmp_path_factory.mktemp("certificates"))

@@ -122,13 +122,11 @@ class _Answers:
     def settled(self) -> None:
         self.acked()
 
-    def nak(self, reply: str, delay: float) -> None:
-        lane, message = self.open.pop(reply)
+    def again(self, message: Message, delay: float) -> float:
         self._run.retried.append((message, delay))
-        count = message.delivery_count + 1
-        again = message._replace(delivery_count=count, reply=f"{message.sequence}.{count}")
-        self.open[again.reply] = (lane, again)
-        asyncio.get_running_loop().call_soon(self._take, lane, again)
+        return 0.0
+
+    async def on_trial(self, partition_id: str, sequence: int) -> None: ...
 
     async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
         self._run.dead.append(Dead(message, letter.reason, error))

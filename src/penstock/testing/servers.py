@@ -67,7 +67,7 @@ class Certificates:
 
 
 def issue_certificates(directory: Path) -> Certificates:
-    """A CA of its own with a server and a client certificate, written to `directory`. Needs `penstock[testing]`."""
+    """A CA of its own with a server and a client certificate, in `directory`. Needs `penstock-nats[testing]`."""
     import trustme
 
     directory.mkdir(parents=True, exist_ok=True)

@@ -43,16 +43,14 @@ async def read(js: JetStream, desired: Desired, progress: Progress | None = None
 
 
 def require_answers(actual: Actual) -> None:
-    """Raise when something exists, but nobody answers for it: a plan without it would be wrong."""
-    if actual.unanswered:
-        names = ", ".join(str(resource) for resource in sorted(actual.unanswered, key=str)[:5])
-        hint = (
-            "is the link to its origin up? Where this login may not reach it, leave out `server_managed` and hand over "
-            "what `penstock sources create-consumer` prints"
-            if any(resource.api for resource in actual.unanswered)
-            else "has it lost its leader? Look with `penstock verify`"
-        )
-        raise Unavailable(f"nobody answers for {names}: {hint}")
+    """Raise when something of this server exists, but nobody answers for it: a plan without it would be wrong.
+
+    What lives elsewhere is not asked for: `Plan.unreached` tells of it.
+    """
+    here = sorted((resource for resource in actual.unanswered if not resource.api), key=str)
+    if here:
+        names = ", ".join(map(str, here[:5]))
+        raise Unavailable(f"nobody answers for {names}: has it lost its leader? Look with `penstock verify`")
 
 
 async def _elsewhere(js: JetStream, desired: Desired, streams: dict[str, StreamInfo], silent: set[Resource]) -> Actual:
@@ -64,7 +62,7 @@ async def _elsewhere(js: JetStream, desired: Desired, streams: dict[str, StreamI
     origins = await _by_name(streams_there, lambda r: _at(js, r).stream_info(r.stream), missing)
     there = {resource for resource in wanted | in_use if resource.its_stream in origins}
     consumers = await _by_name(there, lambda r: _at(js, r).consumer_info(r.stream, r.name), missing)
-    silent |= {resource for resource in wanted if resource in missing or resource.its_stream in missing}
+    silent |= {one for one in wanted | in_use if one in missing or one.its_stream in missing}
     return Actual(consumers=consumers, origins=origins)
 
 

@@ -38,6 +38,8 @@ class Described:
     """The subject; a parameter such as `{id}` stands for one token."""
     says: tuple[Node, ...]
     """The `x-nats-config` that apply, the decisive one last."""
+    line: int = 0
+    """Where the address is written; 0 when there is none, and the name stands for it."""
 
     @property
     def subject(self) -> str:
@@ -108,7 +110,10 @@ class Description:
     def _channels3(self) -> Iterator[Described]:
         for name, node in self._children("channels"):
             address = node.get("address")
-            yield Described(name, address.text if address and address.value else name, _says(node))
+            if address and address.value:
+                yield Described(name, address.text, _says(node), address.place.line)
+            else:
+                yield Described(name, name, _says(node))
 
     def _operations3(self) -> Iterator[Described]:
         for name, node in self._children("operations"):
@@ -118,7 +123,7 @@ class Description:
             if channel is None:
                 self.problems.add(pointer or node, f"operation {name!r} has no channel of this document")
                 continue
-            yield Described(name, channel.address, (*channel.says, *_says(node)))
+            yield Described(name, channel.address, (*channel.says, *_says(node)), channel.line)
 
     def _channel(self, pointer: str) -> Described | None:
         """The channel of this document at the pointer."""
@@ -128,7 +133,7 @@ class Description:
         for name, node in self._children("channels"):
             inner = [says for verb in ("publish", "subscribe") if (op := node.get(verb)) for says in _says(op)]
             # two operations that both speak are told apart by their operationId only
-            yield Described(name, name, (*_says(node), *(inner if len(inner) == 1 else ())))
+            yield Described(name, name, (*_says(node), *(inner if len(inner) == 1 else ())), node.place.line)
 
     def _operations2(self) -> Iterator[Described]:
         for name, node in self._children("channels"):
@@ -136,7 +141,7 @@ class Description:
                 operation = node.get(verb)
                 identity = operation.get("operationId") if operation else None
                 if operation and identity:
-                    yield Described(identity.text, name, (*_says(node), *_says(operation)))
+                    yield Described(identity.text, name, (*_says(node), *_says(operation)), node.place.line)
 
     def find(self, consumer: ConsumerSpec) -> Described | None:
         """What describes this consumer without being named by it."""
@@ -163,7 +168,8 @@ class Description:
         for node in described.says:
             values |= _read(node, self.problems)
         line = described.says[-1].place.line if described.says else self.root.place.line
-        return Contract(where=f"{self.path.name}:{line}", **values)
+        subject = described.subject if described.line else None
+        return Contract(where=f"{self.path.name}:{line}", subject=subject, **values)
 
 
 def _at(root: Node, pointer: str) -> Node | None:

@@ -261,6 +261,12 @@ STREAM_FIELDS: tuple[Field, ...] = (
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason.", sent=False),
 )
 
+SERVICE_FIELDS: tuple[Field, ...] = (
+    Field("publishes", ListOf(Subject()), "Subjects that it publishes to; wildcards as in a filter."),
+    Field("appends", ListOf(Subject()), "Subjects that it appends facts to, by `penstock append` or `replicate`."),
+    Field("owner", Text("a team"), "Who answers for it."),
+)
+
 CONSUMER_FIELDS: tuple[Field, ...] = (
     Field("stream", Name("stream name"), "The stream it reads.", required=True, sent=False, change=RECREATE),
     Field("filter", Subject(), "Only messages of these subjects.", wire="filter_subject", change=FILTERS),
@@ -386,6 +392,42 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason.", sent=False),
 )
 
+GROUP_FIELDS: tuple[Field, ...] = (
+    Field("stream", Name("stream name"), "The stream whose partitions it shares among its workers.", required=True),
+    Field(
+        "partitions",
+        ListOf(Text("a pattern such as `tele.{device}`, or subjects"), 1),
+        "The partitions: a pattern whose named tokens say which one a subject belongs to, or a list of subjects, each "
+        "a partition.",
+        required=True,
+    ),
+    Field(
+        "hashed",
+        Count(1, 100_000),
+        "A fixed number of partitions for any number of keys; `partitions` has `{partition}` in it then.",
+    ),
+    Field("service", Text("a service"), "The program whose workers they are."),
+    Field("owner", Text("a team"), "Who answers for it."),
+    Field("purpose", Text(), "What it is for."),
+    Field("dlq", Subject(literal=True), "Dead letters go here, by convention `dlq.<domain>.<event>`."),
+    Field("max_deliver", Count(1), "Tries of a message before it becomes a dead letter.", default=3),
+    Field(
+        "backoff",
+        ListOf(Duration(None, "1ms"), 1),
+        "Waits between tries; the last one repeats. 2s, 5s, 15s when left out.",
+    ),
+    Field("ack_wait", Duration(None, "1ms"), "Not answered for this long: delivered again.", default=30 * SECOND),
+    Field("max_ack_pending", Count(1, INT32), "Delivered to a worker and not yet acknowledged, at most.", default=500),
+    Field("start", OneOf(("all", "new")), "Where a partition begins that nobody ever handled.", default="all"),
+    Field(
+        "strategy",
+        OneOf(("consistent_hash", "round_robin", "weighted")),
+        "How partitions are shared.",
+        default="consistent_hash",
+    ),
+    Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason."),
+)
+
 LOGIN_FIELDS: tuple[Field, ...] = (
     Field("credentials", Text("a path"), "A `.creds` file."),
     Field("user", Text(), "User name."),
@@ -396,6 +438,7 @@ LOGIN_FIELDS: tuple[Field, ...] = (
     Field("tls_key", Text("a path"), "Key of the client certificate."),
     Field("domain", Name("JetStream domain"), "JetStream domain of the streams."),
     Field("timeout", Duration(), "Deadline of one request."),
+    Field("inbox_prefix", Text("the beginning of a subject"), "Where answers come to; `_INBOX` when left out."),
 )
 LOGIN_PATHS = ("credentials", "tls_ca", "tls_cert", "tls_key")
 """Login fields that are paths, relative to the platform file."""
@@ -419,6 +462,7 @@ ENVIRONMENT_FIELDS: tuple[Field, ...] = (
     Field("variables", TextMap(), "Values for `${NAME}` anywhere in the file; then exported variables count."),
     Field("streams", Overlay(), "What is different about streams in this environment."),
     Field("consumers", Overlay(), "What is different about consumers in this environment."),
+    Field("groups", Overlay(), "What is different about groups in this environment."),
     Field("pipelines", Overlay(), "What is different about pipelines in this environment."),
 )
 
@@ -467,7 +511,7 @@ DEDUPE = Record(
 PIPELINE_SINK = Record(
     "where a pipeline writes",
     (
-        Field("format", Text("a Spark format"), "A Spark format such as parquet; with `path`."),
+        Field("format", Text("a format"), "parquet, orc, json, csv, delta, iceberg or console; with `path`."),
         Field("path", Text("a path"), "Where the files go."),
         Field("stream", Name("stream name"), "Or a stream."),
         Field("subject", Subject(literal=True), "Subject of the messages written; else the rows' column `subject`."),
@@ -479,7 +523,7 @@ PIPELINE_SINK = Record(
         ),
         Field("key", ListOf(Text("a column")), "What names a row of an upsert; the columns grouped by when left out."),
         Field("partition_by", ListOf(Text("a column")), "Columns that split the files into folders."),
-        Field("options", TextMap(), "Further options for the Spark writer."),
+        Field("options", TextMap(), "Further options for the writer."),
     ),
     "where-a-pipeline-writes",
 )

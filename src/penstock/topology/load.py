@@ -14,16 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.topology import gateway, pipelines
+from penstock.subjects import any_overlap
+from penstock.topology import gateway, groups, pipelines
 from penstock.topology.contract import Contracts
 from penstock.topology.document import Node, Place, Problems, expanded, nearest, overlaid, read
 from penstock.topology.fields import (
     CONSUMER_FIELDS,
     ENVIRONMENT_FIELDS,
     LOGIN_PATHS,
+    SERVICE_FIELDS,
     STREAM_FIELDS,
 )
-from penstock.topology.kinds import Field, Name, Text, name_problem, read_record
+from penstock.topology.kinds import Duration, Field, Name, Text, name_problem, read_record
 from penstock.topology.model import (
     DEFAULT_NAME,
     EVERY_STREAM,
@@ -31,14 +33,18 @@ from penstock.topology.model import (
     Environment,
     Json,
     Platform,
+    ServiceSpec,
     SourceConsumer,
     SourceSpec,
     StreamSpec,
 )
-from penstock.units import from_nanoseconds
+from penstock.units import from_nanoseconds, parse_duration
 
-SECTIONS = ("name", "environments", "streams", "consumers", "pipelines", "gateway", "asyncapi")
-PARTS = ("streams", "consumers", "pipelines")
+HISTORY = Duration(least="1m")
+SECTIONS = (
+    "name", "environments", "streams", "consumers", "groups", "pipelines", "services", "gateway", "asyncapi", "history",
+)  # fmt: skip
+PARTS = ("streams", "consumers", "groups", "pipelines")
 """The sections that an environment can lay something over."""
 DEFAULT_ENVIRONMENT = "dev"
 
@@ -76,15 +82,17 @@ def _load(path: Path, env: str | None, variables: Mapping[str, str] | None) -> P
     environment, parts = _for_environment(root, chosen, known, path, problems)
     streams = {name: _stream(name, node, place, environment, problems) for name, node, place in parts["streams"]}
     consumers = {name: _consumer(name, node, place, problems) for name, node, place in parts["consumers"]}
+    shared = {name: groups.group(name, node, place, problems) for name, node, place in parts["groups"]}
     flows = {name: pipelines.pipeline(name, node, place, problems) for name, node, place in parts["pipelines"]}
     _check_references(parts, streams, problems)
+    writers = _services(root.get("services"), streams, known, problems)
     gate = root.get("gateway")
     entry = expanded(gate, known, problems) if gate is not None else None
     served = gateway.gateway(entry, gateway.Declared(streams, consumers), problems)
-    if not (streams or consumers or flows or problems.found):
+    if not (streams or consumers or shared or flows or problems.found):
         problems.add(root, f"this file declares nothing: add {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     problems.raise_any()
-    document, title = root.get("asyncapi"), root.get("name")
+    document, title, history = root.get("asyncapi"), root.get("name"), root.get("history")
     contracts = Contracts(path, document, problems)
     described = {name: contracts.filled(spec) for name, spec in consumers.items() if spec}
     problems.raise_any()
@@ -97,6 +105,9 @@ def _load(path: Path, env: str | None, variables: Mapping[str, str] | None) -> P
         asyncapi=document.text if document else None,
         name=title.text if title else DEFAULT_NAME,
         gateway=served,
+        services=writers,
+        groups={name: spec for name, spec in shared.items() if spec},
+        history=parse_duration(history.text) if history else None,
     )
 
 
@@ -107,7 +118,7 @@ def _check_sections(root: Node, problems: Problems) -> None:
     for key, child in root.value.items():
         if key not in SECTIONS:
             problems.unknown_key(root.keys.get(key, child.place), "the platform file", key, SECTIONS, {})
-    for key, kind in (("asyncapi", Text("a path")), ("name", Name("platform name"))):
+    for key, kind in (("asyncapi", Text("a path")), ("name", Name("platform name")), ("history", HISTORY)):
         if (node := root.get(key)) is not None:
             kind.read(node, problems)
     if (title := root.get("name")) is not None and title.text == DEFAULT_NAME:
@@ -299,9 +310,10 @@ def _consumer(name: str, node: Node, place: Place, problems: Problems) -> Consum
 def _check_references(
     parts: Mapping[str, list[Part]], streams: Mapping[str, StreamSpec | None], problems: Problems
 ) -> None:
-    """A consumer or a pipeline on a stream that nobody declares."""
-    for name, node, _ in parts["consumers"]:
-        _check_stream(f"consumer {name!r} reads", node.get("stream"), streams, problems)
+    """A consumer, a group or a pipeline on a stream that nobody declares."""
+    for kind in ("consumer", "group"):
+        for name, node, _ in parts[f"{kind}s"]:
+            _check_stream(f"{kind} {name!r} reads", node.get("stream"), streams, problems)
     for name, node, _ in parts["pipelines"]:
         source, sinks = node.get("from"), node.get("to")
         for key in ("stream", "streams"):
@@ -309,6 +321,29 @@ def _check_references(
                 _check_stream(f"pipeline {name!r} reads", stream, {**streams, EVERY_STREAM: None}, problems)
         for sink in _items(sinks):
             _check_stream(f"pipeline {name!r} writes to", sink.get("stream"), streams, problems)
+
+
+def _services(
+    section: Node | None, streams: Mapping[str, StreamSpec | None], variables: Mapping[str, str], problems: Problems
+) -> dict[str, ServiceSpec]:
+    """What services write. Each subject must be one that a declared stream takes."""
+    if section is None or section.value is None:
+        return {}
+    if not section.is_map:
+        problems.add(section, f"expected services by name, found {section.describe()}")
+        return {}
+    taken = [subject for stream in streams.values() if stream for subject in stream.subjects]
+    found = {}
+    for name, written in section.value.items():
+        node = expanded(written, variables, problems)
+        values = read_record(node, f"service {name!r}", SERVICE_FIELDS, problems) or {}
+        subjects = {key: tuple(values.get(key, ())) for key in ("publishes", "appends")}
+        for key, some in subjects.items():
+            for one in some:
+                if None not in streams.values() and not any_overlap([one], taken):
+                    problems.add(node.get(key) or node, f"service {name!r} writes to {one!r}, which no stream takes")
+        found[name] = ServiceSpec(name, **subjects, owner=values.get("owner"), line=node.place.line)
+    return found
 
 
 def _items(node: Node | None) -> list[Node]:

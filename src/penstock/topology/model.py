@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import subjects, units
+from penstock.workers.partitions import SubjectPattern
 
 Json = dict[str, Any]
 EVERY_STREAM = "*"
@@ -24,8 +25,8 @@ class Environment:
     """One place where the platform lives. Secrets are left out of `repr`."""
 
     name: str
-    servers: tuple[str, ...] = ()
-    """Empty: whatever the settings say."""
+    servers: tuple[str, ...] = field(default=(), repr=False)
+    """They may hold logins. Empty: whatever the settings say."""
     replicas: int = 1
     nodes: int | None = None
     """Servers in the cluster; None when the file does not say."""
@@ -39,6 +40,7 @@ class Environment:
     domain: str | None = None
     timeout: float | None = None
     """Seconds."""
+    inbox_prefix: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     line: int = 0
 
@@ -55,6 +57,7 @@ class Environment:
             "tls_key",
             "domain",
             "timeout",
+            "inbox_prefix",
         )
         return {name: value for name in names if (value := getattr(self, name))}
 
@@ -143,10 +146,12 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What an AsyncAPI document says about a consumer, in `x-nats-config`."""
+    """What an AsyncAPI document says about a consumer, in `x-nats-config` and as the address of its channel."""
 
     where: str
     """File and line, for people."""
+    subject: str | None = None
+    """What the channel's address means; None when it has none."""
     ack_wait: int | None = None
     """Nanoseconds."""
     max_deliver: int | None = None
@@ -213,6 +218,44 @@ def filters_of(config: Json) -> tuple[str, ...]:
     """The filters of a consumer's configuration, from either of the server's two fields."""
     one = config.get("filter_subject")
     return (one,) if one else tuple(config.get("filter_subjects") or ())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """A declared group of partitioned workers. Its workers make its consumers; `apply` makes nothing for it."""
+
+    name: str
+    stream: str
+    partitions: tuple[str, ...]
+    """A pattern alone, or the subjects that are partitions."""
+    hashed: int | None = None
+    service: str | None = None
+    owner: str | None = None
+    purpose: str | None = None
+    dlq: str | None = None
+    max_deliver: int | None = None
+    backoff: tuple[timedelta, ...] = ()
+    ack_wait: timedelta | None = None
+    max_ack_pending: int | None = None
+    start: str = "all"
+    strategy: str = "consistent_hash"
+    line: int = 0
+    ignore: Mapping[str, str] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def pattern(self) -> str | None:
+        """The pattern that finds partitions; None when they are listed."""
+        return self.partitions[0] if len(self.partitions) == 1 and "{" in self.partitions[0] else None
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """What its consumers read, together."""
+        return (SubjectPattern(self.pattern).filter,) if self.pattern else self.partitions
+
+    def line_of(self, key: str) -> int:
+        """Line of a key of the file, or of the group itself."""
+        return self.lines.get(key, self.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +351,19 @@ class PipelineSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """What a service writes; what it reads is said by the consumers that name it."""
+
+    name: str
+    publishes: tuple[str, ...] = ()
+    """Filters of the subjects that it publishes to."""
+    appends: tuple[str, ...] = ()
+    """Filters of the subjects that it appends facts to."""
+    owner: str | None = None
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GatewayLimits:
     """What the gateway lets one caller do."""
 
@@ -375,10 +431,24 @@ class Platform:
     name: str = DEFAULT_NAME
     """Marks what the platform owns. Platforms that share a server need different names."""
     gateway: GatewaySpec | None = None
+    services: Mapping[str, ServiceSpec] = field(default_factory=dict)
+    """Those that write something."""
+    groups: Mapping[str, GroupSpec] = field(default_factory=dict)
+    history: timedelta | None = None
+    """How long `penstock ui` keeps what it sees, for its time machine; None: it keeps nothing."""
 
     def consumers_of(self, stream: str) -> tuple[ConsumerSpec, ...]:
         """The consumers of a stream, in the order of the file."""
         return tuple(consumer for consumer in self.consumers.values() if consumer.stream == stream)
+
+    @property
+    def handled(self) -> tuple[ConsumerSpec | GroupSpec, ...]:
+        """The consumers and the groups: whatever programs handle messages of."""
+        return (*self.consumers.values(), *self.groups.values())
+
+    def groups_of(self, stream: str) -> tuple[GroupSpec, ...]:
+        """The groups on a stream, in the order of the file."""
+        return tuple(group for group in self.groups.values() if group.stream == stream)
 
     def streams_read_by(self, pipeline: PipelineSpec) -> tuple[str, ...]:
         """The streams a pipeline reads, in the order of the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,6 +16,12 @@ from penstock.topology.compare import FieldChange
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk, Surroundings, Verdict
 from penstock.units import counted
+
+UNREACHED = (
+    "nobody answers there: is the link to its origin up? Where this login may not reach it, leave out `server_managed` "
+    "and hand over what `penstock sources create-consumer` prints"
+)
+UNREACHED_UNUSED = "nobody answers there, and it is not declared any more: delete it when the link is up again"
 
 
 class Kind(StrEnum):
@@ -53,6 +60,14 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreached:
+    """A resource that is left out of a plan, since it lives where nobody answers, or needs one that does."""
+
+    resource: Resource
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything that has to be done, in an order in which it can be done."""
 
@@ -62,6 +77,8 @@ class Plan:
     unchanged: tuple[Resource, ...] = ()
     orphans: tuple[Resource, ...] = ()
     """Owned by this platform and no longer declared, but left alone: nobody asked to prune."""
+    unreached: tuple[Unreached, ...] = ()
+    """What could not be looked at, and what waits for it."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
@@ -88,7 +105,8 @@ def plan(
             "--prune needs to know what belongs to this file and to no other: add `name: <platform>` to the file, "
             "and apply it once"
         )
-    desired = delivery.keeping_subjects(desired, actual)
+    unreached = _unreached(desired, actual)
+    desired = delivery.keeping_subjects(_without(desired, unreached), actual)
     changes = _stream_changes(desired, actual, allow_destroy, take_over)
     renewed = {change.resource for change in changes if change.kind is Kind.RECREATE and change.destroys}
     orphans = _orphans(desired, actual)
@@ -103,7 +121,43 @@ def plan(
         changes=tuple(order.ordered(todo, actual)),
         unchanged=tuple(change.resource for change in changes if change.kind is Kind.UNCHANGED),
         orphans=tuple(resource for resource in orphans if resource not in going),
+        unreached=unreached,
     )
+
+
+# -- what cannot be looked at ------------------------------------------------------------------------------------------
+
+
+def _unreached(desired: Desired, actual: Actual) -> tuple[Unreached, ...]:
+    """Consumers of sources whose origin does not answer, and what cannot be had without them.
+
+    A stream that reads through such a consumer already can be changed; one that does not yet would wait for it.
+    """
+    away = {resource for resource in actual.unanswered if resource.api}
+    found = [Unreached(one, UNREACHED if one in desired.configs else UNREACHED_UNUSED) for one in sorted(away, key=str)]
+    held: set[Resource] = set(away)
+    while True:
+        waiting = [
+            Unreached(resource, f"waits for {missing}")
+            for resource, config in desired.configs.items()
+            if resource not in held and (missing := _missing(resource, config, actual, held))
+        ]
+        if not waiting:
+            return tuple(found)
+        found += waiting
+        held |= {one.resource for one in waiting}
+
+
+def _missing(resource: Resource, config: Json, actual: Actual, held: set[Resource]) -> Resource | None:
+    there = actual.config(resource)
+    bound = set(order.needs(resource, there)) if there is not None else set()
+    return next((one for one in order.needs(resource, config) if one in held and one not in bound), None)
+
+
+def _without(desired: Desired, unreached: Sequence[Unreached]) -> Desired:
+    left_out = {one.resource for one in unreached}
+    configs = {resource: config for resource, config in desired.configs.items() if resource not in left_out}
+    return replace(desired, configs=configs)
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

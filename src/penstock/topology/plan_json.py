@@ -23,6 +23,7 @@ def plan_json(plan: Plan, concerns: Concerns) -> Json:
         "platform": plan.platform,
         "changes": [change_json(change) for change in plan.changes],
         "orphans": [resource_json(resource) for resource in plan.orphans],
+        "unreached": _unreached_json(plan),
         "summary": {str(risk): counts[risk] for risk in Risk} | {"unchanged": len(plan.unchanged)},
         **_concerns_json(concerns),
     }
@@ -41,8 +42,13 @@ def result_json(
         "not_done": [change_json(change) for change in not_tried],
         "error": error,
         "unchanged": len(plan.unchanged),
+        "unreached": _unreached_json(plan),
         **_concerns_json(concerns),
     }
+
+
+def _unreached_json(plan: Plan) -> list[Json]:
+    return [{**resource_json(one.resource), "reason": one.reason} for one in plan.unreached]
 
 
 def _concerns_json(concerns: Concerns) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,13 +12,15 @@ from penstock.topology import fields, gateway
 from penstock.topology.effects import CHANGE_WORDS
 from penstock.topology.kinds import Duration, Field, ListOf, Record, Size
 from penstock.topology.rules import RULES, Severity
+from penstock.topology.schema import schema
 from penstock.units import DURATION_UNITS, SIZE_UNITS, format_duration, format_size, from_nanoseconds
 
 SECTIONS: tuple[tuple[str, str, Sequence[Field]], ...] = (
     (
         "Environments",
         "`environments.<name>`: one place where the platform lives. `--env` chooses; the only one, or `dev`, is the "
-        "default. What stands under `streams`, `consumers` and `pipelines` of an environment is laid over the rest.",
+        "default. What stands under `streams`, `consumers`, `groups` and `pipelines` of an environment is laid over "
+        "the rest.",
         fields.ENVIRONMENT_FIELDS,
     ),
     ("Streams", "`streams.<name>`: the name is the stream's name on the server.", fields.STREAM_FIELDS),
@@ -26,7 +29,20 @@ SECTIONS: tuple[tuple[str, str, Sequence[Field]], ...] = (
         "`consumers.<name>`: a durable consumer; the name is its position. Pull, explicit ack, unless it says `why`.",
         fields.CONSUMER_FIELDS,
     ),
+    (
+        "Groups",
+        "`groups.<name>`: a [group of workers](groups.md) that share the partitions of a stream. Its workers make its "
+        "consumers when they run; `penstock work --group NAME` and `@app.workers` take from here what they are not "
+        "told.",
+        fields.GROUP_FIELDS,
+    ),
     ("Pipelines", "`pipelines.<name>`: a Spark pipeline from a stream to files or streams.", fields.PIPELINE_FIELDS),
+    (
+        "Services",
+        "`services.<name>`: what a program writes, for `penstock permissions`. What it reads is said by the consumers "
+        "whose `service` it is.",
+        fields.SERVICE_FIELDS,
+    ),
     ("Gateway", "`gateway`: who may call `penstock gateway`; see [the gateway](gateway.md).", gateway.GATEWAY_FIELDS),
     (
         "Gateway identities",
@@ -40,12 +56,15 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from the tables in src/penstock/topology/fields.py. Edit those. -->
 
-`penstock.yaml` declares streams, durable consumers and pipelines. Its top-level keys are `environments`,
-`streams`, `consumers`, `pipelines` and `gateway`; `asyncapi`, the path of the AsyncAPI document that describes the
-events; and `name`, which marks what this platform owns where several share a server. A platform does not change what
+`penstock.yaml` declares streams, durable consumers, groups of workers and pipelines. Its top-level keys are
+`environments`, `streams`, `consumers`, `groups`, `pipelines`, `services` and `gateway`; `asyncapi`, the path of the
+AsyncAPI document that describes the events; `history`, how long `penstock ui` keeps what it sees (`1d`, without it
+nothing); and `name`, which marks what this platform owns where several share a server. A platform does not change what
 another one owns (`--take-over` does), and only a platform with a name can `--prune`; what it has declared once, made or
 found, is its own. A line taken out of the file brings the server's default back.
 Unknown keys are errors that name the nearest known key; every error says file, line and column.
+`penstock import` writes such a file from a living server. Editors complete and check it by
+[penstock.schema.json](penstock.schema.json); the first line `# yaml-language-server: $schema=PATH` says where that is.
 
 - **Durations** are a number and a unit: {durations}; several may follow each other, as in `1h30m`. `0` needs no unit.
 - **Sizes** are a number and a unit: {sizes}; a plain number is bytes. `k`, `M` and `G` alone are refused, since they
@@ -154,6 +173,7 @@ def pages() -> Iterator[tuple[str, str]]:
     """The pages by file name."""
     yield "platform-file.md", platform_page()
     yield "lint.md", lint_page()
+    yield "penstock.schema.json", json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

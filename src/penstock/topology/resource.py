@@ -8,6 +8,7 @@ from typing import Self
 
 from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.deadletter import streams as deadletter
+from penstock.publish import advisories
 from penstock.sourcing import modes
 from penstock.subjects import any_overlap
 from penstock.topology import ownership
@@ -64,6 +65,8 @@ class Desired:
     """The JetStream domain where it lives; None when that is not known, or has no name."""
     chosen: frozenset[Resource] = frozenset()
     """Consumers of sources whose deliver subject the file leaves to us."""
+    groups: frozenset[tuple[str, str]] = frozenset()
+    """Stream and name of declared groups, whose workers make consumers `<group>-…` of their own."""
 
     @property
     def is_named(self) -> bool:
@@ -86,19 +89,23 @@ class Desired:
             if source.consumer and source.server_managed and not source.consumer.deliver_subject
         )
         configs = {**streams, **implied_streams(platform), **consumers, **managed}
-        return cls(platform.name, configs, domain, chosen)
+        groups = frozenset((spec.stream, name) for name, spec in platform.groups.items())
+        return cls(platform.name, configs, domain, chosen, groups)
 
 
 def implied_streams(platform: Platform) -> Configs:
-    """What dead letters need beside their own stream, as far as no declared stream does it already.
+    """What dead letters and atomic batches need beside their own streams, as far as no declared stream does it already.
 
-    The server tells once that a consumer has given up on a message: somebody must keep it, from the first day on.
+    The server tells once that a consumer has given up on a message, or that it dropped a batch: somebody must keep it,
+    from the first day on.
     """
-    if not any(consumer.dlq for consumer in platform.consumers.values()):
-        return {}
     captured = [subject for spec in platform.streams.values() for subject in spec.subjects]
     replicas = platform.environment.replicas
-    wanted = (deadletter.advisories_config(replicas), deadletter.audit_config(replicas))
+    wanted: list[Json] = []
+    if any(consumer.dlq for consumer in platform.consumers.values()):
+        wanted += [deadletter.advisories_config(replicas), deadletter.audit_config(replicas)]
+    if any(spec.config.get("allow_atomic") for spec in platform.streams.values()):
+        wanted.append(advisories.keeper(replicas=replicas))
     return {
         Resource(config["name"]): config
         for config in wanted

@@ -44,11 +44,15 @@ class Finding:
 
 
 def verify(
-    desired: Desired, actual: Actual, given_up: Mapping[tuple[str, str], int] = MappingProxyType({})
+    desired: Desired,
+    actual: Actual,
+    given_up: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    missing: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Finding]:
     """Everything that is wrong with what the platform declares, check by check.
 
-    `given_up` counts messages by stream and consumer of which there should be a dead letter, and is none.
+    `given_up` counts messages by stream and consumer of which there should be a dead letter, and is none; `missing`
+    counts by stream the messages of its origins that it has not stored.
     """
     readers: dict[str, list[ConsumerInfo]] = defaultdict(list)
     for resource, consumer in actual.consumers.items():
@@ -57,18 +61,20 @@ def verify(
     streams = [actual.streams[r.stream] for r in desired.configs if r.consumer is None and r.stream in actual.streams]
     return [
         *_drift(desired, actual),
-        *map(_leaderless, sorted(actual.unanswered, key=str)),
+        *(_leaderless(resource) for resource in sorted(actual.unanswered, key=str) if not resource.api),
         *(finding for stream in streams for finding in _replicas(stream, readers[stream.name])),
         *(finding for stream in streams for finding in _sources(stream)),
         *_consumers_of_sources(delivery.keeping_subjects(desired, actual), actual),
         *_shared_deliveries(desired, actual),
+        *_missing(desired, missing),
         *_given_up(desired, given_up),
         *_unsafe_readers(desired, actual),
     ]
 
 
 def undeclared(desired: Desired, actual: Actual) -> list[Resource]:
-    """Durable consumers of declared streams that the file does not know, and that Penstock does not keep itself."""
+    """Durable consumers of declared streams that the file does not know, that are no workers of a declared group, and
+    that Penstock does not keep itself."""
     return sorted(
         (
             resource
@@ -77,6 +83,10 @@ def undeclared(desired: Desired, actual: Actual) -> list[Resource]:
             and resource.its_stream in desired.configs
             and info.config.get("durable_name")
             and modes.reader_of(info.config) is None
+            and not any(
+                stream == resource.stream and (resource.consumer or "").startswith(f"{name}-")
+                for stream, name in desired.groups
+            )
         ),
         key=str,
     )
@@ -98,6 +108,20 @@ def _unsafe_readers(desired: Desired, actual: Actual) -> Iterator[Finding]:
             yield Finding(Check.CONSUMERS, resource, problem)
 
 
+def _missing(desired: Desired, counts: Mapping[str, int]) -> Iterator[Finding]:
+    for stream, count in sorted(counts.items()):
+        if count and (resource := Resource(stream)) in desired.configs:
+            cause = (
+                "its duplicate_window drops what has an id that came before, from whatever origin; leave it out"
+                if modes.shares_window(desired.configs[resource])
+                else "the server passed over them when it took up reading after a break; see docs/sourcing.md"
+            )
+            are = "is" if count == 1 else "are"
+            yield Finding(
+                Check.SOURCES, resource, f"{counted(count, 'message')} of its origins {are} not stored here: {cause}"
+            )
+
+
 def _given_up(desired: Desired, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
     for (stream, name), count in sorted(counts.items()):
         if (resource := Resource(stream, name)) in desired.configs:
@@ -111,7 +135,9 @@ def may_settle(findings: Sequence[Finding]) -> bool:
 
 
 def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
-    for change in plan(desired, actual).changes:
+    made = plan(desired, actual)
+    yield from (Finding(Check.SOURCES, one.resource, one.reason) for one in made.unreached)
+    for change in made.changes:
         check = Check.STREAMS if change.resource.consumer is None else Check.CONSUMERS
         fields = tuple(field for field in change.fields if not ownership.is_mark(field.name))
         if change.kind is Kind.CREATE:

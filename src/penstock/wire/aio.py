@@ -7,6 +7,7 @@ There is no reconnecting behind the caller's back: when the connection breaks, e
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import ssl
 from collections import deque
@@ -22,6 +23,7 @@ from penstock.wire.session import (
     MAX_WAITING_BYTES,
     Denied,
     Session,
+    as_checked,
     check_nothing_before_tls,
     checked_answer,
     first_info,
@@ -32,6 +34,12 @@ Handler = Callable[[frames.Message], None]
 """Called in the event loop for each message of a subscription; it must not wait."""
 READ_BYTES = 256 * 1024
 """As much as one read may bring. Pages of it that were never needed take no memory."""
+KIND_TOKENS = 4
+"""Refused subjects with so many equal tokens at their beginning are logged once."""
+MAX_LOGGED = 100
+"""Refusals that one connection logs."""
+
+log = logging.getLogger(__name__)
 
 
 async def connect(
@@ -88,7 +96,7 @@ class Connection:
         raise unreachable(candidates, failures)
 
     async def _open(self, endpoint: login.Endpoint, seconds: float) -> _Link:
-        link = _Link(endpoint)
+        link = _Link(endpoint, self.settings)
         try:
             async with asyncio.timeout(seconds):
                 await self._greet(link, endpoint)
@@ -111,9 +119,7 @@ class Connection:
         if encrypted and not first:
             await link.encrypt(self._context())
         link.begin()
-        options = login.connect_options(
-            info, self.settings, endpoint, name=self._name, echo=self._echo, encrypted=encrypted
-        )
+        options = login.connect_options(info, self.settings, name=self._name, echo=self._echo, encrypted=encrypted)
         link.write(frames.connect(options))
         await link.pong()
 
@@ -288,9 +294,10 @@ class _Link(asyncio.BufferedProtocol):
     It brings its own buffer to read into: a plain protocol costs a new one, of 256 KiB, for every read.
     """
 
-    def __init__(self, endpoint: login.Endpoint) -> None:
+    def __init__(self, endpoint: login.Endpoint, settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         self._endpoint = endpoint
+        self._settings = settings
         self._parser = frames.Parser()
         self._received = memoryview(bytearray(READ_BYTES))
         self._transport: asyncio.Transport | None = None
@@ -304,6 +311,7 @@ class _Link(asyncio.BufferedProtocol):
         self.handlers: dict[int, Handler] = {}
         self.look: Callable[[bytearray, int], int] | None = None
         self.on_denied: Callable[[Denied], None] | None = None
+        self._logged: set[str] = set()
         self._messages: deque[frames.Message] = deque()
         self._message_bytes = 0
         self._changed = asyncio.Event()
@@ -350,7 +358,7 @@ class _Link(asyncio.BufferedProtocol):
         if self._session is None:
             if (info := first_info(self._parser)) is None:
                 return
-            self._session = Session(self._endpoint, info, self._parser)
+            self._session = Session(self._endpoint, info, self._parser, self._settings)
             if not self.greeting.done():  # who waited for it may have been cancelled
                 self.greeting.set_result(info)
         if not self._begun:
@@ -384,11 +392,29 @@ class _Link(asyncio.BufferedProtocol):
                 raise ConnectionLost(str(self._endpoint), reason)
 
     def _denied(self, denied: Denied) -> None:
+        """Tell who waits for it. What nobody waits for, such as an acknowledgement, is logged."""
         if self.on_denied:
             self.on_denied(denied)
-        for future, subject in self.replies.values():
-            if subject == denied.subject:
-                _settle(future, denied.error())
+        no_answers = denied.subject.startswith(self.session.inbox_prefix)
+        if no_answers:
+            self.inbox_open = False
+        domain = self._settings.domain
+        concerned = [
+            future
+            for future, subject in self.replies.values()
+            if no_answers or denied.subject in (subject, as_checked(subject, domain))
+        ]
+        for future in concerned:
+            _settle(future, denied.error())
+        if not (concerned or self.on_denied):
+            self._log_denied(denied)
+
+    def _log_denied(self, denied: Denied) -> None:
+        """Once for subjects that begin alike: every acknowledgement has one of its own."""
+        kind = ".".join(denied.subject.split(".")[:KIND_TOKENS])
+        if kind not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(kind)
+            log.warning("%s", denied.error(), extra={"action": "denied"})
 
     def _fail(self, error: PenstockError) -> None:
         self.error = self.error or error

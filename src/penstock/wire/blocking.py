@@ -121,10 +121,8 @@ class Connection:
         if encrypted and not self.settings.tls_first:
             check_nothing_before_tls(parser)
             self._encrypt(endpoint, deadline)
-        options = login.connect_options(
-            info, self.settings, endpoint, name=self._name, echo=self._echo, encrypted=encrypted
-        )
-        session = self._session = Session(endpoint, info, parser)
+        options = login.connect_options(info, self.settings, name=self._name, echo=self._echo, encrypted=encrypted)
+        session = self._session = Session(endpoint, info, parser, self.settings)
         answered = session.ping()
         self.send(frames.connect(options) + frames.PING)
         self._until(lambda: session.pongs >= answered, deadline)
@@ -270,6 +268,12 @@ class Connection:
         self.send(frames.PING)
         with self._io(session.endpoint, "a ping", seconds):
             self._until(lambda: session.pongs >= answered, time.monotonic() + seconds)
+
+    def settle(self) -> None:
+        """Flush, and drop every message that has come: nothing is left of subscriptions that have ended."""
+        self.flush()
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def poll(self) -> None:
         """Take what has arrived, without waiting: answers pings, and raises when the server has gone away.

@@ -14,14 +14,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+import math
 import os
 import platform
 import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -35,7 +36,13 @@ from penstock.wire import plain
 CACHE_VARIABLE = "PENSTOCK_CACHE"
 """Names the directory of object files; set it when an image is built, and run `python -m penstock.wire.compiled`."""
 COMPILE_WITHIN = 300.0  # seconds
+TOLD_AFTER = 1.0  # seconds
+TOLD = (
+    "compiling the reader's machine code, once for this version on this machine; reading is slower until then "
+    f"(an image can bring it: {CACHE_VARIABLE})"
+)
 DIGEST_BYTES = 32
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 EXPORTS = {"penstock_scan": 10, "penstock_gather": 7, "penstock_header_lines": 8, "penstock_group_names": 6}
 """The functions of the object file, and how many arguments each has; all are 64 bits wide."""
 NEVER_CALLED = (
@@ -120,6 +127,8 @@ def _fill_in_symbols(llvm: Any) -> None:
 PLAIN = cast(Kernels, plain)
 _machine: MachineKernels | None = None
 _compiling: subprocess.Popen[bytes] | None = None
+_tell_at = math.inf
+"""When to say that the compiler takes its time."""
 _unusable = False
 
 
@@ -129,6 +138,7 @@ def current() -> Kernels:
         _load(code)
     if _machine is None:
         prepare()
+        _tell()
     return _machine or PLAIN
 
 
@@ -150,33 +160,73 @@ def _load(code: bytes) -> None:
 
 def prepare() -> None:
     """Start to compile in the background, unless there is machine code or somebody is at it."""
-    global _compiling
+    global _compiling, _tell_at
     if _compiling is None and not machine_code():
         with suppress(CompileFailed):  # nowhere to put the code: plain kernels it is
             _compiling = _start_compiler(subprocess.DEVNULL)
+            _tell_at = time.monotonic() + TOLD_AFTER
+
+
+def _tell() -> None:
+    """Say once that the compiler in the background takes longer than a second."""
+    global _tell_at
+    if time.monotonic() >= _tell_at and _compiling and _compiling.poll() is None:
+        _tell_at = math.inf
+        log.warning(TOLD)
 
 
 def warm(within: float = COMPILE_WITHIN) -> None:
-    """Make sure that there is machine code, compiling it if need be. For image builds and tests, not for tasks."""
-    if machine_code():
+    """Make sure that there is machine code, compiling it if need be. For image builds and tests, not for tasks.
+
+    Where a directory is named, it is put there, even if our own cache has it: others do not see that.
+    """
+    if _code_in(cache_directories()[0]):
         return
     process = _start_compiler(subprocess.PIPE)
     try:
-        _, complaint = process.communicate(timeout=within)
+        complaint = _complaint(process, within)
     except subprocess.TimeoutExpired:
         process.kill()
+        process.communicate()
         raise CompileFailed(f"compiling the kernels took more than {within:g} s") from None
     if process.returncode:
         raise CompileFailed(f"compiling the kernels failed: {complaint.decode(errors='replace')[-2000:]}")
 
 
+def _complaint(process: subprocess.Popen[bytes], within: float) -> bytes:
+    """What the compiler has written to stderr at its end. Says that one waits, when it takes longer than a second."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.communicate(timeout=min(TOLD_AFTER, within))[1]
+    log.warning(TOLD)
+    return process.communicate(timeout=max(within - TOLD_AFTER, 0))[1]
+
+
 def machine_code() -> bytes | None:
-    """The object file, if somebody has compiled it on this machine."""
-    for directory in cache_directories():
-        file = directory / file_name()
-        if is_trusted(directory) and file.is_file() and (code := unsealed(file.read_bytes())):
-            return code
-    return None
+    """The object file, if somebody we trust has compiled it on this machine. What cannot be read is not there."""
+    return next((code for directory in cache_directories() if (code := _code_in(directory))), None)
+
+
+def _code_in(directory: Path) -> bytes | None:
+    try:
+        return unsealed(_trusted_bytes(directory, file_name()))
+    except OSError:
+        return None
+
+
+def _trusted_bytes(directory: Path, name: str) -> bytes:
+    """A file that only we, or root, can have written. What was opened is looked at, and no link is followed: between a
+    look at a path and its use, somebody else may put another file there. Raises `OSError`."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with _opened(directory) as folder, os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
+        _require_trusted(file.fileno(), stat.S_ISREG)
+        return file.read()
+
+
+def _require_trusted(descriptor: int, is_kind: Callable[[int], bool]) -> None:
+    """Raise unless only we, or root, can have put something there: what lies there is executed."""
+    found = os.fstat(descriptor)
+    if not is_kind(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & OTHERS_WRITE:
+        raise PermissionError("somebody else can write there")
 
 
 def sealed(code: bytes) -> bytes:
@@ -188,15 +238,6 @@ def unsealed(data: bytes) -> bytes | None:
     """The code of a file, unless it is damaged: LLVM would end the process over it."""
     digest, code = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     return code if hashlib.sha256(code).digest() == digest else None
-
-
-def is_trusted(directory: Path) -> bool:
-    """Whether only we, or root, can have put something there: what lies there is executed."""
-    try:
-        found = directory.stat()
-    except OSError:
-        return False
-    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def offer(name: str, code: bytes) -> None:
@@ -215,10 +256,16 @@ def file_name() -> str:
 
 
 def cache_directories() -> list[Path]:
-    """Where object files are looked for, and the first that can be written is where they are put."""
-    named = [Path(os.environ[CACHE_VARIABLE])] if os.environ.get(CACHE_VARIABLE) else []
+    """Where object files are looked for, and the first that can be written is where they are put.
+
+    None is in a folder that is shared with others. Where there is none at all, reading stays plain.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [*named, home / "penstock", Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"]
+    return [*_named_directory(), home / "penstock"]
+
+
+def _named_directory() -> list[Path]:
+    return [Path(os.environ[CACHE_VARIABLE])] if os.environ.get(CACHE_VARIABLE) else []
 
 
 def _start_compiler(complaints: int) -> subprocess.Popen[bytes]:
@@ -232,10 +279,35 @@ def _start_compiler(complaints: int) -> subprocess.Popen[bytes]:
 def _writable_directory() -> Path:
     for directory in cache_directories():
         with suppress(OSError):
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if is_trusted(directory) and os.access(directory, os.W_OK):
+            _make(directory, 0o755 if directory in _named_directory() else 0o700)  # a named one is for others, too
+            if _is_ours(directory):
                 return directory
     raise CompileFailed(f"none of {cache_directories()} can be written by us alone; name one with {CACHE_VARIABLE}")
+
+
+def _make(directory: Path, mode: int) -> None:
+    """Make the directory unless something is there. Of what somebody else may have put there no mode is changed."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+        with _opened(directory) as folder:
+            os.fchmod(folder, mode)
+
+
+def _is_ours(directory: Path) -> bool:
+    with _opened(directory):
+        return os.access(directory, os.W_OK)
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """A directory that only we, or root, can have written to. Raises `OSError`."""
+    folder = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _require_trusted(folder, stat.S_ISDIR)
+        yield folder
+    finally:
+        os.close(folder)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from penstock.wire.compiled import sealed, unsealed
 PORTABLE = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 """Environment under which numba compiles for the oldest processor of the architecture; the loops do not need more."""
 
+READABLE = 0o644
+"""Of the object file: its directory says who gets at it. An image is built by one user and used by another."""
+
 
 def compile_kernels() -> bytes:
     """The kernels as one relocatable object file."""
@@ -101,6 +104,7 @@ def write(path: Path) -> None:
         code = sealed(compile_kernels())
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code)
+            os.fchmod(file.fileno(), READABLE)
         os.replace(file.name, path)
 
 

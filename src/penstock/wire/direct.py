@@ -6,7 +6,6 @@ Any replica may answer, also one that lags: an answer that ends before the range
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -56,11 +55,11 @@ class DirectRead:
         self._subjects = subjects
         self._subject = f"$JS.{domain}.API" if domain else "$JS.API"
         self._subject += f".DIRECT.GET.{stream}"
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = connection.settings.new_inbox()
         self._position = first - 1
         self._more = True
-        sid = connection.subscribe(f"{self._inbox}.*")
-        self._scanner = Scanner(stream, sid, direct=True, last_wanted=last, invalid_text=invalid_text)
+        self._sid = connection.subscribe(f"{self._inbox}.*")
+        self._scanner = Scanner(stream, self._sid, direct=True, last_wanted=last, invalid_text=invalid_text)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows in order, until the last one wanted, or until this replica has no more."""
@@ -69,6 +68,11 @@ class DirectRead:
             self._connection.send(self._request())
             yield from self._answer()
         yield from self._taken()
+
+    def release(self) -> None:
+        """Leave the connection to others. What still comes for this read is theirs to pass over."""
+        self._connection.give_back(self._scanner.rest())
+        self._connection.unsubscribe(self._sid)
 
     def _request(self) -> bytes:
         ask: dict[str, int | str] = {"seq": self._position + 1, "batch": BATCH, "max_bytes": BATCH_BYTES}

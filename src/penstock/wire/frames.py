@@ -21,6 +21,8 @@ MAX_INFO = 1024 * 1024
 MAX_MESSAGE = 64 * 1024 * 1024 + 64 * 1024
 """Bytes of headers and payload together: the most a server can be configured for, and room for headers it adds."""
 
+DELIVERED = "$JS.ACK."
+"""What the reply subjects of a consumer's deliveries begin with."""
 MAX_SUBJECT_BYTES = 3_500
 """Bytes of a subject that we send. Servers close a connection at a control line of more than 4,096 bytes."""
 
@@ -48,8 +50,8 @@ class Message(NamedTuple):
 
     @property
     def status(self) -> tuple[int, str] | None:
-        """Code and text of a status message, such as 503 when nobody listens."""
-        return header_block.status(self.headers)
+        """Code and text of a status message, such as 503 when nobody listens. A delivery of a consumer is none."""
+        return None if self.reply.startswith(DELIVERED) else header_block.status(self.headers)
 
     def header_values(self) -> dict[str, list[str]]:
         """The headers, parsed."""
@@ -234,7 +236,7 @@ class _Head(NamedTuple):
 def _info(rest: bytes) -> Info:
     try:
         fields = json.loads(rest)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ProtocolError(f"an INFO that is no JSON: {rest[:60]!r}") from None
     if not isinstance(fields, dict):
         raise ProtocolError(f"an INFO that is no JSON object: {rest[:60]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from penstock.errors import ConfigError, ProtocolError
+from penstock.errors import ConfigError
 
 VERSION = b"NATS/1.0"
 Headers = Mapping[str, str | Sequence[str]]
@@ -14,6 +14,8 @@ Headers = Mapping[str, str | Sequence[str]]
 _BAD_NAME = re.compile(r"[^!-9;-~]")
 """A name is printable ASCII without the colon: the server finds the value behind the first one."""
 _BAD_VALUE = re.compile(r"[\r\n\0]")
+_STATUS = re.compile(rb"NATS/1\.0[ \t]+([0-9]{3,4})(?:[ \t]([^\r\n]*))?\r\n")
+"""A status line. Servers take it out of what publishers store, so that it is the server's own."""
 
 
 def line(name: str, value: str) -> bytes:
@@ -54,11 +56,13 @@ def encode(headers: Headers | None) -> bytes:
 
 
 def parse(raw: bytes) -> dict[str, list[str]]:
-    """The values of a header block by name, as written. Lines that are no headers are left out."""
-    if not raw:
-        return {}
+    """The values of a header block by name, as written.
+
+    A server stores whatever a publisher calls a header block. So nothing is refused here: the first line is passed
+    over, and so are lines that are no headers and one that does not end.
+    """
     found: dict[str, list[str]] = {}
-    for one in _checked(raw).split(b"\r\n")[1:]:
+    for one in raw.split(b"\r\n")[1:-1]:
         name, colon, value = one.partition(b":")
         if colon:
             found.setdefault(_text(name), []).append(_text(value.strip()))
@@ -67,21 +71,8 @@ def parse(raw: bytes) -> dict[str, list[str]]:
 
 def status(raw: bytes) -> tuple[int, str] | None:
     """Code and text of the status line (`NATS/1.0 503 No Responders`), or None for a usual message."""
-    if not raw:
-        return None
-    first = _checked(raw).partition(b"\r\n")[0][len(VERSION) :].strip()
-    if not first:
-        return None
-    code, _, text = first.partition(b" ")
-    if not code.isdigit() or len(code) > 4:
-        raise ProtocolError(f"a status line with a code that is no number: {first[:40]!r}")
-    return int(code), _text(text.strip())
-
-
-def _checked(raw: bytes) -> bytes:
-    if not raw.startswith(VERSION):
-        raise ProtocolError(f"a header block that does not start with {VERSION.decode()}: {raw[:40]!r}")
-    return raw
+    found = _STATUS.match(raw)
+    return (int(found[1]), _text((found[2] or b"").strip())) if found else None
 
 
 def _text(raw: bytes) -> str:

@@ -42,7 +42,6 @@ from penstock.wire.layout import (
     SUBJECT_AT,
     SUBJECT_LEN,
     TIME,
-    VERSION_LINE,
 )
 
 Array = Any
@@ -57,9 +56,9 @@ def _bytes(text: bytes) -> Array:
     return np.frombuffer(text, dtype=np.uint8)
 
 
-ACK, VERSION = _bytes(ACK_PREFIX), _bytes(VERSION_LINE)
+ACK = _bytes(ACK_PREFIX)
 MSG, HMSG = _bytes(b"MSG "), _bytes(b"HMSG ")
-LAST_SEQUENCE, NUM_PENDING, TIME_STAMP, STREAM_SEQUENCE, SUBJECT, STREAM = (_bytes(line) for line in DIRECT_LINES)
+LAST_SEQUENCE, NUM_PENDING, TIME_STAMP, STREAM_SEQUENCE, SUBJECT = (_bytes(line) for line in DIRECT_LINES)
 
 
 def smaller(a: int, b: int) -> int:
@@ -226,7 +225,10 @@ def line_start(buf: Array, floor: int, stop: int) -> int:
 
 
 def read_direct(buf: Array, floor: int, stop: int, table: Array, row: int) -> bool:
-    """Fill the row from the six lines that direct get appended before `stop`; False when they are not there."""
+    """Fill the row from the six lines that direct get appended before `stop`; False when they are not there.
+
+    The first of them, `Nats-Stream`, has the rest of a block before it that did not end as it should.
+    """
     last = line_start(buf, floor, stop)
     pending = line_start(buf, floor, last)
     time = line_start(buf, floor, pending)
@@ -239,7 +241,6 @@ def read_direct(buf: Array, floor: int, stop: int, table: Array, row: int) -> bo
         and starts(buf, time, pending, TIME_STAMP)
         and starts(buf, sequence, time, STREAM_SEQUENCE)
         and starts(buf, subject, sequence, SUBJECT)
-        and starts(buf, stream, subject, STREAM)
     ):
         return False
     table[SUBJECT_AT, row] = subject + len(SUBJECT)
@@ -253,16 +254,34 @@ def read_direct(buf: Array, floor: int, stop: int, table: Array, row: int) -> bo
     return bool(table[SEQUENCE, row] >= 0 and table[TIME, row] != NO_TIME and table[PENDING, row] >= 0)
 
 
+def first_header(buf: Array, at: int, split: int) -> int:
+    """Where the header lines of a block begin: behind its first line, whatever that is."""
+    end = line_end(buf, at, split)
+    return split if end < 0 else end + 2
+
+
+def headers_stop(buf: Array, headers: int, split: int) -> int:
+    """Where the header lines end: before the closing empty line, or before a line that does not end.
+
+    A server stores whatever a publisher calls a header block.
+    """
+    at = split
+    while at > headers and (buf[at - 1] != LF or buf[at - 2] != CR):
+        at -= 1
+    if at - 2 >= headers and at == split and buf[at - 4] == CR and buf[at - 3] == LF:
+        at -= 2
+    return at
+
+
 def read_row(buf: Array, body: int, split: int, state: Array, table: Array, direct: int) -> int:
     """Fill the next row from a message on the data subscription: its consumer sequence (0: none), or -1 when no row."""
     row = state[ROWS]
-    headers = body
-    if split > body:  # there is a header block: skip its first line
-        headers = line_end(buf, body, split) + 2
+    headers = first_header(buf, body, split)
+    stop = headers_stop(buf, headers, split)
     table[HEADERS_AT, row] = headers
-    table[HEADERS_LEN, row] = split - 2 - headers if split - 2 > headers else 0
+    table[HEADERS_LEN, row] = stop - headers
     if direct:
-        if split == body or not read_direct(buf, headers, split - 2, table, row):
+        if split == body or not read_direct(buf, headers, stop, table, row):
             return -1
         return 0
     count = state[FIELD_COUNT]
@@ -318,21 +337,12 @@ def message_frame(
     if buf[body + size] != CR or buf[body + size + 1] != LF:
         return BAD
     split = body + header_size
-    if with_headers and not good_block(buf, body, split):
-        return BAD
     if subscription != sid:
         return OTHER
     delivery = read_row(buf, body, split, state, table, direct)
     if delivery < 0:
         return OTHER
     return accept_row(state, table, delivery, split, body + size)
-
-
-def good_block(buf: Array, at: int, split: int) -> bool:
-    """Whether a header block begins with the version and ends with an empty line."""
-    if not starts(buf, at, split, VERSION) or split - at < len(VERSION) + 4:
-        return False
-    return bool(buf[split - 4] == CR and buf[split - 3] == LF and buf[split - 2] == CR and buf[split - 1] == LF)
 
 
 def accept_row(state: Array, table: Array, delivery: int, split: int, stop: int) -> int:

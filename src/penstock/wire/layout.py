@@ -38,18 +38,17 @@ PENDING: Final = 10
 COLUMNS: Final = 11
 
 ACK_PREFIX: Final = b"$JS.ACK."
-VERSION_LINE: Final = b"NATS/1.0"
 DIRECT_LINES: Final = (
     b"Nats-Last-Sequence: ",
     b"Nats-Num-Pending: ",
     b"Nats-Time-Stamp: ",
     b"Nats-Sequence: ",
     b"Nats-Subject: ",
-    b"Nats-Stream: ",
 )
-"""The lines that a batched direct get appends to a message's own headers, last one first.
+"""The lines that a batched direct get appends to a message's own headers and a line with the stream, last one first.
 
-A message that was republished carries some of these names as its own headers, so only the last six lines are taken.
+A message that was republished carries some of these names as its own headers, and a publisher may write any of them, so
+only the last lines are taken.
 """
 DIGITS: Final = 18
 """A longer number is no size and no sequence. (Times since 1970 in nanoseconds have 19 until the year 2286.)"""

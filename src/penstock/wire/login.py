@@ -6,25 +6,32 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
 
 from penstock import __version__
-from penstock.errors import AccessDenied, ConfigError, FeatureMissing
+from penstock.errors import AccessDenied, ConfigError, FeatureMissing, ProtocolError
 from penstock.settings import Settings
 
 DEFAULT_PORT = 4222
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
+MAX_DISCOVERED = 256
+"""Members of a cluster that are taken from one INFO."""
 _SECTION = r"-+BEGIN {name}-+\s+(\S+)\s+-+END {name}-+"
 _JWT = re.compile(_SECTION.format(name="NATS USER JWT"))
 _SEED = re.compile(_SECTION.format(name="USER NKEY SEED"))
+_BARE_SEED = re.compile(r"\s*(SU[A-Z2-7]{56})\s*")
+"""A file of `nk -gen user`: the seed and nothing else."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One server to try, with the login its URL carries."""
+    """One server to try. The login is a matter of the settings."""
 
     host: str
     port: int = DEFAULT_PORT
@@ -32,10 +39,8 @@ class Endpoint:
     """The URL insists on TLS (`tls://`)."""
     tls_name: str = ""
     """The name its certificate must have."""
-    user: str | None = None
-    password: str | None = None
 
-    def __str__(self) -> str:  # no secrets: this is what errors show
+    def __str__(self) -> str:
         return f"{'tls' if self.tls else 'nats'}://{self.address}"
 
     @property
@@ -46,18 +51,16 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str) -> Self:
         """The endpoint of a server URL. Only TCP: `nats://` and `tls://`."""
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        if parts.scheme not in ("nats", "tls"):
-            raise ConfigError(f"{parts.scheme}:// is not spoken here: give a nats:// or tls:// server")
         try:
+            parts = urlsplit(url if "://" in url else f"nats://{url}")
             host, port = parts.hostname, parts.port or DEFAULT_PORT
         except ValueError as exc:
-            raise ConfigError(f"a server URL with an unusable port: {exc}") from exc
+            raise ConfigError(f"a server URL with an unusable host or port: {exc}") from exc
+        if parts.scheme not in ("nats", "tls"):
+            raise ConfigError(f"{parts.scheme}:// is not spoken here: give a nats:// or tls:// server")
         if not host:
             raise ConfigError(f"a server URL without a host: {parts.scheme}://…")
-        user = unquote(parts.username) if parts.username is not None else None
-        password = unquote(parts.password) if parts.password is not None else None
-        return cls(host, port, parts.scheme == "tls", host, user, password)
+        return cls(host, port, parts.scheme == "tls", host)
 
 
 def endpoints(settings: Settings) -> tuple[Endpoint, ...]:
@@ -66,14 +69,15 @@ def endpoints(settings: Settings) -> tuple[Endpoint, ...]:
 
 
 def discovered(known: Iterable[Endpoint], through: Endpoint, connect_urls: Iterable[str]) -> tuple[Endpoint, ...]:
-    """Members of the cluster that INFO names and the settings do not; they share the login and the certificate name."""
+    """Members of the cluster that INFO names and the settings do not; they share the certificate name."""
     seen = {endpoint.address for endpoint in known}
-    parsed = (Endpoint.parse(url) for url in connect_urls)
-    return tuple(
-        Endpoint(one.host, one.port, through.tls, through.tls_name, through.user, through.password)
-        for one in parsed
-        if one.address not in seen
-    )
+    found: list[Endpoint] = []
+    for url in connect_urls:
+        with suppress(ConfigError):  # not for us: the settings name a server that works
+            one = Endpoint.parse(url)
+            if one.address not in seen:
+                found.append(Endpoint(one.host, one.port, through.tls, through.tls_name))
+    return tuple(found[:MAX_DISCOVERED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +100,25 @@ class ServerInfo:
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> Self:
+        """Raises `ProtocolError` where a field is not what servers send."""
         return cls(
-            server_id=str(fields.get("server_id", "")),
-            version=str(fields.get("version", "")),
-            max_payload=int(fields.get("max_payload") or DEFAULT_MAX_PAYLOAD),
-            tls_required=bool(fields.get("tls_required")),
-            tls_available=bool(fields.get("tls_available")),
-            nonce=fields.get("nonce"),
-            headers=bool(fields.get("headers")),
-            connect_urls=tuple(fields.get("connect_urls") or ()),
+            server_id=_field(fields, "server_id", str, ""),
+            version=_field(fields, "version", str, ""),
+            max_payload=_field(fields, "max_payload", int, DEFAULT_MAX_PAYLOAD),
+            tls_required=_field(fields, "tls_required", bool, False),
+            tls_available=_field(fields, "tls_available", bool, False),
+            nonce=_field(fields, "nonce", str, "") or None,
+            headers=_field(fields, "headers", bool, False),
+            connect_urls=tuple(url for url in _field(fields, "connect_urls", list, []) if isinstance(url, str)),
         )
+
+
+def _field(fields: dict[str, Any], name: str, kind: type[T], default: T) -> T:
+    """A field of INFO; the default where it is missing, null or empty."""
+    value = fields.get(name) or default
+    if not isinstance(value, kind) or (isinstance(value, str) and not value.isprintable()):
+        raise ProtocolError(f"an INFO whose {name} makes no sense: {value!r:.60}")
+    return value
 
 
 def needs_tls(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> bool:
@@ -116,10 +129,8 @@ def needs_tls(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> bool:
     return wanted or info.tls_required
 
 
-def connect_options(
-    info: ServerInfo, settings: Settings, endpoint: Endpoint, *, name: str, echo: bool, encrypted: bool
-) -> dict[str, Any]:
-    """The options of CONNECT. Logins of the settings win over the one in the URL."""
+def connect_options(info: ServerInfo, settings: Settings, *, name: str, echo: bool, encrypted: bool) -> dict[str, Any]:
+    """The options of CONNECT."""
     if not info.headers:
         raise FeatureMissing("message headers", info.version or "unknown", "2.2")
     options: dict[str, Any] = {
@@ -134,21 +145,24 @@ def connect_options(
         "name": name,
         "tls_required": encrypted,
     }
-    return options | _identity(info, settings, endpoint)
+    return options | _identity(info, settings)
 
 
-def _identity(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> dict[str, str]:
+def _identity(info: ServerInfo, settings: Settings) -> dict[str, str]:
     if settings.credentials:
         return signed(Path(settings.credentials), info.nonce)
     if settings.token is not None:
         return {"auth_token": settings.token}
     if settings.user is not None:
         return {"user": settings.user, "pass": settings.password or ""}
-    if endpoint.user is not None and endpoint.password is not None:
-        return {"user": endpoint.user, "pass": endpoint.password}
-    if endpoint.user is not None:
-        return {"auth_token": endpoint.user}
     return {}
+
+
+def seed_without_jwt(path: Path) -> str | None:
+    """The seed of a file that holds no JWT, for servers that know the public key of a user."""
+    text = path.read_text(encoding="utf-8")
+    seed = _SEED.search(text) or _BARE_SEED.fullmatch(text)
+    return None if _JWT.search(text) or not seed else seed[1]
 
 
 def signed(path: Path, nonce: str | None) -> dict[str, str]:
@@ -158,7 +172,7 @@ def signed(path: Path, nonce: str | None) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as exc:
         reason = getattr(exc, "strerror", None) or "it is not text"
         raise ConfigError(f"{path} cannot be read as a credentials file: {reason}") from exc
-    seed = _SEED.search(text)
+    seed = _SEED.search(text) or _BARE_SEED.fullmatch(text)
     if not seed:
         raise ConfigError(f"{path}: there is no USER NKEY SEED in this credentials file")
     if not nonce:

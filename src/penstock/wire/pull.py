@@ -68,16 +68,15 @@ class PullRead:
         self._prefix = f"$JS.{domain}.API" if domain else "$JS.API"
         # Short, since every message carries it; its metadata says whose it is.
         self._name = f"pk-{secrets.token_hex(5)}"
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._inbox = connection.settings.new_inbox()
         self._position = first - 1
         self._asked = 0
         """Messages asked for and not come yet."""
         self._oversized = False
         """The next message is larger than a pull request may have bytes: ask for it alone."""
         self._caught_up = self._create(domain, consumer_config(self._name, first, subjects)) == 0
-        self._scanner = Scanner(
-            stream, connection.subscribe(f"{self._inbox}.*"), last_wanted=last, invalid_text=invalid_text
-        )
+        self._sid = connection.subscribe(f"{self._inbox}.*")
+        self._scanner = Scanner(stream, self._sid, last_wanted=last, invalid_text=invalid_text)
 
     def _create(self, domain: str | None, config: dict[str, Any]) -> int:
         """Create the consumer; returns how many messages it has to deliver."""
@@ -191,6 +190,11 @@ class PullRead:
         self._oversized = self._oversized or (untouched and text.startswith("Message Size Exceeds"))
 
     # -- ending ----------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Leave the connection to others. What still comes for this read is theirs to pass over."""
+        self._connection.give_back(self._scanner.rest())
+        self._connection.unsubscribe(self._sid)
 
     def _finish(self) -> None:
         """Remove the consumer. What is still under way is read and thrown away, so that the answer can be seen."""

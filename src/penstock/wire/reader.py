@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,10 +21,13 @@ from penstock.errors import MessageNotFound, PenstockError, Unavailable
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
 from penstock.wire import direct, pull
-from penstock.wire.blocking import connect, run
+from penstock.wire.blocking import Connection, connect, run
 from penstock.wire.scan import REPLACE
 
 PATIENCE = 60.0  # seconds
+KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
+_idle: dict[Settings, tuple[Connection, float]] = {}
+"""Connections that wait for another read, and since when: one for each way to connect."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,9 +69,17 @@ class Attempt(Protocol):
         """Rows in order. Ends when all that this connection can see was given."""
         ...
 
+    def release(self) -> None:
+        """Leave the connection to others, when all was given."""
+        ...
 
-def read_range(settings: Settings, wanted: Range, patience: float = PATIENCE) -> Iterator[pa.RecordBatch]:
+
+def read_range(
+    settings: Settings, wanted: Range, patience: float = PATIENCE, keep: bool = False
+) -> Iterator[pa.RecordBatch]:
     """The messages of the range, in order, each once. Batches are bounded in rows and in bytes.
+
+    With `keep` the connection stays open for the next read of this process.
 
     Raises `ReadStalled` when nothing comes for `patience` seconds although the leader has more, and at once what no
     retry can heal, such as `StreamNotFound` or `AccessDenied`.
@@ -77,7 +89,7 @@ def read_range(settings: Settings, wanted: Range, patience: float = PATIENCE) ->
     delays = Backoff(first=0.1).delays()
     while position < wanted.last:
         try:
-            for batch in _attempt(settings, wanted, position):
+            for batch in _attempt(settings, wanted, position, keep):
                 position = batch.column("sequence")[-1].as_py()
                 yield batch
                 quiet_since, delays = time.monotonic(), Backoff(first=0.1).delays()
@@ -98,9 +110,9 @@ def read_range(settings: Settings, wanted: Range, patience: float = PATIENCE) ->
         time.sleep(next(delays))
 
 
-def _attempt(settings: Settings, wanted: Range, position: int) -> Iterator[pa.RecordBatch]:
-    """Read on behind `position` on a new connection."""
-    with connect(settings, name="penstock reader", shuffle=True) as connection:
+def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> Iterator[pa.RecordBatch]:
+    """Read on behind `position`, on a connection of our own."""
+    with _opened(settings, keep) as connection:
         kind = direct.DirectRead if wanted.direct else pull.PullRead
         read: Attempt = kind(
             connection,
@@ -112,6 +124,38 @@ def _attempt(settings: Settings, wanted: Range, position: int) -> Iterator[pa.Re
             wanted.invalid_text,
         )
         yield from read.batches()
+        if keep:
+            read.release()
+
+
+@contextmanager
+def _opened(settings: Settings, keep: bool) -> Iterator[Connection]:
+    """A connection that an earlier read has kept, or a new one; kept when the block ends well, else closed."""
+    connection = _kept(settings) if keep else None
+    connection = connection or connect(settings, name="penstock reader", shuffle=True)
+    try:
+        yield connection
+        if keep and connection.connected:
+            _idle[settings] = connection, time.monotonic()
+            return
+    finally:
+        if _idle.get(settings, (None,))[0] is not connection:
+            connection.close()
+
+
+def _kept(settings: Settings) -> Connection | None:
+    """The connection that an earlier read has kept, if it is still good for another one."""
+    connection, since = _idle.pop(settings, (None, 0.0))
+    if connection is None:
+        return None
+    try:
+        if time.monotonic() - since < KEPT_FOR:
+            connection.settle()
+            return connection
+    except PenstockError:
+        pass  # closed by the server meanwhile
+    connection.close()
+    return None
 
 
 def something_left(settings: Settings, wanted: Range, position: int) -> bool:

@@ -6,7 +6,6 @@ Both transports are this plus a socket: they pass bytes in, send what `outgoing`
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,19 +42,28 @@ class Denied(NamedTuple):
         return AccessDenied(f"the server refused it: {self.text}; ask for the permission, or use another login")
 
 
+def as_checked(subject: str, domain: str | None) -> str:
+    """The subject that a server of the domain names when it refuses a request: it maps the request to its own first."""
+    prefix = f"$JS.{domain}.API."
+    if not domain or not subject.startswith(prefix):
+        return subject
+    rest = subject.removeprefix(prefix)
+    return rest if rest.startswith("$KV.") else f"$JS.API.{rest}"
+
+
 Event = frames.Message | Denied
 
 
 class Session:
     """Frames in, events and bytes out, for one connection from INFO to the end."""
 
-    def __init__(self, endpoint: Endpoint, info: ServerInfo, parser: frames.Parser) -> None:
+    def __init__(self, endpoint: Endpoint, info: ServerInfo, parser: frames.Parser, settings: Settings) -> None:
         self.endpoint = endpoint
         self.info = info
         self.parser = parser
         self.outgoing = bytearray()
         """Bytes the transport must send soon: answers to pings."""
-        self.inbox_prefix = f"_INBOX.{secrets.token_urlsafe(12)}."
+        self.inbox_prefix = f"{settings.new_inbox()}."
         self.pings = 0
         """Pings sent; the server answers them in order."""
         self.pongs = 0

@@ -1,14 +1,15 @@
-"""What a worker tells the server about each message: done, again later, or kept as a dead letter."""
+"""What a worker tells the server about each message: done, or kept as a dead letter."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from penstock.deadletter import letters
 from penstock.deadletter.capture import capture
 from penstock.errors import ConfigError
 from penstock.wire import aio
-from penstock.workers import messages
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.session import Session
 from penstock.workers.verdicts import DeadLetter
@@ -19,16 +20,23 @@ class NoDeadLetters(ConfigError):
 
 
 class SessionAnswers:
-    """Answers over the session of the moment. Without one a nak is dropped: the message comes again by itself."""
+    """Answers over the session of the moment; what is done without one is acknowledged by the next."""
 
     def __init__(
-        self, connection: aio.Connection, stream: str, reader: str, dlq: str | None, worker: str | None = None
+        self,
+        connection: aio.Connection,
+        stream: str,
+        reader: str,
+        dlq: str | None,
+        on_trial: Callable[[str, int], Awaitable[None]],
+        worker: str | None = None,
     ) -> None:
         """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition.
 
         `worker` is one that belongs to no group: it gives up for itself alone, whoever else has that name.
         """
         self.session: Session | None = None
+        self._on_trial = on_trial
         self.acks: list[str] = []
         """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""
         self._connection = connection
@@ -45,27 +53,58 @@ class SessionAnswers:
         if self.session:
             self.session.settled()
 
-    def nak(self, reply: str, delay: float) -> None:
-        if self.session and reply:
-            self.session.write(messages.nak(reply, delay))
+    def again(self, message: Message, delay: float) -> float:
+        return delay
+
+    async def on_trial(self, partition_id: str, sequence: int) -> None:
+        await self._on_trial(partition_id, sequence)
 
     async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
         """Store the message with its reason below the subject for dead letters."""
         if self._dlq is None:
             raise NoDeadLetters(f"{letter.reason}; name a subject for dead letters (dlq) to get past such a message")
-        failure = letters.Failure.of(error)
-        made = letters.of_message(
-            subject=message.subject,
-            stream=self._stream,
-            sequence=message.sequence,
-            stored=message.timestamp,
-            consumer=self._reader,
-            body=message.data,
-            headers=message.headers,
-            deliveries=context.delivery_count,
-            failure=letters.Failure(failure.type, letter.reason, failure.stack),
-            failed_at=datetime.now(UTC),
-            worker=self._worker,
-        )
-        settings = self._connection.settings
-        await capture(self._connection, made, self._dlq, attempted=message.received_at, domain=settings.domain)
+        reader = Reader(self._stream, self._reader, self._worker)
+        await keep(self._connection, self._dlq, reader, message, context.delivery_count, letter, error)
+
+
+class Reader(NamedTuple):
+    """Who gives a message up."""
+
+    stream: str
+    name: str
+    """The consumer, or the group."""
+    worker: str | None = None
+
+
+async def keep(
+    connection: aio.Connection,
+    dlq: str,
+    reader: Reader,
+    message: Message,
+    attempts: int,
+    letter: DeadLetter,
+    error: BaseException,
+) -> None:
+    """Store a message that is given up as a dead letter; durable when it returns."""
+    made = letter_of(reader, message, attempts, letter, error)
+    await capture(connection, made, dlq, attempted=message.received_at, domain=connection.settings.domain)
+
+
+def letter_of(
+    reader: Reader, message: Message, attempts: int, letter: DeadLetter, error: BaseException
+) -> letters.DeadLetter:
+    """The dead letter of a message that is given up."""
+    failure = letters.Failure.of(error)
+    return letters.of_message(
+        subject=message.subject,
+        stream=reader.stream,
+        sequence=message.sequence,
+        stored=message.timestamp,
+        consumer=reader.name,
+        body=message.data,
+        headers=message.headers,
+        deliveries=attempts,
+        failure=letters.Failure(failure.type, letter.reason, failure.stack),
+        failed_at=datetime.now(UTC),
+        worker=reader.worker,
+    )

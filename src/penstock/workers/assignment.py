@@ -34,6 +34,9 @@ class Member:
     """How much it can take, compared with others; only `Weighted` looks at it."""
     labels: frozenset[str] = frozenset()
 
+    def may_have(self, partition: Partition) -> bool:
+        return not partition.labels or bool(partition.labels & self.labels)
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
@@ -146,11 +149,13 @@ def assign(
     members: Collection[Member],
     previous: Mapping[str, str] | None = None,
     strategy: Strategy | None = None,
+    pins: Mapping[str, str] | None = None,
 ) -> Assignment:
     """The next assignment: every partition once, to a member that may have it, with as few moves as balance allows.
 
     The same input gives the same answer, whatever its order. Partitions with labels form pools with the members that
     share one of them; the pool with the fewest members is served first, so that what can go anywhere fills the gaps.
+    `pins`: members that have partitions whatever the strategy says, as long as they are there and may.
     """
     rules = strategy or ConsistentHash()
     everyone = sorted(members, key=lambda m: m.id)
@@ -159,7 +164,7 @@ def assign(
     parked: list[str] = []
     for eligible, pool in _pools(partitions, everyone):
         if eligible:
-            owners |= _Pool(rules, pool, eligible, loads).placed(previous or {})
+            owners |= _Pool(rules, pool, eligible, loads, pins or {}).placed(previous or {})
         else:
             parked += [partition.id for partition in pool]
     return Assignment(dict(sorted(owners.items())), tuple(sorted(parked)))
@@ -181,9 +186,9 @@ def _pools(partitions: Collection[Partition], members: Sequence[Member]) -> list
         return tuple(sorted(partition.labels))
 
     found = []
-    for wanted, group in groupby(sorted(partitions, key=lambda p: (labels(p), p.id)), labels):
-        eligible = [m for m in members if not wanted or m.labels.intersection(wanted)]
-        found.append((eligible, list(group)))
+    for _, group in groupby(sorted(partitions, key=lambda p: (labels(p), p.id)), labels):
+        pool = list(group)
+        found.append(([m for m in members if m.may_have(pool[0])], pool))
     return sorted(found, key=lambda pool: len(pool[0]))
 
 
@@ -191,7 +196,12 @@ class _Pool:
     """Partitions that the same members may have. `loads` holds what these members have of other pools already."""
 
     def __init__(
-        self, rules: Strategy, partitions: list[Partition], members: list[Member], loads: dict[str, int]
+        self,
+        rules: Strategy,
+        partitions: list[Partition],
+        members: list[Member],
+        loads: dict[str, int],
+        pins: Mapping[str, str],
     ) -> None:
         self._weights = {p.id: rules.weight(p) for p in partitions}
         self._capacities = {m.id: rules.capacity(m) for m in members}
@@ -200,18 +210,21 @@ class _Pool:
         self._loads = loads
         self._held: dict[str, list[str]] = {m.id: [] for m in members}
         """This pool's partitions by member, those it is most to keep first."""
+        self._pins = {p: pins[p] for p in self._weights if pins.get(p) in self._held}
         total = sum(loads[m] for m in self._capacities) + sum(self._weights.values())
         level = total / sum(self._capacities.values())
-        self._high = {m: math.ceil(c * level * (1 + rules.slack)) for m, c in self._capacities.items()}
-        self._low = {m: math.floor(c * level * (1 - rules.slack)) for m, c in self._capacities.items()}
+        shares = {m: c * level for m, c in self._capacities.items()}
+        # Nobody is to be idle while another has two, whatever the slack.
+        self._high = {m: math.ceil(s * (1 + rules.slack)) if s > 1 else 1 for m, s in shares.items()}
+        self._low = {m: max(math.floor(s * (1 - rules.slack)), min(math.floor(s), 1)) for m, s in shares.items()}
 
     def placed(self, previous: Mapping[str, str]) -> dict[str, str]:
         """Owners by partition, and the loads with them."""
-        for partition in sorted(self._weights, key=lambda p: (-self._weights[p], hash_of(p))):
-            if (owner := previous.get(partition)) in self._held:
-                self._give(partition, str(owner))
+        kept = {p: m for p, m in {**previous, **self._pins}.items() if p in self._weights and m in self._held}
+        for partition in sorted(kept, key=lambda p: (p not in self._pins, -self._weights[p], hash_of(p))):
+            self._give(partition, kept[partition])
         free = [p for m in self._held for p in self._shed(m)]
-        free += [p for p in self._weights if previous.get(p) not in self._held]
+        free += [p for p in self._weights if p not in kept]
         for partition in sorted(free, key=lambda p: (-self._weights[p], hash_of(p))):
             self._give(partition, self._choose(partition))
         self._fill()
@@ -230,7 +243,7 @@ class _Pool:
         """What is too much for a member, the last to be kept first; one that is heavier than a share stays."""
         for partition in reversed(list(self._held[member])):
             excess = self._loads[member] - self._high[member]
-            if excess <= 0 or len(self._held[member]) == 1:
+            if excess <= 0 or len(self._held[member]) == 1 or partition in self._pins:
                 return
             if self._weights[partition] <= excess or self._weights[partition] == 1:
                 yield self._take(member, partition)
@@ -258,7 +271,7 @@ class _Pool:
     def _spare(self, receiver: str) -> tuple[str, str] | None:
         """The partition to move, and whose it is: its loss leaves that member no emptier than the receiver gets."""
         for donor in sorted(self._held, key=lambda m: (-self._level(m), m)):
-            for partition in reversed(self._held[donor]):
+            for partition in [p for p in reversed(self._held[donor]) if p not in self._pins]:
                 weight = self._weights[partition]
                 stays_fuller = self._level(donor, -weight) >= self._level(receiver, weight)
                 if stays_fuller or (weight == 1 and self._loads[donor] > self._low[donor]):

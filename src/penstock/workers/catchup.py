@@ -65,12 +65,12 @@ class CatchUp:
         self._dispatcher.advance(lane, message.sequence)
 
     async def _rewind(self, lane: Lane) -> None:
-        """Have the consumer of a work queue deliver all there is again: what is done is gone, so nothing comes twice.
+        """Have the consumer of a work queue deliver all there is: what is done is gone, so nothing comes twice.
 
-        What came of the partition before is forgotten, for it comes again, in its order. So the session ends: nothing
-        that was under way before can come after that.
+        What came of the partition before is forgotten, for it comes again, in its order.
         """
         async with self._puller.settling:
-            await self._consumer.rewind()
-            self._puller.begin_anew(f"the consumer was rewound for {lane.id}")
+            for name in self._consumer.names:
+                await self._consumer.reset(name, 1)
+            self._puller.begin_anew(f"all there is of {lane.id} is to come")
             self._dispatcher.forget(lane)

@@ -13,6 +13,7 @@ The token is the revision with which the partition was taken. It only ever rises
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -21,11 +22,14 @@ from typing import Any, Protocol, Self
 from penstock.broker.model import Json
 from penstock.workers.kv import BATCH, Bucket, Conflict, Entry, Write
 from penstock.workers.lease import Lease
+from penstock.workers.progress import NO_TRIES, Reached, Tries
 
 log = logging.getLogger(__name__)
 
 FAMILY = "claims"
 VERSION = 1
+_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_=.-]")
+_ESCAPED = re.compile(rb"/([0-9A-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,12 @@ class Claim:
     """Workers that had it before, and whose consumers keep it covered until an owner has settled."""
     acquired: int | None = None
     """The revision with which the owner took it; None when that is this very revision."""
+    tries: Tries = NO_TRIES
+    """Tries of the message behind `handoff` that ended badly."""
+    suspect: bool = False
+    """Its last owner died without having done anything of it."""
+    stream: str = ""
+    """When the stream was made that it is about; empty when that was not written down."""
     revision: int = 0
 
     @property
@@ -69,17 +79,25 @@ class Claim:
         handoff = max(self.handoff, through)
         return replace(self, settled=True, handoff=handoff, holders=(), acquired=self.token)
 
-    def freed(self, handoff: int | None) -> Self:
-        """Its owner lets go, or is dead. None: how far it came is known only as far as the claim says."""
-        done = max(self.handoff, handoff or 0)
+    def freed(self, reached: Reached) -> Self:
+        """Its owner lets go, or is dead."""
+        done = max(self.handoff, reached.done)
+        tries = reached.tries if reached.tries[0] else self.tries
         held = (*(name for name in self.holders if name != self.owner), self.owner)
         holders = tuple(name for name in held if name)
-        return replace(self, owner=None, incarnation=None, settled=False, holders=holders, handoff=done, acquired=None)
+        free = replace(self, owner=None, incarnation=None, settled=False, acquired=None, suspect=reached.suspect)
+        return replace(free, holders=holders, handoff=done, tries=tries)
+
+    def about(self, stream: str) -> Self:
+        """What it says about a stream that was made then: of another one with the same name nothing is done."""
+        if self.stream in ("", stream):
+            return replace(self, stream=stream)
+        return replace(self, stream=stream, handoff=0, tries=NO_TRIES)
 
     # -- in the bucket -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Json:
-        kept = ("handoff", "owner", "incarnation", "settled", "holders", "acquired")
+        kept = ("handoff", "owner", "incarnation", "settled", "holders", "acquired", "tries", "suspect", "stream")
         return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
 
     def write(self) -> Write:
@@ -89,18 +107,38 @@ class Claim:
     @classmethod
     def parse(cls, partition: str, raw: Mapping[str, Any], revision: int) -> Self:
         fields: dict[str, Any] = {name: raw[name] for name in ("owner", "incarnation", "settled", "acquired")}
+        sequence, tries = raw.get("tries", NO_TRIES)
+        fields |= {"tries": (sequence, tries), "suspect": raw.get("suspect", False), "stream": raw.get("stream", "")}
         return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
 
 
 def claim_key(partition: str) -> str:
-    return f"{FAMILY}.{partition}"
+    """The key of a partition's claim; what a key of a KV bucket cannot have in it is written as `/` and its bytes."""
+    return f"{FAMILY}.{_NOT_IN_KEYS.sub(lambda found: _escaped(found[0]), partition)}"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"/{byte:02X}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def _partition_of(key: str) -> str:
+    escaped = key.removeprefix(f"{FAMILY}.").encode()
+    plain = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), escaped)
+    return plain.decode("utf-8", "surrogateescape")
 
 
 def claims_in(entries: Mapping[str, Entry]) -> dict[str, Claim]:
     """The claims by partition, of all keys of the family."""
-    prefix = f"{FAMILY}."
-    found = ((key.removeprefix(prefix), entry) for key, entry in entries.items() if key.startswith(prefix))
-    return {partition: Claim.parse(partition, entry.value, entry.revision) for partition, entry in found}
+    found = {}
+    for key, entry in entries.items():
+        if key.startswith(f"{FAMILY}."):
+            partition = _partition_of(key)
+            try:
+                found[partition] = Claim.parse(partition, entry.value, entry.revision)
+            except (KeyError, TypeError, ValueError) as exc:
+                log.warning("the claim of %s cannot be read (%r): it begins anew", partition, exc)
+                found[partition] = Claim(partition, 0, revision=entry.revision)
+    return found
 
 
 async def store(bucket: Bucket, changed: Iterable[Claim]) -> list[Claim]:
@@ -171,6 +209,11 @@ class KVClaims:
         claim = self.mine.get(partition_id)
         return claim.token if claim and self._lease.valid else None
 
+    def before(self, partition_id: str) -> Reached:
+        """How far a partition was when we took it, and what is known of its next message."""
+        claim = self.mine.get(partition_id)
+        return Reached(claim.handoff, claim.tries, suspect=claim.suspect) if claim else Reached(0)
+
     # -- one partition -------------------------------------------------------------------------------------------------
 
     async def claim(self, partition_id: str) -> bool:
@@ -181,7 +224,7 @@ class KVClaims:
         return bool(await self.take([found]))
 
     async def release(self, partition_id: str, handoff: int) -> None:
-        await self.give({partition_id: handoff})
+        await self.give({partition_id: Reached(handoff)})
 
     async def is_owner(self, partition_id: str) -> bool:
         entry = await self._bucket.get(claim_key(partition_id))
@@ -203,7 +246,7 @@ class KVClaims:
         wanted = [self.mine[p].settled_at(sequence) for p, sequence in through.items() if p in self.mine]
         return await self._change(wanted)
 
-    async def give(self, handoffs: Mapping[str, int]) -> list[Claim]:
+    async def give(self, handoffs: Mapping[str, Reached]) -> list[Claim]:
         """Let these go. Nothing of them may be done any more: drain first. What could not be written stays ours."""
         wanted = [self.mine[p].freed(done) for p, done in handoffs.items() if p in self.mine]
         freed = await store(self._bucket, wanted)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from penstock.broker import features
 from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, Json, ReplicaInfo
+from penstock.broker.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
 from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
 from penstock.workers import filters
 from penstock.workers.filters import Shards
@@ -33,6 +33,7 @@ from penstock.workers.updates import (
     UpdateFailed,
     UpdateOutcome,
     always,
+    difference,
 )
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,15 @@ BEHIND = "penstock.behind"
 """Metadata: the subjects whose backlog was passed over and is not caught up with."""
 WRITTEN_AGAIN = "penstock.written-again"
 """Metadata: when the consumer was last written without a change."""
+
+
+class StreamRemade(Unavailable):
+    """The stream is another one than before: what was done of it says nothing about this one."""
+
+
+def stream_identity(stream: StreamInfo) -> str:
+    """What tells a stream from another one that had its name: when it was made."""
+    return stream.created.isoformat() if stream.created else ""
 
 
 class WorkerConsumer:
@@ -57,16 +67,24 @@ class WorkerConsumer:
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
         before_removal: Callable[[str], None] = lambda name: None,
+        before_creation: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`permitted` is asked before anything is changed: another process may have our names by now.
 
-        `before_removal` is told of a consumer that is going to be removed, so that nobody pulls from it.
+        `before_removal` is told of a consumer that is going to be removed, so that nobody pulls from it, and
+        `before_creation` of one that is going to be made: what came from another one of its name says nothing about it.
         """
         self.options = options
         self.failures = 0
         """Updates that failed since the last good one."""
+        self.trouble = ""
+        """What the last of them was to change, and why it could not."""
         self.applied: Shards = ()
         """The filters that the server has, as far as is known."""
+        self.created = ""
+        """When the stream was made, so that another one of its name is told from it; known after the first contact."""
+        self.remade = False
+        """Whether the stream was deleted and made again: nothing that was known of it counts any more."""
         self.retention = ""
         """The stream's; known after the first contact."""
         self.direct = False
@@ -77,6 +95,7 @@ class WorkerConsumer:
         self._on_trouble = on_trouble
         self._permitted = permitted
         self._before_removal = before_removal
+        self._before_creation = before_creation
         self._partitions: tuple[Partition, ...] = ()
         self._desired: Shards | None = None
         self._waiting: list[asyncio.Future[UpdateOutcome]] = []
@@ -128,6 +147,20 @@ class WorkerConsumer:
             self._applier = asyncio.create_task(self._apply_until_done(), name=f"update {options.consumer}")
         return await waiting
 
+    def fits(self, partitions: Collection[Partition]) -> bool:
+        """Whether consumers that have these partitions, and no others, stay below the cap."""
+        options = self.options
+        try:
+            filters.plan(partitions, (), options.max_subjects, options.max_consumers, options.universe)
+        except filters.SubjectCapExceeded:
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Know nothing of the stream and of the consumers any more."""
+        self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
+        self._behind.clear()
+
     async def close(self) -> None:
         """Stop updating. The consumer stays, so that the worker finds it again."""
         if self._applier:
@@ -148,7 +181,7 @@ class WorkerConsumer:
                 await asyncio.sleep(max(next(delays), self._time_to_wait()))
                 continue
             self._last_applied = _now()
-            self.failures = tries = 0
+            self.failures, self.trouble, tries = 0, "", 0
             self._events.update_applied(self._last_applied - started, outcome.subjects)
             if self._desired == target:
                 self._desired = None
@@ -163,7 +196,11 @@ class WorkerConsumer:
     def _failed(self, error: PenstockError, tries: int) -> None:
         self.failures += 1
         self._events.update_failed()
-        log.warning("update of consumer %s failed (%d in a row): %s", self.options.consumer, self.failures, error)
+        change = difference(_union(self.applied), _union(self._desired or ()))
+        self.trouble = (
+            f"update of consumer {self.options.consumer} failed ({self.failures} in a row; {change}): {error}"
+        )
+        log.warning("%s", self.trouble)
         if self._on_trouble and self.failures % self.options.escalate_after == 0:
             self._on_trouble(error, self.failures)
         if tries >= self.options.attempts:
@@ -211,6 +248,7 @@ class WorkerConsumer:
             if self._adopted:
                 return
             stream = await self._jetstream.stream_info(self.options.stream)
+            self.created = stream_identity(stream)
             self.retention = str(stream.config.get("retention", "limits"))
             self.direct = bool(stream.config.get("allow_direct")) and await self._can_read_batches()
             for shard in range(self.options.max_consumers):
@@ -266,11 +304,15 @@ class WorkerConsumer:
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
         """Make the consumer so that it begins behind what is done of every partition."""
+        if stream_identity(await self._jetstream.stream_info(self.options.stream)) != self.created:
+            self.remade = True
+            raise StreamRemade(f"stream {self.options.stream!r} was deleted and made again")
         start, done = None, await self._positions(self._partitions)  # raises when they are no longer ours
         if self.retention != WORK_QUEUE:  # there what is done is gone, and a consumer must begin at the beginning
             start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
         self._ask_permission()
+        self._before_creation(self.options.name(shard))
         return await self._jetstream.create_consumer(self.options.stream, config)
 
     async def _remove(self, shard: int) -> None:
@@ -316,11 +358,11 @@ class WorkerConsumer:
             for name in self.names:
                 await self._jetstream.update_consumer(self.options.stream, name, _written_again)
 
-    async def rewind(self) -> None:
-        """Have all that a work queue still has of our subjects delivered again."""
-        for name in self.names:
+    async def reset(self, name: str, first: int | None) -> None:
+        """Have a consumer go on at a sequence, or behind its ack floor, and count its deliveries from 1."""
+        async with self._writing:
             self._ask_permission()
-            await self._jetstream.reset_consumer(self.options.stream, name, 1)
+            await self._jetstream.reset_consumer(self.options.stream, name, first)
 
     def _ask_permission(self) -> None:
         if not self._permitted():
@@ -329,6 +371,16 @@ class WorkerConsumer:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def group_consumers(jetstream: JetStream, stream: str, group: str) -> dict[str, list[ConsumerInfo]]:
+    """The consumers of a group's workers, by worker id."""
+    found: dict[str, list[ConsumerInfo]] = {}
+    for consumer in await jetstream.consumers(stream):
+        metadata = consumer.config.get("metadata") or {}
+        if metadata.get("penstock.group") == group:
+            found.setdefault(str(metadata.get("penstock.worker")), []).append(consumer)
+    return found
 
 
 def passed_over(info: ConsumerInfo) -> list[str]:

@@ -12,25 +12,28 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
 from penstock.workers import verdicts
 from penstock.workers.failures import FailureLog
-from penstock.workers.handlers import AsyncHandler, in_time
+from penstock.workers.handlers import FAILURES, AsyncHandler, failure_of, in_time
 from penstock.workers.handling import ACKS, Answers, HandlingOptions, NoWatch, Watch
 from penstock.workers.lanes import QUICK, Arrival, Finished, Lane, relieve
 from penstock.workers.messages import Message, MessageContext
 from penstock.workers.ownership import Ownership
-from penstock.workers.verdicts import DeadLetter, Redeliver
+from penstock.workers.verdicts import DeadLetter
 
 log = logging.getLogger(__name__)
 
 NEW = Arrival.NEW
 REPORTED = 1000
 """Handler calls whose times are kept before they are counted, at least."""
+ABANDONED_WITHIN = 1.0
+"""Seconds that a handler has to end once it is cancelled."""
+LOOK_WHILE_PAUSED = 0.1
+"""Seconds between two looks of whoever catches up whether it goes on."""
 TURN = 64
 """Messages of one lane that a runner handles before the next lane has its turn."""
-FAILURES = (Exception, asyncio.CancelledError, SystemExit)
-"""What a handler may raise without harm to anything but its message: a library that calls `sys.exit` ends no worker."""
 
 
 class Dispatcher:
@@ -52,13 +55,18 @@ class Dispatcher:
         """Messages here with their data, in all lanes."""
         self.some_parked = False
         """Whether lanes may have messages put aside."""
+        self.paused = False
+        """Whether no message is begun."""
         self.options = options
         self._handler = handler
-        self._call: AsyncHandler = handler if options.timeout is None else self._in_time
+        self._call_any: AsyncHandler = handler if options.timeout is None else self._in_time
+        """Calls the handler, with a message or with a list of them."""
+        self._call: AsyncHandler = self._alone_in_batch if options.batch else self._call_any
+        """Calls the handler with one message."""
         self._answers = answers
         self._ownership = ownership
         self._watch = watch or NoWatch()
-        self._failures = FailureLog(options.retries.max_deliver)
+        self._failures = FailureLog(options.retries)
         self._ready: deque[Lane] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
@@ -71,6 +79,14 @@ class Dispatcher:
         self._resting = 0
         """How many wait for lanes to come to rest."""
         self._worker_id = options.worker_id
+        self._handling: dict[str, asyncio.Task[Any] | None] = {}
+        """By lane: the task that called its handler last."""
+        self._trial = asyncio.Lock()
+        """Held by whoever handles a message that may kill this process."""
+        self._retries: dict[str, asyncio.TimerHandle] = {}
+        """By lane: when its lowest message is tried again."""
+        self._leaves: dict[str, asyncio.Event] = {}
+        """By lane that is caught up with and waits for a try: set when it is to be given away."""
 
     # -- work comes ------------------------------------------------------------------------------------------------
 
@@ -88,14 +104,28 @@ class Dispatcher:
         if not lane.busy:
             self.wake(lane)
 
+    def bring_back(self, lane: Lane, wanted: Iterable[int], found: Iterable[Message]) -> int:
+        """Messages that were put aside were read from the stream; says how many of those wanted are gone from it."""
+        self.held += sum(lane.bring_back(message) for message in found)
+        gone = [sequence for sequence in wanted if sequence in lane.parked]
+        self._ack(self._let_go(lane, gone))
+        self.wake(lane)
+        return len(gone)
+
     def wake(self, lane: Lane) -> None:
         """Have somebody look at the lane: it may have work."""
-        if lane.busy or lane.next() is None:
+        if self.paused or lane.busy or lane.next() is None:
             return
         lane.busy = True
         self._ready.append(lane)
         if not self._called:
             self._call_runner()
+
+    def pause(self, paused: bool) -> None:
+        """Begin nothing more, or go on."""
+        self.paused = paused
+        for lane in () if paused else self.lanes.values():
+            self.wake(lane)
 
     def owners_changed(self) -> None:
         """Look again at the lanes that were not ours."""
@@ -149,13 +179,16 @@ class Dispatcher:
         usual is done in place, what is not elsewhere.
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
-        ready, worker_id = self._ready, self._worker_id
+        ready, worker_id, handling, runner = self._ready, self._worker_id, self._handling, asyncio.current_task()
+        turn = TURN
         while ready:
             lane = ready.popleft()
             lane_id, items, order = lane.id, lane.items, lane.order
             try:
-                for _ in range(TURN):
-                    if lane.held or not order or (message := items[order[0]]) is None:
+                if self.options.batch:  # a batch, or one message by itself
+                    turn = 0 if await self._handle_batch(lane) else 1
+                for _ in range(turn):
+                    if lane.held or lane.waits or not order or (message := items[order[0]]) is None or self.paused:
                         break  # `lane.next()` in place
                     if (token := token_of(lane_id)) is None:
                         self._waiting_for_owner.add(lane)
@@ -164,17 +197,18 @@ class Dispatcher:
                     if lane.unsure and self._was_done(lane, sequence, token):
                         self._finish(lane, sequence)
                         continue
-                    attempt = 1 if message.delivery_count == 1 else lane.attempt(message)
+                    attempt = lane.attempt(sequence) if lane.tries else 1
                     about = (message.subject, lane_id, worker_id, message.received_at, attempt, token)
                     context = made(MessageContext, about)  # what `MessageContext(…)` comes to, in a third of the time
                     if attempt > 1 and await self._given_up(lane, message, context):
                         continue
                     lane.started = started = clock()
+                    handling[lane_id] = runner
                     error: BaseException | None = None
                     try:
-                        await call(message, context)
+                        await (self._on_trial if lane.suspect else call)(message, context)
                     except FAILURES as exc:  # counted, and answered to the server
-                        error = _failure_of(exc)
+                        error = failure_of(exc)
                     seconds = clock() - started
                     lane.started = None
                     if token_of(lane_id) != token:
@@ -191,11 +225,50 @@ class Dispatcher:
                     else:
                         await self._failed(lane, message, context, error)
             finally:
-                lane.busy = False
-            if self._resting:
-                self._came_to_rest.set()
+                self._at_rest(lane)
             if items and lane not in self._waiting_for_owner:
                 self.wake(lane)
+
+    async def _handle_batch(self, lane: Lane) -> bool:
+        """Handle the next messages of a lane in one call; whether that was all that could be done with them.
+
+        False: the next message has to be handled by itself, as after a batch that failed, or cannot be handled now.
+        What fails in a batch is no try of a message yet: each is then handled by itself.
+        """
+        messages = [] if self.paused else lane.batch(self.options.batch)
+        token = self._ownership.token(lane.id)
+        if len(messages) < 2 or token is None:
+            return False
+        first = messages[0]
+        context = MessageContext(first.subject, lane.id, self._worker_id, first.received_at, 1, token)
+        lane.started = started = time.perf_counter()
+        self._handling[lane.id] = asyncio.current_task()
+        try:
+            errors = _by_message(await self._call_any(messages, context), messages)
+        except FAILURES as exc:
+            errors = [failure_of(exc)] * len(messages)
+        lane.started = None
+        if self._ownership.token(lane.id) != token:
+            self._waiting_for_owner.add(lane)
+            return False
+        seconds = (time.perf_counter() - started) / len(messages)
+        lane.took(seconds)
+        for message, error in zip(messages, errors, strict=True):
+            if error is None:
+                self._finish(lane, message.sequence)
+                self._latencies.append(seconds)
+            else:
+                lane.alone_through = message.sequence
+        return True
+
+    async def _alone_in_batch(self, message: Message, context: MessageContext) -> None:
+        if error := _by_message(await self._call_any([message], context), [message])[0]:
+            raise error
+
+    def _at_rest(self, lane: Lane) -> None:
+        lane.busy, lane.started = False, None
+        if self._resting:
+            self._came_to_rest.set()
 
     def _was_done(self, lane: Lane, sequence: int, token: int) -> bool:
         """Whether we handled the message under this very token: then nobody else had the partition meanwhile."""
@@ -221,44 +294,65 @@ class Dispatcher:
         self._finish(lane, message.sequence)
         return True
 
-    async def _in_time(self, message: Message, context: MessageContext) -> None:
+    async def _in_time(self, message: Any, context: MessageContext) -> Any:
         async with in_time(self.options.timeout):
-            await self._handler(message, context)
+            return await self._handler(message, context)
 
-    async def handle_stored(self, lane: Lane, message: Message) -> bool:
-        """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours."""
-        attempt = 0
-        while (token := self._ownership.token(lane.id)) is not None:
-            if self._was_done(lane, message.sequence, token):
-                self.finished.add(message.sequence)
-                return True
-            attempt += 1
-            worker, error = self.options.worker_id, None
-            context = MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
-            started = time.perf_counter()
+    async def _on_trial(self, message: Message, context: MessageContext) -> None:
+        """Handle a message that may kill this process: no other such at the same time, and written down before."""
+        async with self._trial:
+            await self._answers.on_trial(context.partition_id, message.sequence)
             try:
                 await self._call(message, context)
+            finally:
+                await self._answers.on_trial("", 0)
+                if lane := self.lanes.get(context.partition_id):
+                    lane.suspect = False
+
+    async def handle_stored(self, lane: Lane, message: Message) -> bool:
+        """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours, or
+        is to be given away."""
+        while (token := self._ownership.token(lane.id)) is not None and not lane.leaving:
+            if self.paused:
+                await asyncio.sleep(LOOK_WHILE_PAUSED)
+                continue
+            if self._was_done(lane, message.sequence, token):
+                return self._finished_stored(lane, message)
+            attempt, worker, error = lane.attempt(message.sequence), self.options.worker_id, None
+            context = MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
+            if attempt > 1 and await self._given_up(lane, message, context):
+                return True
+            lane.started = started = time.perf_counter()
+            lane.busy, self._handling[lane.id] = True, asyncio.current_task()
+            try:
+                await (self._on_trial if lane.suspect else self._call)(message, context)
             except FAILURES as exc:  # counted, and tried again
-                error = _failure_of(exc)
+                error = failure_of(exc)
+            finally:
+                self._at_rest(lane)
             if self._ownership.token(lane.id) != token:
                 lane.unsure = (message.sequence, token) if error is None else None
                 continue
             if error is None:
-                self.finished.add(message.sequence)
                 self._watch.handled([time.perf_counter() - started])
-                return True
-            self._watch.failed(error)
-            verdict = verdicts.after_failure(error, attempt, self.options.retries)
-            if isinstance(verdict, DeadLetter) and await self._kept(lane, message, context, verdict, error):
-                self.finished.add(message.sequence)
-                return True
-            after = self.options.retries.delay(attempt) if isinstance(verdict, DeadLetter) else verdict.after
-            self._failures.again(message, context, error, after)
-            await asyncio.sleep(after)
+                return self._finished_stored(lane, message)
+            if (after := await self._after_failure(lane, message, context, error)) is None:
+                return self._finished_stored(lane, message)
+            leaves = self._leaves[lane.id] = asyncio.Event()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(after):
+                    await leaves.wait()
         return False
+
+    def _finished_stored(self, lane: Lane, message: Message) -> bool:
+        self.finished.add(message.sequence)
+        lane.handled += 1
+        lane.tries.pop(message.sequence, None)
+        return True
 
     def _finish(self, lane: Lane, sequence: int) -> None:
         self.handled += 1
+        lane.handled += 1
         self.finished.new.add(sequence)
         if reply := lane.finish(sequence):
             self.held -= 1
@@ -278,30 +372,35 @@ class Dispatcher:
         return replies
 
     async def _failed(self, lane: Lane, message: Message, context: MessageContext, error: BaseException) -> None:
-        self._watch.failed(error)
-        verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
-        if isinstance(verdict, DeadLetter):
-            await self._bury(lane, message, context, verdict, error)
-            return
-        self._failures.again(message, context, error, verdict.after)
-        self._again(lane, message, verdict)
-
-    def _again(self, lane: Lane, message: Message, verdict: Redeliver) -> None:
-        current = lane.items.get(message.sequence) or message
-        before = lane.holding
-        lane.delay(message.sequence)
-        self.held += lane.holding - before
-        self._answers.nak(current.reply, verdict.after)
-
-    async def _bury(
-        self, lane: Lane, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
-    ) -> None:
-        """Keep it as a dead letter first, and only then let go of it. When it cannot be kept it stays where it is."""
-        if await self._kept(lane, message, context, letter, error):
+        after = await self._after_failure(lane, message, context, error)
+        if after is None:
             self._finish(lane, message.sequence)
             return
-        lane.parks[message.sequence] = lane.parks.get(message.sequence, 0) + 1  # the next delivery is no further try
-        self._again(lane, message, Redeliver(self.options.retries.delay(context.delivery_count)))
+        lane.waits = True
+        timer = asyncio.get_running_loop().call_later(after, self._try_again, lane, message.sequence)
+        self._retries[lane.id] = timer
+
+    async def _after_failure(
+        self, lane: Lane, message: Message, context: MessageContext, error: BaseException
+    ) -> float | None:
+        """Seconds until the next try; None when there is none, since the message is kept as a dead letter."""
+        self._watch.failed(error)
+        verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
+        if not isinstance(verdict, DeadLetter):
+            lane.tries[message.sequence] = context.delivery_count
+            after = verdict.after
+        elif await self._kept(lane, message, context, verdict, error):
+            return None
+        else:  # it stays where it is, and its last try is made again
+            after = self.options.retries.delay(context.delivery_count)
+        self._failures.again(message, context, error, after)
+        return self._answers.again(message, after)
+
+    def _try_again(self, lane: Lane, sequence: int) -> None:
+        self._retries.pop(lane.id, None)
+        if lane.order and lane.order[0] == sequence:
+            lane.waits = False
+            self.wake(lane)
 
     async def _kept(
         self, lane: Lane, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
@@ -318,6 +417,12 @@ class Dispatcher:
 
     # -- lanes come and go -----------------------------------------------------------------------------------------
 
+    def leave(self, lane: Lane) -> None:
+        """Begin nothing more of it: whoever catches up with it stops after the message that is being handled."""
+        lane.held = lane.leaving = True
+        if leaves := self._leaves.pop(lane.id, None):
+            leaves.set()
+
     async def quiet(self, lanes: Iterable[Lane]) -> None:
         """Return when no handler of these lanes is running. They must be held, or this may take for ever."""
         chosen = list(lanes)
@@ -329,11 +434,24 @@ class Dispatcher:
         finally:
             self._resting -= 1
 
+    async def abandon(self, lanes: Iterable[Lane]) -> None:
+        """Cancel the handlers of these lanes that run. Their messages are not done; one that does not end is left."""
+        stuck = [lane for lane in lanes if lane.busy]
+        for lane in stuck:
+            log.warning("%s: its handler has not ended in time, and is cancelled", lane.id)
+            if task := self._handling.get(lane.id):
+                task.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ABANDONED_WITHIN):
+                await self.quiet(stuck)
+
     def remove(self, lane: Lane) -> list[str]:
         """The lane is no longer ours; returns where the server waits for an answer about what it still had."""
         lane.held = True
         self._waiting_for_owner.discard(lane)
         self.lanes.pop(lane.id, None)
+        if timer := self._retries.pop(lane.id, None):
+            timer.cancel()
         return self._let_go(lane, list(lane.items))
 
     def forget(self, lane: Lane) -> None:
@@ -361,6 +479,8 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Stop. What is being handled is cancelled, and delivered again some day."""
+        for timer in self._retries.values():
+            timer.cancel()
         runners = list(self._runners)
         for runner in runners:
             runner.cancel()
@@ -368,11 +488,13 @@ class Dispatcher:
         self._failures.close()
 
 
-def _failure_of(error: BaseException) -> BaseException:
-    """What a handler raised. When it was cancelled from outside, that is no failure of the message: it is raised."""
-    if not isinstance(error, asyncio.CancelledError):
-        return error
-    task = asyncio.current_task()
-    if task is None or task.cancelling():
-        raise error
-    return RuntimeError("the handler cancelled itself")
+def _by_message(answer: Any, messages: list[Message]) -> list[BaseException | None]:
+    """What a handler of batches says about each message: nothing at all means that all are done."""
+    if answer is None:
+        return [None] * len(messages)
+    errors = list(answer)
+    if len(errors) != len(messages) or not all(e is None or isinstance(e, BaseException) for e in errors):
+        raise TypeError(
+            f"a handler of batches returns None, or for each of its {len(messages)} messages None or an exception"
+        )
+    return errors

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from penstock.broker.model import Json
-from penstock.workers.kv import Bucket, Conflict
+from penstock.workers.identity import worker_key
+from penstock.workers.kv import Bucket, Conflict, Entry
 from penstock.workers.lease import Lease, Sightings, clock
 
 KEY = "leader.lease"
@@ -19,6 +22,8 @@ class Election:
         self._sightings = Sightings(ttl)
         self._revision = 0
         self._beat = 0
+        self._writing = asyncio.Lock()
+        self._resigned = False
         self.changes = 0
         """How often a new leader was seen."""
         self.leader: str | None = None
@@ -31,8 +36,14 @@ class Election:
 
     async def step(self) -> bool:
         """Renew our lead, or take it when nobody has it; returns whether we lead."""
+        async with self._writing:
+            if not self._resigned:
+                await self._step()
+        return self.leading
+
+    async def _step(self) -> None:
         entry = await self._bucket.get(KEY)
-        self._sightings.look({KEY: entry.revision} if entry else {})
+        await self._look(entry)
         if entry is None:
             await self._take(0)
         elif self._is_mine(entry.value) or self._sightings.silent(KEY):
@@ -40,13 +51,28 @@ class Election:
         else:
             self._lease.end()
             self._see(str(entry.value["worker"]))
-        return self.leading
+
+    async def _look(self, entry: Entry | None) -> None:
+        """Whoever follows a leader that is silent watches its worker, too: so the next leader knows since when it is
+        silent, and does not give it a whole lease once more."""
+        seen = {KEY: entry.revision} if entry else {}
+        if entry and not self._is_mine(entry.value) and self._sightings.quiet(KEY) > self._sightings.ttl / 2:
+            key = worker_key(str(entry.value.get("worker")))
+            if worker := await self._bucket.get(key):
+                seen[key] = worker.revision
+        self._sightings.look(seen)
+
+    def silent_since(self) -> dict[str, tuple[int, float]]:
+        """The keys of workers that were watched: their revision, and when it was first seen."""
+        return self._sightings.seen()
 
     async def resign(self) -> None:
-        """Let another lead at once."""
-        if self._lease.valid:
-            self._lease.end()
-            await self._bucket.delete(KEY, self._revision)
+        """Let another lead at once, and never lead again."""
+        async with self._writing:
+            self._resigned = True
+            if self._lease.valid:
+                self._lease.end()
+                await self._bucket.delete(KEY, self._revision)
 
     def blink(self) -> None:
         """We could not look for a while: the leader gets a whole lease from now on."""

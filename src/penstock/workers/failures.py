@@ -8,7 +8,7 @@ from collections import Counter
 from penstock.deadletter.letters import Failure, one_line
 from penstock.workers.lease import Clock, clock
 from penstock.workers.messages import Message, MessageContext
-from penstock.workers.verdicts import DeadLetter, described
+from penstock.workers.verdicts import DeadLetter, Retries, described
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,8 @@ class FailureLog:
     What is withheld from the warnings is still logged as information.
     """
 
-    def __init__(self, tries: int, now: Clock = clock) -> None:
-        """`tries`: of a message, at most."""
-        self._tries = tries
+    def __init__(self, retries: Retries, now: Clock = clock) -> None:
+        self._retries = retries
         self._now = now
         self._since: dict[Kind, float] = {}
         """When the last warning of each kind was given, of late."""
@@ -41,7 +40,8 @@ class FailureLog:
 
     def again(self, message: Message, context: MessageContext, error: BaseException, after: float) -> None:
         """A try failed; the next one comes after so many seconds."""
-        tried = f"try {context.delivery_count} of {self._tries} failed, again in {after:g} s"
+        rules = self._retries.of(error) or self._retries
+        tried = f"try {context.delivery_count} of {rules.max_deliver} failed, again in {after:g} s"
         self._tell(AGAIN, message, error, f"{tried}: {described(error)}")
 
     def buried(self, message: Message, letter: DeadLetter, error: BaseException) -> None:

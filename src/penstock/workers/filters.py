@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock import subjects
@@ -98,6 +98,20 @@ def placed(wanted: frozenset[str], current: Shards, cap: int, most: int) -> Shar
     while result and not result[-1]:
         result.pop()
     return tuple(result)
+
+
+def fitting(
+    partitions: Collection[Partition], kept: Collection[str], fits: Callable[[list[Partition]], bool]
+) -> list[Partition]:
+    """As many of the partitions as fit, those that are kept first, then by id. Pure."""
+    ordered = sorted(partitions, key=lambda partition: (partition.id not in kept, partition.id))
+    if fits(ordered):
+        return ordered
+    few, many = 0, len(ordered)  # so few fit, so many do not
+    while many - few > 1:
+        half = (few + many) // 2
+        few, many = (half, many) if fits(ordered[:half]) else (few, half)
+    return ordered[:few]
 
 
 def plan(partitions: Iterable[Partition], current: Shards, cap: int, most: int, universe: Collection[str]) -> Shards:

@@ -17,13 +17,13 @@ from typing import Any, Self
 from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, Unavailable
 from penstock.retry import is_retryable
 from penstock.settings import Settings
-from penstock.workers.claims import KVClaims
+from penstock.workers.endpoint import Health
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.group_worker import MemberStatistics
 from penstock.workers.handlers import Handler, refuse_what_no_process_can_run
 from penstock.workers.identity import ClaimLost, Identity, WorkerRecord
 from penstock.workers.kv import Bucket, Control
-from penstock.workers.member import Member
+from penstock.workers.member import DEGRADED, Member
 from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
@@ -125,7 +125,7 @@ class WorkerGroup:
 
     async def _run(self) -> None:
         join_by = time.monotonic() + JOIN_WITHIN
-        while True:
+        while not (self._leaving and self._joined.is_set()):
             try:
                 await self._take_part()
                 return
@@ -136,6 +136,8 @@ class WorkerGroup:
             await asyncio.sleep(random.uniform(0, REJOIN_AFTER))
 
     def _may_rejoin(self, exc: PenstockError) -> bool:
+        if isinstance(exc, ClaimLost) and exc.replaced:
+            return False  # else the two would take the id from each other for ever
         passing = isinstance(exc, ClaimLost | Unavailable | OutcomeUnknown) or is_retryable(exc)
         return self._joined.is_set() and self.options.rejoin and passing
 
@@ -157,13 +159,19 @@ class WorkerGroup:
             identity = Identity(bucket, options.pool, record, options.ttl)
             await identity.claim()
             self.member = Member(control, options, identity, bucket)
-            self.worker = self._make_worker(identity.id, self.member.claims)
+            self.worker = self._make_worker(identity.id, self.member)
+            await self.member.prepare()
             self._joined.set()
+            if self._leaving:  # told so while it was about to take part again
+                await self.member.leave()
+                return
             await self.member.run(self.worker)
         finally:
             await control.close()
 
-    def _make_worker(self, worker_id: str, claims: KVClaims) -> Worker:
+    def _make_worker(self, worker_id: str, member: Member) -> Worker:
+        claims = member.claims
+
         async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
             """Where a consumer that must be made begins: behind what the claims say is done."""
             if any(claims.token(p.id) is None for p in partitions if p.id in claims.mine):
@@ -180,6 +188,8 @@ class WorkerGroup:
             options=self._worker_options,
             ownership=claims,
             positions=positions,
+            before=claims.before,
+            progress=member.progress,
             permitted=lambda: claims.certain,
         )
 
@@ -194,10 +204,20 @@ class WorkerGroup:
         """Its numbers for `workers.metrics.serve`; none before it has joined."""
         if self.worker is None or self.member is None:
             return []
-        numbers, told = self.worker.metrics, self.member.statistics()
-        numbers.claims, numbers.leader_changes = len(told.partitions), told.leader_changes
-        numbers.handoffs["out"], numbers.handoffs["in"] = told.handed_over, told.caught_up
-        return [numbers]
+        self.member.count(self.worker.metrics)
+        return [self.worker.metrics]
+
+    def health(self) -> Health:
+        """Whether it should be started anew, and what it waits for before it can handle messages."""
+        if self._running is None or self._running.done():
+            return Health(broken=f"this worker of group {self.options.group!r} does not run")
+        if self.worker is None or self.member is None:
+            return Health(waiting="has not joined its group yet")
+        if self.worker.failure:
+            return Health(broken=f"cannot go on: {self.worker.failure}")
+        if self.member.mode == DEGRADED:
+            return Health(waiting="coordination is away; it goes on with the partitions that it has")
+        return Health(waiting="" if self.member.assigned else "waits for its first assignment")
 
     def statistics(self) -> MemberStatistics:
         """How this worker stands. Raises before it has joined."""

@@ -43,8 +43,9 @@ class GroupOptions:
     """A name that stays over restarts, such as that of a pod: with it a worker has its id back at once."""
     labels: frozenset[str] = frozenset()
     capacity: int = 1
-    leave_within: float = 30.0
-    """Seconds that a worker that stops may take to hand over its partitions."""
+    leave_within: float = 75.0
+    """Seconds that a worker that stops may take to hand over its partitions: longer than its handlers may take to end
+    (`WorkerOptions.stop_within`), so that it is heard of until they have."""
     rejoin: bool = True
     """Whether a worker that has lost its id takes part again under another; else it ends with `ClaimLost`."""
     hand_over: bool = True
@@ -70,10 +71,18 @@ class GroupOptions:
         return self.ttl / 4
 
 
+RESERVED = frozenset({"facts", "ledger", "pipelines"})
+"""Groups of these names would share a bucket with what Penstock keeps for facts, Spark's ledger and pipelines."""
+
+
 def group_name(text: str) -> str:
     """The name itself. Raises `ConfigError` for one that no group can have."""
     if not text.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"{text!r} cannot be a group's name: letters, digits, - and _ can")
+    if text in RESERVED:
+        raise ConfigError(
+            f"{text!r} cannot be a group's name: Penstock keeps something else in the bucket of that name"
+        )
     return text
 
 

@@ -27,7 +27,14 @@ class Answers(Protocol):
         """Everything that can be handled now has been: a good moment to send acknowledgements."""
         ...
 
-    def nak(self, reply: str, delay: float) -> None: ...
+    def again(self, message: Message, delay: float) -> float:
+        """A try has ended badly, and the next one is due after `delay` seconds. Returns the seconds to wait for it."""
+        ...
+
+    async def on_trial(self, partition_id: str, sequence: int) -> None:
+        """Write down that a message is about to be handled that may kill this process."""
+        ...
+
     async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
         """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
         ...
@@ -61,3 +68,5 @@ class HandlingOptions:
     """Partitions whose handlers run at the same time, at most."""
     timeout: float | None = None
     """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
+    batch: int = 0
+    """0: the handler takes a message. Else it takes a list of messages, so many at most."""

@@ -12,9 +12,10 @@ So the new owner reads that part from the stream itself, and the order of the st
                                                      6. settle the claim
     7. remove the subjects from its consumer
 
-A crash of the old owner before 2 leaves its claim: the leader frees it with the consumer's ack floor, which is a true
-handoff sequence as long as the claim is settled and the subjects are among the filters. A crash of the new owner
-between 3 and 6 leaves the handoff sequence in the claim. Then the next owner starts there.
+A crash of the old owner before 2 leaves its claim: the leader frees it with what is known of it. That is the record in
+which the owner wrote down how far it was (`progress.py`), and the consumer's ack floor, which is a true handoff
+sequence as long as the claim is settled and the subjects are among the filters. A crash of the new owner between 3 and
+6 leaves the handoff sequence in the claim, and what was caught up with in the record. The next owner starts there.
 
 Whoever comes back with the id of a dead worker has its consumer, too. Before it changes the filters it takes everything
 that was its predecessor's, also what it is to give away at once, and keeps covered what its predecessor held.
@@ -37,6 +38,7 @@ from penstock.broker.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.identity import RETIRED, WorkerRecord
 from penstock.workers.partitions import Partition
+from penstock.workers.progress import Reached, Record
 
 
 class Retention(StrEnum):
@@ -131,12 +133,19 @@ def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) 
     return min(one.ack_floor_stream_seq for one in consumers)
 
 
-def after_crash(claim: Claim, floor: int | None) -> Claim:
-    """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too.
+def after_crash(claim: Claim, floor: int | None, record: Record | None) -> Claim:
+    """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too. `record`:
+    what its process wrote down last.
 
-    While the owner was catching up, its ack floor says nothing about this partition: only the claim does.
+    While the owner was catching up, its ack floor says nothing about this partition: only the record and the claim do.
     """
-    return claim.freed(floor if claim.settled else None)
+    acknowledged = floor or 0 if claim.settled else 0
+    written = record.of(claim.partition, claim.token, claim.stream) if record else None
+    done = max(acknowledged, written.done if written else 0)
+    tries = written.tries if written and written.tries[0] else claim.tries
+    if record and record.stream == claim.stream:
+        tries = record.tries(claim.partition, tries)
+    return claim.freed(Reached(done, tries, suspect=done <= claim.handoff))
 
 
 def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]) -> list[Claim]:

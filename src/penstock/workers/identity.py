@@ -13,6 +13,7 @@ A worker that starts again under the same `instance` name takes its id back at o
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import secrets
@@ -27,6 +28,8 @@ from penstock.workers.assignment import Member
 from penstock.workers.kv import Bucket, Conflict, Entry
 from penstock.workers.lease import Lease, Sightings, clock
 
+log = logging.getLogger(__name__)
+
 FAMILY = "workers"
 VERSION = 1
 ACTIVE, LEAVING, RETIRED = "active", "leaving", "retired"
@@ -39,10 +42,12 @@ LOOKS = 5
 class ClaimLost(PenstockError):
     """The worker's id is no longer its own: it must stop, since another may do its work already."""
 
-    def __init__(self, worker_id: str, why: str) -> None:
+    def __init__(self, worker_id: str, why: str, replaced: bool = False) -> None:
+        """`replaced`: by another process of the same instance, which goes on in its place."""
         super().__init__(worker_id, why)
         self.worker_id = worker_id
         self.why = why
+        self.replaced = replaced
 
     def __str__(self) -> str:
         return f"this worker is no longer {self.worker_id!r} ({self.why}); it stops, and another goes on with its work"
@@ -68,15 +73,18 @@ class WorkerRecord:
     """`working`, `moving` while partitions change hands, or `degraded`."""
     failures: int = 0
     """Consumer updates that failed in a row: a sign for whoever leads, and for whoever looks."""
+    troubles: tuple[str, ...] = ()
+    """What somebody should look at: updates that fail, partitions that do not fit, handlers that do not end."""
 
     def to_json(self) -> Json:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return {"v": VERSION, **fields, "labels": sorted(self.labels)}
+        return {"v": VERSION, **fields, "labels": sorted(self.labels), "troubles": list(self.troubles)}
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         known = {name: raw[name] for name in cls.__slots__ if name in raw}
-        return cls(**{**known, "labels": frozenset(raw.get("labels", ()))})
+        sets = {"labels": frozenset(raw.get("labels", ())), "troubles": tuple(map(str, raw.get("troubles", ())))}
+        return cls(**{**known, **sets})
 
     def member(self, worker_id: str) -> Member:
         return Member(worker_id, self.capacity, self.labels)
@@ -107,10 +115,14 @@ def worker_key(worker_id: str) -> str:
 
 def workers_in(entries: Mapping[str, Entry]) -> dict[str, WorkerRecord]:
     """The records by worker id, of all keys of the family."""
-    prefix = f"{FAMILY}."
-    return {
-        key.removeprefix(prefix): WorkerRecord.parse(e.value) for key, e in entries.items() if key.startswith(prefix)
-    }
+    prefix, found = f"{FAMILY}.", {}
+    for key, entry in entries.items():
+        if key.startswith(prefix):
+            try:
+                found[key.removeprefix(prefix)] = WorkerRecord.parse(entry.value)
+            except (KeyError, TypeError, AttributeError) as exc:
+                log.warning("what %s says cannot be read (%r), and is passed over", key, exc)
+    return found
 
 
 def candidates(pool: Pool, taken: Mapping[str, WorkerRecord], instance: str, silent: frozenset[str]) -> list[str]:
@@ -186,16 +198,23 @@ class Identity:
 
     async def _once_more(self, key: str, value: Json, conflict: Conflict) -> None:
         """The key has another revision. If it has none at all, the bucket was lost with it, and we are still we."""
-        held = self.lease.valid and await self._bucket.get(key) is None
+        found = await self._bucket.get(key)
         try:
-            if not held:
+            if found or not self.lease.valid:
                 raise conflict
-            self._revision = await self._bucket.put(key, value, 0)
+            self._revision = await self._bucket.put(key, value, 0)  # refused where the leader has deleted the key
             self.made_again += 1
         except Conflict:
             self.lease.end()
-            self.lost = ClaimLost(self.id, "its lease ran out, or it was started a second time")
+            self.lost = self._lost(found)
             raise self.lost from conflict
+
+    def _lost(self, found: Entry | None) -> ClaimLost:
+        other = workers_in({worker_key(self.id): found}).get(self.id) if found else None
+        if other and other.instance == self.record.instance and other.incarnation != self.incarnation:
+            who = f"process {other.pid} on {other.host}"
+            return ClaimLost(self.id, f"{who} was started as instance {other.instance!r} too, and replaces it", True)
+        return ClaimLost(self.id, "its lease ran out")
 
     def unanswered(self, asked_at: float) -> None:
         """A renewal got no answer."""

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Self
 
@@ -39,6 +39,8 @@ DELETED = frozenset({"DEL", "PURGE"})
 LISTING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes the consumer of a listing
 ASKED_AT_ONCE = 100
 """Keys that are asked for in one request; a server answers 1,024, and takes its time with many."""
+READ_AT_ONCE = 1_000
+"""Messages of one direct get; a server does not answer when it is asked for more."""
 END_OF_ANSWER = frozenset({204, 404})
 BATCH = 500
 """Writes of one atomic batch; a server takes 1,000."""
@@ -168,32 +170,65 @@ class Bucket:
         while some := list(islice(waiting, ASKED_AT_ONCE)):
             for message in await self._newest_of(some):
                 headers = message.header_values()
-                key = headers["Nats-Subject"][0].removeprefix(self._prefix)
-                _note(found, key, int(headers["Nats-Sequence"][0]), headers, message.data)
+                key = headers["Nats-Subject"][-1].removeprefix(self._prefix)
+                _note(found, key, int(headers["Nats-Sequence"][-1]), headers, message.data)
         for key in [key for key in keys if key not in found]:
             if entry := await self.get(key):
                 found[key] = entry
+        return found
+
+    async def since(self, revision: int) -> tuple[dict[str, Entry | None], int]:
+        """What has changed behind a revision, and the newest revision seen; None stands for a key that was deleted.
+
+        Read by direct get, so that no consumer is needed. Any replica may answer, also one that lags: what it does not
+        have yet comes with the next look. Values that are not JSON are passed over.
+        """
+        found: dict[str, Entry | None] = {}
+        while True:
+            page = await self._page_behind(revision)
+            for message in page:
+                headers = message.header_values()
+                key = headers["Nats-Subject"][-1].removeprefix(self._prefix)
+                revision = int(headers["Nats-Sequence"][-1])
+                try:
+                    gone = headers.get("KV-Operation", [""])[0] in DELETED or not message.data
+                    found[key] = None if gone else Entry(json.loads(message.data), revision)
+                except ValueError:
+                    continue
+            if len(page) < READ_AT_ONCE:
+                return found, revision
+
+    async def _page_behind(self, revision: int) -> list[frames.Message]:
+        await self._control.ready()
+        connection, jetstream = self._control.connection, self._control.jetstream
+        ask = json.dumps({"seq": revision + 1, "next_by_subj": f"{self._prefix}>", "batch": READ_AT_ONCE}).encode()
+        async with self._inbox() as (inbox, arrived):
+            await connection.publish(jetstream.subject(f"DIRECT.GET.{self.stream}"), ask, reply=inbox)
+            return await self._until_status(arrived, READ_AT_ONCE)
+
+    async def _until_status(self, arrived: asyncio.Queue[frames.Message], most: int) -> list[frames.Message]:
+        """The messages of an answer to a direct get."""
+        found: list[frames.Message] = []
+        async for message in self._received(arrived, most + 1):
+            if status := message.status:
+                if status[0] not in END_OF_ANSWER:
+                    raise Unavailable(f"bucket {self.name!r} cannot be read: {status[0]} {status[1]}")
+                break
+            found.append(message)
         return found
 
     async def _newest_of(self, keys: Collection[str]) -> list[frames.Message]:
         await self._control.ready()
         connection, jetstream = self._control.connection, self._control.jetstream
         ask = json.dumps({"multi_last": [self._prefix + key for key in keys]}).encode()
-        found: list[frames.Message] = []
         async with self._inbox() as (inbox, arrived):
             await connection.publish(jetstream.subject(f"DIRECT.GET.{self.stream}"), ask, reply=inbox)
-            async for message in self._received(arrived, len(keys) + 1):
-                if status := message.status:
-                    if status[0] not in END_OF_ANSWER:
-                        raise Unavailable(f"bucket {self.name!r} cannot be read: {status[0]} {status[1]}")
-                    break
-                found.append(message)
-        return found
+            return await self._until_status(arrived, len(keys))
 
     @asynccontextmanager
     async def _inbox(self) -> AsyncIterator[tuple[str, asyncio.Queue[frames.Message]]]:
         connection = self._control.connection
-        inbox, arrived = f"_INBOX.{secrets.token_hex(11)}", asyncio.Queue[frames.Message]()
+        inbox, arrived = connection.settings.new_inbox(), asyncio.Queue[frames.Message]()
         sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
         try:
             yield inbox, arrived
@@ -251,7 +286,19 @@ class Bucket:
         await self._decided(key, b"", headers, expected)
 
     async def commit(self, writes: Sequence[Write]) -> list[int]:
-        """Store all values or none, and return their revisions. Raises `Conflict` when one key has changed."""
+        """Store all values or none, and return their revisions. Raises `Conflict` when one key has changed.
+
+        A key that somebody deleted has no value, and may be written as if it never had one.
+        """
+        try:
+            return await self._commit(writes)
+        except Conflict:
+            markers = {one.key: await self._marker(one.key) for one in writes if one.expected == 0}
+            if not any(markers.values()):
+                raise
+            return await self._commit([replace(one, expected=markers.get(one.key) or one.expected) for one in writes])
+
+    async def _commit(self, writes: Sequence[Write]) -> list[int]:
         if len(writes) == 1:
             return [await self.put(writes[0].key, writes[0].value, writes[0].expected)]
         batch = self._control.publisher.atomic(self.stream)

@@ -84,8 +84,8 @@ async def _counted(connection: aio.Connection, jetstream: JetStream, stream: str
     headers = answer.header_values()
     if "Nats-Sequence" not in headers:
         return Lag(0, 0.0)
-    pending = int(headers.get("Nats-Num-Pending", ["0"])[0])
-    return Lag(pending + 1, _age(parse_time(headers["Nats-Time-Stamp"][0])))
+    pending = int(headers.get("Nats-Num-Pending", ["0"])[-1])
+    return Lag(pending + 1, _age(parse_time(headers["Nats-Time-Stamp"][-1])))
 
 
 async def _looked(connection: aio.Connection, jetstream: JetStream, stream: str, subject: str, first: int) -> Lag:

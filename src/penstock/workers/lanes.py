@@ -1,8 +1,8 @@
 """Order within a partition, partitions side by side: which message may be handled next. Pure, no clock.
 
 Every partition has a lane: the messages that came and are not done, by stream sequence. Only its lowest one may be
-handled. A message that waits for its redelivery, or was put aside because the lane holds too much, keeps its place
-without its data, and everything above it waits.
+handled. While that one waits for its next try, everything above it waits too. Where a lane holds too much, its highest
+messages are put aside: they keep their places without their data, which is read from the stream again later.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Lane:
     """The messages of one partition that came and are not done."""
 
     __slots__ = (
-        "busy", "delayed", "floor", "held", "id", "items", "last_done", "latency", "order", "parked", "parks",
-        "started", "unsure",
+        "alone_through", "busy", "floor", "handled", "held", "id", "items", "last_done", "latency", "leaving", "live",
+        "live_from", "order", "parked", "reading", "started", "suspect", "tries", "unsure", "waits",
     )  # fmt: skip
 
     def __init__(self, id_: str, floor: int = 0) -> None:
@@ -71,18 +71,32 @@ class Lane:
         self.floor = floor
         """Everything of the partition up to this sequence is done, for certain."""
         self.last_done = floor
+        self.handled = 0
+        """Messages that are done."""
+        self.live = True
+        """Everything that is not done comes from the consumer. Not so while the partition is caught up with."""
+        self.live_from: int | None = None
+        """While it is not live: what lies above this sequence comes from the consumer; None while that is not known."""
         self.held = False
         """Nothing is handled: the partition is being drained, or caught up with."""
+        self.leaving = False
+        """It is to be given away: whoever catches up with it stops after the message that is being handled."""
         self.busy = False
         """Somebody handles a message of it, or it waits in line for that."""
         self.items: dict[int, Message | None] = {}
         """By sequence; None while only the place is kept."""
         self.parked: dict[int, str] = {}
-        """Put aside for lack of room: where to ask for each again."""
-        self.delayed: set[int] = set()
-        """The server was asked to deliver these again later."""
-        self.parks: dict[int, int] = {}
-        """Deliveries of a sequence that were put aside: these were no tries."""
+        """Put aside for lack of room: where to acknowledge each."""
+        self.reading = False
+        """Whether messages that were put aside are being read from the stream."""
+        self.tries: dict[int, int] = {}
+        """Tries of a sequence that have ended badly."""
+        self.suspect = False
+        """The next message may be what killed the worker that had the partition before."""
+        self.alone_through = 0
+        """Up to there messages are handled by themselves, since a batch with them failed."""
+        self.waits = False
+        """The lowest message waits for its next try."""
         self.latency = 0.0
         """Seconds that a message takes here, on average."""
         self.started: float | None = None
@@ -99,7 +113,6 @@ class Lane:
         sequence, items = message.sequence, self.items
         if sequence in items:
             before, items[sequence] = items[sequence], message
-            self.delayed.discard(sequence)
             self.parked.pop(sequence, None)
             return Arrival.SAME if before else Arrival.BACK
         if sequence <= self.floor or sequence in finished.new or sequence in finished.old:
@@ -112,19 +125,31 @@ class Lane:
 
     def next(self) -> Message | None:
         """The message to handle now, if there is one."""
-        if self.held or not self.order:
+        if self.held or self.waits or not self.order:
             return None
         return self.items[self.order[0]]
 
-    def attempt(self, message: Message) -> int:
-        """Which try of the message this is, or would be."""
-        return max(1, message.delivery_count - self.parks.get(message.sequence, 0))
+    def batch(self, most: int) -> list[Message]:
+        """The messages that may be handled together now, in order; none when the next has to be handled by itself."""
+        if self.held or self.waits or self.suspect or self.unsure or not self.order:
+            return []
+        found: list[Message] = []
+        for sequence in heapq.nsmallest(most, self.order):
+            message = self.items[sequence]
+            if message is None or sequence in self.tries or sequence <= self.alone_through:
+                break
+            found.append(message)
+        return found
+
+    def attempt(self, sequence: int) -> int:
+        """Which try of the message the next one is."""
+        return self.tries.get(sequence, 0) + 1
 
     # -- what became of it -----------------------------------------------------------------------------------------
 
     def finish(self, sequence: int) -> str:
         """It is done; returns where to acknowledge it, if that is known here."""
-        if self.order and self.order[0] == sequence and not (self.delayed or self.parked or self.parks):
+        if self.order and self.order[0] == sequence and not (self.parked or self.tries):
             heapq.heappop(self.order)
             message = self.items.pop(sequence)
         elif sequence in self.items:
@@ -134,12 +159,6 @@ class Lane:
         if sequence > self.last_done:
             self.last_done = sequence
         return message.reply if message else ""
-
-    def delay(self, sequence: int) -> None:
-        """It comes again later; until then nothing above it is handled."""
-        if sequence in self.items:
-            self.items[sequence] = None
-            self.delayed.add(sequence)
 
     def forget(self, sequences: Iterable[int]) -> list[str]:
         """Let these go without having done them; returns where the server waits for an answer about each."""
@@ -163,13 +182,13 @@ class Lane:
         message = self.items.pop(sequence)
         if self.order[0] == sequence:
             heapq.heappop(self.order)
+            self.waits = False
         else:
             self.order.remove(sequence)
             heapq.heapify(self.order)
-        if self.delayed or self.parked or self.parks:
-            self.delayed.discard(sequence)
+        if self.parked or self.tries:
             self.parked.pop(sequence, None)
-            self.parks.pop(sequence, None)
+            self.tries.pop(sequence, None)
         return message
 
     def took(self, seconds: float) -> None:
@@ -180,34 +199,34 @@ class Lane:
     # -- how far it is ---------------------------------------------------------------------------------------------
 
     @property
-    def done_through(self) -> int:
-        """Of all that came, everything up to this sequence is done."""
-        return self.order[0] - 1 if self.order else self.last_done
-
-    @property
     def holding(self) -> int:
         """Messages here with their data."""
-        return len(self.items) - len(self.parked) - len(self.delayed)
+        return len(self.items) - len(self.parked)
+
+    def done(self, cursor: int) -> int:
+        """Everything of the partition up to this sequence is done.
+
+        `cursor`: the last sequence that came from the consumer. Whatever lies below it has come, so a live lane that
+        has nothing left is done up to there.
+        """
+        if not self.live:
+            return self.floor
+        return self.order[0] - 1 if self.order else max(self.last_done, self.floor, cursor)
+
+    def needs_from(self, cursor: int) -> int | None:
+        """The consumer may go on behind this sequence, as far as this lane is concerned; None when that is unknown."""
+        return self.done(cursor) if self.live else self.live_from
 
     def replies(self) -> Iterator[tuple[str, Message | None]]:
-        """Where to ask the server for patience: all but those it was asked to deliver again."""
+        """Where to ask the server for patience."""
         for sequence, message in self.items.items():
-            if message is not None:
-                yield message.reply, message
-            elif sequence in self.parked:
-                yield self.parked[sequence], None
-
-    def out(self) -> Iterator[tuple[int, str]]:
-        """What the server waits for, and where to answer it: all but what it was asked to deliver again."""
-        for sequence, message in self.items.items():
-            if reply := message.reply if message else self.parked.get(sequence):
-                yield sequence, reply
+            yield (message.reply, message) if message is not None else (self.parked[sequence], None)
 
     # -- room ------------------------------------------------------------------------------------------------------
 
     def slow(self, now: float) -> bool:
         """Whether what waits here waits for long: for a redelivery, for its owner, or for a slow handler."""
-        blocked = bool(self.order) and self.items[self.order[0]] is None
+        blocked = self.waits or (bool(self.order) and self.items[self.order[0]] is None)
         stuck = self.started is not None and now - self.started > PATIENCE
         return self.held or blocked or stuck or self.holding * self.latency > PATIENCE
 
@@ -221,17 +240,21 @@ class Lane:
             message = self.items[sequence]
             if message is not None:
                 self.parked[sequence] = message.reply
-                self.parks[sequence] = self.parks.get(sequence, 0) + 1
                 self.items[sequence] = None
         return len(aside)
 
-    def wanted_back(self, limit: int) -> list[str]:
-        """Where to ask for messages that were put aside, now that there is room: the lowest first."""
-        if not self.parked or self.holding > limit // 2:
+    def wanted_back(self, limit: int) -> list[int]:
+        """Sequences that were put aside and may come back now that there is room: the lowest, in order."""
+        if not self.parked or self.reading or self.holding > limit // 2:
             return []
-        back = sorted(self.parked)[: limit - self.holding]
-        self.delayed.update(back)
-        return [self.parked.pop(sequence) for sequence in back]
+        return sorted(self.parked)[: limit - self.holding]
+
+    def bring_back(self, message: Message) -> bool:
+        """A message that was put aside was read from the stream. False: nobody waits for it."""
+        if (reply := self.parked.pop(message.sequence, None)) is None:
+            return False
+        self.items[message.sequence] = message._replace(reply=reply)
+        return True
 
 
 def relieve(lanes: Iterable[Lane], limit: int, now: float) -> int:

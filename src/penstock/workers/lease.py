@@ -31,7 +31,7 @@ class Lease:
         self._until = max(self._until, asked_at + self.ttl)
 
     def unanswered(self, asked_at: float) -> None:
-        """Nobody answered a renewal: nobody else could take over either, so what was valid then lasts.
+        """No server is there at all: nobody else could take over either, so what was valid then lasts.
 
         A process that was stopped for longer than its lease asked before it was stopped, and gets nothing by this.
         """
@@ -57,6 +57,18 @@ class Sightings:
             key: seen if (seen := self._seen.get(key)) and seen[0] == revision else (revision, now)
             for key, revision in revisions.items()
         }
+
+    def quiet(self, key: str) -> float:
+        """Seconds since a key was first seen with its revision; 0 for one that was not."""
+        return self._now() - self._seen[key][1] if key in self._seen else 0.0
+
+    def seen(self) -> dict[str, tuple[int, float]]:
+        """The keys with their revisions, and since when they have had them."""
+        return dict(self._seen)
+
+    def learn(self, seen: Mapping[str, tuple[int, float]]) -> None:
+        """What somebody else in this process has seen, and we have not."""
+        self._seen = {**seen, **self._seen}
 
     def silent(self, key: str) -> bool:
         """Whether a key has not changed for longer than a lease lasts."""

@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from penstock.errors import ApiError, ConfigError, OutcomeUnknown, PenstockError, Unavailable
-from penstock.workers import handoff
+from penstock.broker.model import ConsumerInfo
+from penstock.errors import (
+    ApiError,
+    BrokerUnreachable,
+    ConfigError,
+    ConnectionLost,
+    DeadlineExceeded,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+)
+from penstock.workers import handoff, troubles
 from penstock.workers.claims import Claim, KVClaims, claim_key, claims_in
+from penstock.workers.consumer import StreamRemade, group_consumers, stream_identity
 from penstock.workers.election import Election
 from penstock.workers.group_options import GroupOptions
 from penstock.workers.group_worker import GroupWorker, MemberStatistics
 from penstock.workers.handoff import Retention, Steps, View
+from penstock.workers.hooks import HookFailed
 from penstock.workers.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identity, workers_in
 from penstock.workers.kv import Bucket, Control
-from penstock.workers.leader import Leader, group_consumers
+from penstock.workers.leader import Leader
 from penstock.workers.lease import clock
+from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.partitions import Partition
 from penstock.workers.predecessor import Predecessor
-from penstock.workers.publication import Assignments
+from penstock.workers.progress import RECORD_EVERY, Progress, Reached, Record, progress_key, records_in
+from penstock.workers.publication import Assignments, Share
 from penstock.workers.sources import NoPartitionList
 
 log = logging.getLogger(__name__)
@@ -44,6 +60,7 @@ class Member:
         self._bucket = bucket
         self.identity = identity
         self.claims = KVClaims(bucket, identity.id, identity.incarnation, identity.lease)
+        self.progress = Progress(bucket, progress_key(identity.id, identity.incarnation))
         self._assignments = Assignments(bucket)
         self._predecessor = Predecessor(control, bucket, options, identity.id)
         self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
@@ -55,8 +72,8 @@ class Member:
         self._covered: set[str] = set()
         """What our consumer has the subjects of."""
         self._held: set[str] = set()
-        self._drained: set[str] = set()
-        """What is to be given away, and no longer handled for that."""
+        self._draining: dict[str, asyncio.Task[Reached | None]] = {}
+        """What is to be given away: each by itself, so that a handler that takes long holds up no other partition."""
         self._again: set[str] = set()
         """To be caught up with in any case: taken back before our consumer had let go of them, or a predecessor of ours
         was not done with catching up."""
@@ -70,6 +87,8 @@ class Member:
         self._world_seen = self._world
         self._checked_at = clock()
         self._retention: Retention | None = None
+        self._stream = ""
+        """When the stream was made."""
         self.mode = WORKING
         self.handed_over = 0
         self.caught_up = 0
@@ -77,18 +96,25 @@ class Member:
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
+    async def prepare(self) -> None:
+        """What must be there before anybody hears that this worker has joined."""
+        await self._leader.begin()
+
     async def run(self, worker: GroupWorker) -> None:
         """Take part until `leave` is done, or until the id is lost."""
         self._worker = worker
+        worker.told = self._reached
         await worker.start()
-        loops = [asyncio.create_task(loop) for loop in (self._renew(), self._follow(), self._lead())]
+        own = (self._renew(), self._follow(), self._lead(), self._write_down_for_ever())
+        loops = [asyncio.create_task(loop) for loop in own]
         left = asyncio.create_task(self._left.wait())
         try:
             done, _ = await asyncio.wait([*loops, left], return_when=asyncio.FIRST_COMPLETED)
             for task in done - {left}:
                 task.result()
         finally:
-            for task in (all_ := [*loops, left, *self._catching.values()]):
+            all_: list[asyncio.Task[Any]] = [*loops, left, *self._catching.values(), *self._draining.values()]
+            for task in all_:
                 task.cancel()
             await asyncio.gather(*all_, return_exceptions=True)
             await worker.stop()
@@ -106,17 +132,19 @@ class Member:
 
     async def _farewell(self) -> None:
         await self.identity.renew(state=LEAVING)
-        while self.claims.mine or (self._covered and not self._stays_covered):
+        while self.claims.mine or await self._to_be_covered():
             self._alone = not await self._others()
             self._look.set()
             await asyncio.sleep(self._options.look_soon)
         await self._election.resign()
         await self.identity.retire()
 
-    @property
-    def _stays_covered(self) -> bool:
-        """Whether our consumer stays when we go: on an Interest stream nothing would be kept for whoever comes."""
-        return self._alone and self._retention is Retention.INTEREST
+    async def _to_be_covered(self) -> bool:
+        """Whether others have yet to cover what we cover. On an Interest stream our consumer stays when we go, for what
+        nobody can take: nothing of it would be kept for whoever comes."""
+        if self._retention is Retention.INTEREST and self._covered:
+            return not self._alone and not self._covered.issubset((await self._assignments.current()).parked)
+        return bool(self._covered)
 
     async def _others(self) -> bool:
         """Whether somebody is left to hand over to."""
@@ -130,12 +158,16 @@ class Member:
             asked = clock()
             try:
                 await self.identity.renew(
-                    applied=self._version, mode=self.mode, failures=self._worker.metrics.update_failures
+                    applied=self._version,
+                    mode=self.mode,
+                    failures=self._worker.metrics.updates_failing,
+                    troubles=tuple(self._worker.troubles()),
                 )
                 self._healthy()
             except (Unavailable, OutcomeUnknown, ApiError) as exc:
-                self.identity.unanswered(asked)
-                await self._degraded(exc)
+                answered = await self._degraded(exc)
+                if _is_away_for_all(exc, answered):
+                    self.identity.unanswered(asked)
             await asyncio.sleep(self._options.renew_every)
 
     @property
@@ -155,8 +187,9 @@ class Member:
             self._look.set()
         self.mode = MOVING if self._moving else WORKING
 
-    async def _degraded(self, why: PenstockError) -> None:
-        """Coordination is away: what is ours stays ours, and nothing else changes until it is back."""
+    async def _degraded(self, why: PenstockError) -> bool:
+        """Coordination is away: what is ours stays ours, and nothing else changes until it is back. Returns whether a
+        server says how the bucket stands."""
         if self.mode != DEGRADED:
             log.warning(
                 "%s: degraded, goes on with its %d partitions: %s", self.identity.id, len(self.claims.mine), why
@@ -166,10 +199,28 @@ class Member:
             await self._bucket.ensure()
         except PenstockError as exc:
             log.debug("the bucket cannot be looked at: %s", exc)
+            return False
+        return True
 
     @property
     def _moving(self) -> bool:
-        return bool(self._catching or self._held or self._steps.wait or not self._steps.nothing)
+        busy = self._catching or self._held or self._draining
+        return bool(busy or self._steps.wait or not self._steps.nothing)
+
+    # -- what is written down ------------------------------------------------------------------------------------------
+
+    async def _write_down_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RECORD_EVERY)
+            if (self._worker.strained or self.progress.is_due) and self.claims.certain:
+                try:
+                    await self.progress.save(self._stream, self._reached())
+                except PenstockError as exc:
+                    log.debug("%s could not write down how far it is: %s", self.identity.id, exc)
+
+    def _reached(self) -> dict[str, Reached]:
+        mine = self.claims.mine
+        return {p: replace(r, token=mine[p].token) for p, r in self._worker.reached().items() if p in mine}
 
     # -- our own partitions --------------------------------------------------------------------------------------------
 
@@ -177,11 +228,11 @@ class Member:
         while True:
             try:
                 await self._step()
-            except (ClaimLost, WorkerFailed):
+            except (ClaimLost, WorkerFailed, StreamRemade):
                 raise
             except PenstockError as exc:
                 self._say("the next look may see more", exc)
-            self._count()
+            self.count(self._worker.metrics)
             await self._pause(self._options.look_soon if self._moving else self._options.look_every)
 
     async def _pause(self, seconds: float) -> None:
@@ -196,6 +247,8 @@ class Member:
         """Look at the assignment and at the claims it concerns, and take the steps that are due."""
         if failure := self._worker.failure:
             raise WorkerFailed(f"{self.identity.id} cannot go on: {failure}") from failure
+        if self._worker.remade or (self._stream and self._worker.stream not in ("", self._stream)):
+            raise StreamRemade(f"stream {self._options.stream!r} was made anew; {self.identity.id} begins with it")
         retention = await self._learn()
         if not self.identity.lease.valid:
             return
@@ -208,7 +261,7 @@ class Member:
         mine = frozenset(self.claims.mine)
         view = View(self.identity.id, self.identity.incarnation, self._wanted, found, mine, frozenset(self._held))
         steps = self._steps = handoff.next_steps(view, retention)
-        self._stay(mine.difference(steps.give))
+        await self._stay(mine.difference(steps.give))
         freed = await self._give(steps.give)
         at_once = frozenset[str]() if retention is Retention.INTEREST else freed
         await self._let_go((*steps.let_go, *at_once))
@@ -224,11 +277,17 @@ class Member:
         if self._retention is None:
             stream = await self._control.jetstream.stream_info(self._options.stream)
             self._retention = Retention(stream.config.get("retention", "limits"))
-        share = (self._version, ()) if self._alone else await self._assignments.share(self.identity.id)
+            self._stream = stream_identity(stream)
+        share = Share(self._version) if self._alone else await self._assignments.share(self.identity.id)
         if share is None:
             self._wanted = None
         else:
-            self._version, partitions = share
+            self._version, listed = share.version, share.partitions
+            if not self._alone:
+                self._worker.pause(share.paused)
+            partitions = self._worker.fitting(listed, self._covered)
+            for trouble in troubles.left_out(len(listed) - len(partitions)):
+                self._say("the assignment", ConfigError(trouble))
             self._known |= {partition.id: partition for partition in partitions}
             self._wanted = frozenset(partition.id for partition in partitions)
         return self._retention
@@ -256,33 +315,59 @@ class Member:
         stolen = (changed - missing) | (missing - self.claims.mine.keys())
         await self._stop_catching(stolen)
         self.claims.drop(stolen)
+        for partition in stolen & self._draining.keys():
+            self._draining.pop(partition).cancel()
         self._held |= stolen
         self._recheck, self._checked_at = False, clock()
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    def _stay(self, partitions: Collection[str]) -> None:
-        """What was drained, could not be given away, and is not to be given away any more goes on."""
-        staying = self._drained.intersection(partitions)
-        self._worker.resume([p for p in staying if self.claims.mine[p].settled])
-        self._drained -= staying
+    async def _stay(self, partitions: Collection[str]) -> None:
+        """What was to be given away, could not be, and is not to be given away any more goes on."""
+        staying = self._draining.keys() & set(partitions)
+        for partition in staying:
+            self._draining.pop(partition).cancel()
+        try:
+            await self._worker.resume([p for p in staying if self.claims.mine[p].settled])
+        except HookFailed:  # they rest until the next look
+            self._drain_all(staying)
+            raise
 
     async def _give(self, partitions: Collection[str]) -> frozenset[str]:
-        """1. drain, 2. free the claim. Returns what is no longer ours; the rest is tried again."""
+        """1. drain, each by itself, 2. free the claims of those that are. Returns what is no longer ours."""
         if not partitions:
             return frozenset()
-        await self._stop_catching(partitions)
-        self._drained.update(partitions)
-        drained = await self._worker.drain([p for p in partitions if p in self._covered])
-        mine = {p: self.claims.mine[p] for p in partitions if p in self.claims.mine}
-        known = {p: drained[p] for p, claim in mine.items() if claim.settled and p in drained}
+        self._drain_all(partitions)
+        await asyncio.wait([self._draining[p] for p in partitions], timeout=self._options.look_soon)
+        ended = {p: self._draining[p] for p in partitions if self._draining[p].done()}
+        for partition in [p for p, task in ended.items() if task.exception()]:  # it is drained once more
+            log.info("%s: %s is given away later: %s", self.identity.id, partition, ended.pop(partition).exception())
+            self._draining.pop(partition)
+        known = {p: reached for p, task in ended.items() if (reached := task.result())}
         log.debug("%s gives away, and has done: %s", self.identity.id, known)
-        freed = await self.claims.give({p: known.get(p) or self._caught(p) for p in mine})
+        mine = [p for p in ended if p in self.claims.mine]
+        freed = await self.claims.give({p: known.get(p) or Reached(self._caught(p)) for p in mine})
         gone = frozenset(claim.partition for claim in freed)
-        self._drained -= gone
+        for partition in gone:
+            self._draining.pop(partition)
         self._held |= self._covered & gone
         self.handed_over += len(gone)
         return gone
+
+    def _drain_all(self, partitions: Iterable[str]) -> None:
+        for partition in partitions:
+            if partition not in self._draining:
+                self._draining[partition] = asyncio.create_task(self._drain(partition), name=f"drain {partition}")
+
+    async def _drain(self, partition: str) -> Reached | None:
+        """Finish what is being handled of it; returns how far it is, or None when only its floor is known."""
+        if partition in self._covered:
+            drained = await self._worker.drain([partition])
+            await self._stop_catching([partition])
+            claim = self.claims.mine.get(partition)
+            if claim and claim.settled:
+                return drained.get(partition)
+        return None
 
     def _caught(self, partition: str) -> int:
         """How far a partition is done that is not settled: what came of it later may be done too, or not."""
@@ -303,16 +388,33 @@ class Member:
             return
         inherited = [claim for claim in free if claim.owner is not None]
         self._again |= {claim.partition for claim in inherited if not claim.settled}
-        consumers = (await group_consumers(self._control, self._options)).get(self.identity.id, ()) if inherited else ()
+        consumers = await self._own_consumers() if inherited else ()
         floors = {c.partition: handoff.ack_floor(self._known[c.partition], consumers) for c in inherited}
-        known = [handoff.after_crash(c, floors[c.partition]) if c.partition in floors else c for c in free]
-        taken = {claim.partition for claim in await self.claims.take(known)}
+        records = await self._records(inherited)
+        # It may have been made anew since, unnoticed by a worker that had nothing of it.
+        self._stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
+        known = [
+            handoff.after_crash(c, floors[c.partition], records.get(c.incarnation or "")) if c in inherited else c
+            for c in free
+        ]
+        taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in known)}
         self._again |= self._held & taken
         self._held -= taken
 
+    async def _own_consumers(self) -> Collection[ConsumerInfo]:
+        jetstream, options = self._control.jetstream, self._options
+        return (await group_consumers(jetstream, options.stream, options.group)).get(self.identity.id, ())
+
+    async def _records(self, inherited: Iterable[Claim]) -> dict[str, Record]:
+        """What processes that had our id before wrote down, by incarnation."""
+        keys = {c.incarnation: progress_key(self.identity.id, c.incarnation) for c in inherited if c.incarnation}
+        found = records_in(await self._bucket.values(list(keys.values()))) if keys else {}
+        return {incarnation: found[key] for incarnation, key in keys.items() if key in found}
+
     async def _settle(self) -> None:
         """4. add the subjects, 5. catch up, each partition by itself, 6. settle the claim."""
-        new = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in self._catching}
+        busy = self._catching.keys() | self._draining.keys()
+        new = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in busy}
         if not new:
             return
         await self._cover(self._covered | new.keys())
@@ -358,10 +460,14 @@ class Member:
         while True:
             try:
                 leads = await self._election.step()
-                if leads and self._retention and await self._leader.step(self._retention):
-                    self._look.set()
+                if leads and self._retention:
+                    if await self._leader.step(self._retention, self._election.silent_since()):
+                        self._look.set()
+                    for problem in self._leader.problems:
+                        self._say("the partitions", ConfigError(problem))
             except PenstockError as exc:
                 self._leader.blink()
+                self._election.blink()  # a leader that could not write either must not be given up for it
                 self._say("nobody is given up and nothing assigned for now", exc)
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
 
@@ -372,13 +478,21 @@ class Member:
             self._warned.add(str(error))
         log.log(logging.WARNING if lasting else logging.INFO, "%s: %s: %s", self.identity.id, what, error)
 
-    def _count(self) -> None:
-        metrics = self._worker.metrics
+    def count(self, metrics: WorkerMetrics) -> None:
+        """Add the group's numbers to those of its worker.
+
+        `in` are claims that it took, `out` those that it gave: what it has is the difference, or was lost.
+        """
         metrics.claims, metrics.leader_changes = len(self.claims.mine), self._election.changes
         metrics.handoffs.update({"in": self.claims.made - metrics.handoffs["in"]})
         metrics.handoffs.update({"out": self.handed_over - metrics.handoffs["out"]})
 
     # -- how it stands -------------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> bool:
+        """Whether there is an assignment, and we have seen it."""
+        return self._wanted is not None
 
     def statistics(self) -> MemberStatistics:
         return MemberStatistics(
@@ -399,3 +513,13 @@ class Member:
             freed=self._leader.freed,
             kv_writes=self._bucket.writes,
         )
+
+
+def _is_away_for_all(error: PenstockError, answered: bool) -> bool:
+    """Whether nobody else could renew or take over either: no server runs, or one says that the bucket takes nothing.
+
+    Silence says nothing of the kind: we alone may be cut off.
+    """
+    if isinstance(error, BrokerUnreachable):
+        return error.refused
+    return answered and not isinstance(error, DeadlineExceeded | ConnectionLost | OutcomeUnknown)

@@ -7,14 +7,11 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from penstock.broker.model import NANOSECONDS
 from penstock.wire import frames
 from penstock.wire import headers as header_block
 
 ACK_PREFIX = "$JS.ACK."
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-IN_PROGRESS = b"+WPI"
-NAK = b"-NAK"
 ACKED = " 0\r\n\r\nPUB "
 """Between two acknowledgements: the end of an empty message, and the beginning of the next."""
 SHORT_FORM = 9
@@ -91,12 +88,6 @@ def _from_count(reply: str) -> list[str]:
     return tokens[start : start + 5]
 
 
-def consumer_of(reply: str) -> str:
-    """The consumer that waits for an answer there."""
-    tokens = reply.split(".")
-    return tokens[3] if len(tokens) == SHORT_FORM else tokens[5]
-
-
 def acks(replies: Sequence[str]) -> bytes:
     """Acknowledge all of them in one piece: an empty message to each."""
     return f"PUB {ACKED.join(replies)} 0\r\n\r\n".encode("utf-8", "surrogateescape")
@@ -105,20 +96,3 @@ def acks(replies: Sequence[str]) -> bytes:
 def in_progress(replies: Iterable[str]) -> bytes:
     """Ask the server to wait longer for each of them."""
     return "".join([f"PUB {reply} 4\r\n+WPI\r\n" for reply in replies]).encode()
-
-
-def nak(reply: str, delay: float = 0.0) -> bytes:
-    """Have it delivered again after `delay` seconds. A bare nak would ignore every backoff and come back at once."""
-    body = NAK if delay <= 0 else NAK + b' {"delay": %d}' % int(delay * NANOSECONDS)
-    return frames.publish(reply, body)
-
-
-def naks_of_range(stream: str, consumer: str, sequences: Iterable[int], delivery: int) -> bytes:
-    """Have whatever is pending of these stream sequences delivered again, now, in this order.
-
-    The server looks for the stream sequence among what is pending and passes over what is not. `delivery` is a
-    delivery number that the consumer has given out and that is not acknowledged: the last one.
-    """
-    head = f"PUB {ACK_PREFIX}{stream}.{consumer}.1."
-    tail = f".{delivery}.0.0 {len(NAK)}\r\n{NAK.decode()}\r\n"
-    return "".join([f"{head}{sequence}{tail}" for sequence in sequences]).encode()

@@ -6,18 +6,18 @@ Counting costs a few additions a message: values are turned into metrics only wh
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.errors import ConfigError
+from penstock.workers import endpoint
+from penstock.workers.endpoint import Health, always_well
 from penstock.workers.messages import Message
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 HANDLER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 UPDATE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+RECENT = 10_000
+"""Handler calls that the percentile and the share below twice of it are about."""
 LABELS = ("worker", "consumer")
+MOST_LABELS = 500
+"""Partitions of a worker that have numbers of their own."""
+OTHERS = "(others)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,19 @@ METRICS = {
     "parti_consumer_subject_limit": Described("gauge", "Filter subjects that the worker's consumers may have."),
     "parti_consumer_duplicate_subjects_total": Described("counter", "Subjects that came twice in an assignment."),
     "parti_handler_latency_seconds": Described("histogram", "How long handlers took, of messages that were done."),
+    "parti_handler_p95_seconds": Described("gauge", "95th percentile of the last 10,000 handler calls."),
+    "parti_handler_within_ratio": Described("gauge", "Share of them that took less than twice the 95th percentile."),
     "parti_handler_failures_total": Described("counter", "Tries that ended with an error."),
     "parti_dead_letters_total": Described("counter", "Messages that were given up and kept as dead letters."),
     "parti_repeated_total": Described("counter", "Deliveries of messages that were done already; not handled again."),
     "parti_held_messages": Described("gauge", "Messages in the memory of the worker."),
     "parti_parked_messages": Described("gauge", "Messages of slow partitions that wait at the server."),
     "parti_partitions": Described("gauge", "Partitions of the worker."),
+    "parti_partitions_left_out": Described("gauge", "Partitions that are not served: their subjects do not fit."),
+    "parti_handler_oldest_seconds": Described("gauge", "How long the handler has been running that began first."),
+    "parti_handlers_long_running": Described("gauge", "Handlers that have been running for 30 s or more."),
+    "parti_partition_messages_total": Described("counter", "Messages that are done.", (*LABELS, "partition")),
+    "parti_partition_latency_seconds": Described("gauge", "What a message takes, on average.", (*LABELS, "partition")),
     "parti_partition_lag_messages": Described("gauge", "Messages that are not done.", (*LABELS, "partition")),
     "parti_partition_lag_seconds": Described("gauge", "Age of the oldest one not done.", (*LABELS, "partition")),
     "parti_handoffs_total": Described("counter", "Partitions that changed hands.", (*LABELS, "direction")),
@@ -109,6 +121,14 @@ class Look(NamedTuple):
     """Those of them that are here with their data."""
     parked: int = 0
     """Those that wait at the server for room."""
+    behind: int = 0
+    """Messages that partitions which are caught up with had before them when that was last measured."""
+    oldest: float = 0.0
+    """Seconds that the handler has been running that began first."""
+    long_running: int = 0
+    """Handlers that have been running for long."""
+    handled: Mapping[str, tuple[int, float]] = {}
+    """By partition: messages that are done, and seconds that one takes on average."""
 
 
 class WorkerMetrics:
@@ -127,8 +147,13 @@ class WorkerMetrics:
         self.failures = 0
         self.dead_letters = 0
         self.latency = Histogram(HANDLER_BUCKETS)
+        self._recent: deque[float] = deque(maxlen=RECENT)
         self.updates = Histogram(UPDATE_BUCKETS)
         self.update_failures = 0
+        self.updates_failing = 0
+        """Of them, those since the last good one."""
+        self.left_out = 0
+        """Partitions that are not served for lack of room."""
         self.updates_skipped = 0
         self.subjects = 0
         self.subject_limit = subject_limit
@@ -144,10 +169,12 @@ class WorkerMetrics:
 
     def update_applied(self, seconds: float, subjects: int) -> None:
         self.updates.observe(seconds)
+        self.updates_failing = 0
         self.subjects = subjects
 
     def update_failed(self) -> None:
         self.update_failures += 1
+        self.updates_failing += 1
 
     def update_skipped(self) -> None:
         self.updates_skipped += 1
@@ -164,6 +191,15 @@ class WorkerMetrics:
 
     def handled(self, latencies: list[float]) -> None:
         self.latency.observe_all(latencies)
+        self._recent.extend(latencies)
+
+    def service_level(self) -> tuple[float, float]:
+        """The 95th percentile of the latest handler calls, and the share of them below twice that; 0 and 1 of none."""
+        recent = sorted(self._recent.copy())
+        if not recent:
+            return 0.0, 1.0
+        p95 = recent[(len(recent) * 95 - 1) // 100]
+        return p95, bisect_left(recent, 2 * p95) / len(recent) if p95 else 1.0
 
     def failed(self, error: BaseException) -> None:
         self.failures += 1
@@ -183,10 +219,11 @@ class WorkerMetrics:
     def values(self) -> dict[str, Any]:
         """The value of each metric without further labels."""
         now = self.look()
+        p95, within = self.service_level()
         return {
             "parti_consumer_messages_total": self.messages,
             "parti_consumer_redeliveries_total": self.redeliveries,
-            "parti_consumer_inflight": self.pending + now.outstanding,
+            "parti_consumer_inflight": max(self.pending + now.outstanding, now.behind),
             "parti_consumer_update_duration_seconds": self.updates,
             "parti_consumer_update_failures_total": self.update_failures,
             "parti_consumer_update_skipped_total": self.updates_skipped,
@@ -194,23 +231,40 @@ class WorkerMetrics:
             "parti_consumer_subject_limit": self.subject_limit,
             "parti_consumer_duplicate_subjects_total": self.duplicates,
             "parti_handler_latency_seconds": self.latency,
+            "parti_handler_p95_seconds": p95,
+            "parti_handler_within_ratio": within,
             "parti_handler_failures_total": self.failures,
             "parti_dead_letters_total": self.dead_letters,
             "parti_repeated_total": self.repeats,
             "parti_held_messages": now.held,
             "parti_parked_messages": now.parked,
             "parti_partitions": now.partitions,
+            "parti_partitions_left_out": self.left_out,
+            "parti_handler_oldest_seconds": now.oldest,
+            "parti_handlers_long_running": now.long_running,
             "parti_claims": self.claims,
             "parti_leader_changes_total": self.leader_changes,
         }
 
     def labelled(self) -> dict[str, dict[str, float]]:
         """The values of the metrics with one further label, by its value."""
+        handled = self.look().handled
         return {
-            "parti_partition_lag_messages": {id_: lag.messages for id_, lag in self.lag.items()},
-            "parti_partition_lag_seconds": {id_: lag.seconds for id_, lag in self.lag.items()},
+            "parti_partition_messages_total": _few({id_: count for id_, (count, _) in handled.items()}, sum),
+            "parti_partition_latency_seconds": _few({id_: seconds for id_, (_, seconds) in handled.items()}, max),
+            "parti_partition_lag_messages": _few({id_: lag.messages for id_, lag in self.lag.items()}, sum),
+            "parti_partition_lag_seconds": _few({id_: lag.seconds for id_, lag in self.lag.items()}, max),
             "parti_handoffs_total": dict(self.handoffs),
         }
+
+
+def _few(by_partition: dict[str, float], joined: Callable[[Iterable[float]], float]) -> dict[str, float]:
+    """The first partitions by id, and all others as one: labels are not to grow without bound."""
+    if len(by_partition) <= MOST_LABELS:
+        return by_partition
+    ids = sorted(by_partition)
+    rest = joined(by_partition[id_] for id_ in ids[MOST_LABELS:])
+    return {**{id_: by_partition[id_] for id_ in ids[:MOST_LABELS]}, OTHERS: rest}
 
 
 Workers = Callable[[], Iterable[WorkerMetrics]]
@@ -235,20 +289,11 @@ class WorkersCollector(Collector):
         return iter(families.values())
 
 
-def serve(port: int, workers: Workers, address: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
-    """Answer `GET /metrics`; returns the port (0: a free one is chosen), and what ends it."""
-    registry = CollectorRegistry()
-    registry.register(WorkersCollector(workers))
-    try:
-        server, _ = start_http_server(port, address, registry)
-    except OSError as exc:
-        raise ConfigError(f"metrics cannot be served on {address}:{port}: {exc}") from exc
-
-    def end() -> None:
-        server.shutdown()
-        server.server_close()
-
-    return int(server.server_port), end
+def serve(
+    port: int, workers: Workers, address: str = "127.0.0.1", health: Callable[[], Health] = always_well
+) -> tuple[int, Callable[[], None]]:
+    """Answer `/metrics`, `/healthz` and `/readyz`; returns the port (0: a free one is chosen), and what ends it."""
+    return endpoint.serve(port, address, health, WorkersCollector(workers))
 
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

@@ -7,7 +7,8 @@
     overlap   the same without `drain` before it, while the old consumers go on: whoever handles a message first leaves
               a mark, and the other side passes it over (`workers.overlap`). Then `drain` and `switch` end it
     clean_up  delete the old consumers, once every partition has a settled owner
-    roll_back the old consumers go on behind what the group has done; its workers must have stopped
+    roll_back the group gives its partitions back, and the old consumers go on behind what it has done; on an Interest
+              stream the group's workers must have stopped
 
 The flag is the key `migration.state` of the group's bucket: while it says anything but `unified`, nothing is assigned.
 A step may be repeated. On a WorkQueue stream `switch` has to delete the old consumers, since filters must not overlap;
@@ -16,6 +17,7 @@ their configurations are kept under the key, and `roll_back` makes them again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,9 +28,11 @@ from penstock.errors import ConfigError, ConsumerNotFound
 from penstock.workers import claims as claim_store
 from penstock.workers import lag
 from penstock.workers.claims import Claim, claims_in
+from penstock.workers.consumer import group_consumers
 from penstock.workers.group_options import bucket_name, overlap_bucket
 from penstock.workers.handoff import Retention
 from penstock.workers.kv import Bucket, Control
+from penstock.workers.lease import clock
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import InBucket
 
@@ -37,6 +41,8 @@ SHADOW, DRAINED, OVERLAP, UNIFIED, LEGACY = "shadow", "drained", "overlap", "uni
 AT_WORK = frozenset({None, OVERLAP, UNIFIED})
 """Phases in which the group assigns its partitions."""
 PAUSE = timedelta(days=3650)
+LOOK_EVERY = 0.2
+"""Seconds between two looks whether the group has given its partitions back."""
 END = 1 << 63
 """Beyond every sequence."""
 
@@ -117,7 +123,8 @@ class Migration:
         self._control = control
         self._jetstream = control.jetstream
         self._bucket = bucket
-        self._marks = Bucket(control, overlap_bucket(bucket.name.removeprefix(bucket_name(""))))
+        self._group = bucket.name.removeprefix(bucket_name(""))
+        self._marks = Bucket(control, overlap_bucket(self._group))
         self._stream = stream
         self._prefix = prefix
 
@@ -167,14 +174,18 @@ class Migration:
             for p in partitions
         }
 
-    async def drain(self) -> int:
-        """Pause the old consumers; returns how many messages they have delivered that are not acknowledged yet."""
+    async def drain(self, force: bool = False) -> int:
+        """Pause the old consumers; returns how many messages they have delivered that are not acknowledged yet.
+
+        `force`: nobody will acknowledge them any more. The group handles them again, and all that was acknowledged
+        behind the first of them.
+        """
         now = await self._require(SHADOW, DRAINED, OVERLAP)
         for consumer in await self._legacy():
             await self._jetstream.pause_consumer(self._stream, consumer.name, PAUSE)
         left = sum(consumer.ack_pending for consumer in await self._legacy())
-        if not left and now != OVERLAP:  # there the group is at work, and goes on
-            await self._flag(DRAINED)
+        if not left or force:
+            await self._flag(now if now == OVERLAP else DRAINED, forced=force)  # in an overlap the group goes on
         return left
 
     async def overlap(self) -> int:
@@ -210,7 +221,8 @@ class Migration:
         """Hand the partitions over to the group; returns how many. From here on the group assigns them."""
         now = await self._require(DRAINED, UNIFIED, OVERLAP)
         found = await self._legacy()
-        if now == OVERLAP and any(c.ack_pending or not c.paused for c in found):
+        forced = (await self._state()).get("forced", False)
+        if now == OVERLAP and any((c.ack_pending and not forced) or not c.paused for c in found):
             raise ConfigError("the old consumers are still at work; `drain` first")
         count = await self._hand_over(found)
         if await self._retention() is Retention.WORKQUEUE:
@@ -238,24 +250,39 @@ class Migration:
             raise ConfigError(f"the group has yet to pass what was done of {', '.join(open_[:5])}; try again later")
         await self._jetstream.delete_stream(self._marks.stream)
 
-    async def roll_back(self) -> int:
-        """Let the old consumers go on behind what the group has done; returns how many."""
-        state = await self._state()
-        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
-        if owned := sorted({claim.owner for claim in claims.values() if claim.owner}):
-            raise ConfigError(f"{', '.join(owned[:5])} still work for the group; stop them, then try again")
-        await self._flag(LEGACY)
-        retention = await self._retention()
+    async def roll_back(self, within: float = 0.0) -> int:
+        """Let the old consumers go on behind what the group has done; returns how many. Workers of the group have so
+        many seconds to give their partitions back; with none, and on an Interest stream, they must have stopped."""
+        state, retention = await self._state(), await self._retention()
+        came_from = state.get("from") if state["phase"] == LEGACY else state["phase"]
+        if retention is Retention.INTEREST or not within:
+            claims = await self._given_back(0.0)
+            await self._flag(LEGACY, **{"from": came_from})
+        else:
+            await self._flag(LEGACY, **{"from": came_from})  # with this the group's leader takes its partitions away
+            claims = await self._given_back(within)
         if retention is not Retention.INTEREST:
             await self._delete(await self._of_group())
         present = {consumer.name for consumer in await self._legacy()}
-        if state["phase"] == OVERLAP:  # then the old consumers get everything, and pass over what is marked
+        if came_from == OVERLAP:  # then the old consumers get everything, and pass over what is marked
             claims = {}
         for name, config in state["legacy"].items():
             await self._restore(name, config, claims.get(name.removeprefix(self._prefix)), retention, name in present)
         if retention is Retention.INTEREST:
             await self._delete(await self._of_group())
         return len(state["legacy"])
+
+    async def _given_back(self, within: float) -> dict[str, Claim]:
+        """The claims, once nobody owns any."""
+        deadline = clock() + within
+        while True:
+            claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+            owned = sorted({claim.owner for claim in claims.values() if claim.owner})
+            if not owned:
+                return claims
+            if clock() >= deadline:
+                raise ConfigError(f"{', '.join(owned[:5])} still work for the group; stop them, then try again")
+            await asyncio.sleep(LOOK_EVERY)
 
     async def _restore(self, name: str, config: Json, claim: Claim | None, retention: Retention, present: bool) -> None:
         if not present:
@@ -275,8 +302,15 @@ class Migration:
         return [c for c in consumers if c.name.startswith(self._prefix) and not _group_of(c)]
 
     async def _of_group(self) -> list[ConsumerInfo]:
-        consumers = await self._jetstream.consumers(self._stream)
-        return [c for c in consumers if bucket_name(_group_of(c)) == self._bucket.name]
+        found = await group_consumers(self._jetstream, self._stream, self._group)
+        return [consumer for some in found.values() for consumer in some]
+
+    async def load(self) -> tuple[int, float]:
+        """What the group has before it, and what share of what it has out is not out for the first time."""
+        consumers = await self._of_group()
+        out = sum(consumer.ack_pending for consumer in consumers)
+        again = sum(consumer.redelivered for consumer in consumers)
+        return sum(consumer.unprocessed for consumer in consumers), again / max(out, again, 1)
 
     async def _delete(self, consumers: Collection[ConsumerInfo]) -> None:
         for consumer in consumers:
@@ -303,8 +337,8 @@ class Migration:
             raise ConfigError(f"the migration is at {now!r}, and this step comes after {phases[0]!r}")
         return now
 
-    async def _flag(self, to: str) -> None:
-        await self._bucket.put(KEY, {**await self._state(), "phase": to})
+    async def _flag(self, to: str, **more: object) -> None:
+        await self._bucket.put(KEY, {**await self._state(), "phase": to, **more})
 
     async def _write_down(self, consumers: Collection[ConsumerInfo]) -> None:
         """How the old consumers are, for the way back, and how far they are."""

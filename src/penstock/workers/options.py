@@ -10,6 +10,7 @@ from penstock import subjects
 from penstock.broker.model import NANOSECONDS, Json
 from penstock.errors import ConfigError
 from penstock.retry import Backoff
+from penstock.workers.hooks import Hooks
 from penstock.workers.partitions import Partition
 from penstock.workers.verdicts import Retries
 
@@ -131,25 +132,35 @@ class WorkerOptions:
     """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
     processes: int = 0
     """For a handler that is a plain function and computes: processes that run it."""
+    threads: int = 0
+    """For a handler that is a plain function and waits, as for a database: threads that run it."""
     max_in_flight: int = 64
     """Messages that a slow partition may hold here once there is no room for others."""
+    max_bytes: int = 64 * 2**20
+    """Bytes of messages that may wait here or be under way to here, about; a single message may always come."""
     max_parked: int = 50_000
     """Messages of slow partitions that may wait at the server, unacknowledged, without taking others' places."""
-    stop_within: float = 30.0
-    """Seconds that handlers have to finish when the worker stops."""
+    stop_within: float = 60.0
+    """Seconds that handlers have to finish when the worker stops, or when their partition goes to another worker. Then
+    they are cancelled, and whoever goes on begins with their messages."""
     measure_every: float = 15.0
     """Seconds between two looks at how far each partition is behind; 0: never."""
+    batch: int = 0
+    """0: the handler takes a message. Else it takes a list of messages of one partition, so many at most."""
+    hooks: Hooks = field(default_factory=Hooks)
+    """What the program does as the worker begins and ends, and as partitions come and go."""
     catches_up: bool = True
     """Whether the worker itself catches up with a partition that is added; else somebody must call `catch_up`."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "max_in_flight", "stop_within"):
+        for name in ("concurrency", "max_in_flight", "max_bytes", "stop_within"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
         if self.handler_timeout is not None and self.handler_timeout <= 0:
             raise ConfigError(f"handler_timeout must be above 0 seconds, got {self.handler_timeout:g}")
-        if self.processes < 0:
-            raise ConfigError(f"processes must be 0 or more, got {self.processes}")
+        for name in ("processes", "threads", "batch"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must be 0 or more, got {getattr(self, name)}")
         if self.dlq is not None and (wrong := subjects.problem(self.dlq)):
             raise ConfigError(f"dlq: {self.dlq!r} is no subject for dead letters: {wrong}")
         if self.dlq is not None and not subjects.is_literal(self.dlq):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
 from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConfigError
 from penstock.workers import claims as claim_store
-from penstock.workers import election, identity, migration, publication
+from penstock.workers import election, identity, migration, publication, troubles
 from penstock.workers.claims import Claim, claims_in
+from penstock.workers.consumer import group_consumers
 from penstock.workers.group_options import bucket_name
 from penstock.workers.identity import ACTIVE, WorkerRecord, workers_in
 from penstock.workers.kv import Bucket, Control, Entry
@@ -38,6 +41,10 @@ class WorkerOverview:
     lag: int | None
     """Messages that its consumers have before them or out; None when it has no consumer."""
     redelivered: int
+    failures: int = 0
+    """Updates of its consumer that failed in a row."""
+    troubles: tuple[str, ...] = ()
+    """What somebody should look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +75,22 @@ class GroupOverview:
     partitions: tuple[PartitionOverview, ...]
     waits_for: str | None = None
     """What must happen before anything is assigned; None when it is."""
+    problems: tuple[str, ...] = ()
+    """What the leader finds wrong with the partitions."""
+    paused: bool = False
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Partitions that `group move` put where they are."""
 
     @property
     def moves(self) -> tuple[PartitionOverview, ...]:
         """Partitions that are not settled where they should be."""
         return tuple(partition for partition in self.partitions if partition.move)
+
+
+async def group_exists(control: Control, group: str) -> bool:
+    """Whether there is a group of that name. Other buckets may have names like those of groups."""
+    bucket = Bucket(control, bucket_name(group))
+    return await bucket.exists() and bool(await bucket.entries(*FAMILIES, "partitions"))
 
 
 async def look(control: Control, group: str) -> GroupOverview:
@@ -82,31 +100,52 @@ async def look(control: Control, group: str) -> GroupOverview:
         raise ConfigError(f"there is no group {group!r} on this server: no worker of that name has ever joined")
     entries = await bucket.entries(*FAMILIES)
     stream = Published.parse(_family(entries, publication.FAMILY)).stream
-    consumers: dict[str, list[ConsumerInfo]] = {}
-    for consumer in await control.jetstream.consumers(stream) if stream else ():
-        if _of(consumer, group):
-            consumers.setdefault(consumer.config["metadata"]["penstock.worker"], []).append(consumer)
-    return overview(group, entries, consumers)
+    return overview(group, entries, await group_consumers(control.jetstream, stream, group) if stream else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What is assigned and what is claimed: most of a large group, and what changes least."""
+
+    published: Published
+    claims: Mapping[str, Claim]
+    partitions: tuple[PartitionOverview, ...]
+    owned: Mapping[str | None, int]
+    """Partitions by owner."""
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Entry]) -> Self:
+        published, claims = Published.parse(_family(entries, publication.FAMILY)), claims_in(entries)
+        owned = Counter(claim.owner for claim in claims.values())
+        return cls(published, claims, _partitions(published, claims), owned)
 
 
 def overview(
-    group: str, entries: Mapping[str, Entry], consumers: Mapping[str, Collection[ConsumerInfo]]
+    group: str,
+    entries: Mapping[str, Entry],
+    consumers: Mapping[str, Collection[ConsumerInfo]],
+    ownership: Ownership | None = None,
 ) -> GroupOverview:
-    """The group that these keys and consumers, by worker id, make up. Pure."""
-    published = Published.parse(_family(entries, publication.FAMILY))
-    claims = claims_in(entries)
+    """The group that these keys and consumers, by worker id, make up. Pure.
+
+    `ownership` of the same entries, where it is known already.
+    """
+    known = ownership or Ownership.of(entries)
+    published = known.published
     lease = entries.get(election.KEY)
     leader = str(lease.value["worker"]) if lease else None
     workers = sorted(workers_in(entries).items(), key=lambda item: _natural(item[0]))
-    owned = [claim.owner for claim in claims.values()]
     return GroupOverview(
         group=group,
         stream=published.stream,
         version=published.version,
         leader=leader,
-        workers=tuple(_worker(w, r, leader, owned.count(w), consumers.get(w, ())) for w, r in workers),
-        partitions=_partitions(published, claims),
+        workers=tuple(_worker(w, r, leader, known.owned.get(w, 0), consumers.get(w, ())) for w, r in workers),
+        partitions=known.partitions,
         waits_for=_waits_for(group, published.version, dict(workers), leader, entries.get(migration.KEY)),
+        problems=troubles.problems_in(entries.get(troubles.PROBLEMS)),
+        paused=published.paused,
+        pins=published.pins,
     )
 
 
@@ -146,6 +185,8 @@ def _worker(
         applied=record.applied,
         lag=sum(consumer.unprocessed for consumer in consumers) if consumers else None,
         redelivered=sum(consumer.redelivered for consumer in consumers),
+        failures=record.failures,
+        troubles=record.troubles,
     )
 
 
@@ -182,10 +223,6 @@ def movement(assigned: str | None, claim: Claim | None) -> str | None:
 
 def _family(entries: Mapping[str, Entry], family: str) -> dict[str, Entry]:
     return {key: entry for key, entry in entries.items() if key.startswith(f"{family}.")}
-
-
-def _of(consumer: ConsumerInfo, group: str) -> bool:
-    return (consumer.config.get("metadata") or {}).get("penstock.group") == group
 
 
 def _natural(name: str) -> tuple[tuple[int, int | str], ...]:

@@ -8,6 +8,8 @@ HORIZON = 0.5
 """Seconds of work that one batch should be."""
 FIRST = 50
 LEAST = 4
+HEADROOM = 65_536
+"""Bytes that a server counts besides a message's data: its subject, and where to acknowledge it."""
 MEMORY = 0.7
 """Share of the old value that a new observation leaves in the average."""
 
@@ -37,6 +39,19 @@ class BatchSize:
 def capacity(max_ack_pending: int) -> int:
     """Messages that may wait here or be under way to here."""
     return max(1, int(max_ack_pending * FULL))
+
+
+def bounded(most: int, max_bytes: int, size: float) -> int:
+    """Messages of about that size that may wait here or be under way to here, so that they stay within `max_bytes`."""
+    return max(1, min(most, int(max_bytes / size))) if size else most
+
+
+def request_bytes(max_bytes: int, max_payload: int) -> int:
+    """Bytes that one request may bring: two of them may be open before it is known how large the messages are.
+
+    One message has room in any case, or the server would refuse every request.
+    """
+    return max(max_bytes // 4, max_payload + HEADROOM)
 
 
 def next_pull(size: int, asked: int, held: int, room: int) -> int:

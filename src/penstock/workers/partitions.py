@@ -10,8 +10,6 @@ from functools import cached_property
 from penstock import subjects
 from penstock.errors import ConfigError
 
-_ID = re.compile(r"[A-Za-z0-9_=-]+(?:\.[A-Za-z0-9_=-]+)*")
-"""What can be a key of a KV bucket: partitions are claimed there by their id."""
 _NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -28,8 +26,8 @@ class Partition:
     """When there are some, only workers that have one of them may own it."""
 
     def __post_init__(self) -> None:
-        if not _ID.fullmatch(self.id):
-            raise ConfigError(f"{self.id!r} cannot be a partition's id: letters, digits, _ = - and single dots can")
+        if wrong := subjects.problem(self.id):
+            raise ConfigError(f"{self.id!r} cannot be a partition's id: {wrong}")
         if not self.subjects:
             raise ConfigError(f"partition {self.id!r} has no subjects: name at least one")
         for subject in self.subjects:
@@ -96,6 +94,17 @@ class SubjectPattern:
         return Partition(partition_id, (self.subject(partition_id),), weight, frozenset(labels))
 
     def partitions(self, seen: Iterable[str]) -> list[Partition]:
-        """The partitions of the subjects seen, in the order of their ids; subjects of another form are left out."""
-        found = {self.partition_id(subject) for subject in seen} - {None}
-        return [self.partition(found_id) for found_id in sorted(i for i in found if i)]
+        """The partitions of the subjects seen, in the order of their ids; subjects of another form are left out, and so
+        are those that can be no filter of their own: see `refused`."""
+        ids = {self.partition_id(subject) for subject in seen if not refused(subject)} - {None}
+        return [self.partition(found_id) for found_id in sorted(i for i in ids if i)]
+
+
+def refused(subject: str) -> str | None:
+    """Why a message's subject cannot be a partition; None when it can.
+
+    Servers store what publishers send: control characters, and wildcards, which as a filter would be everybody's.
+    """
+    if not subjects.is_literal(subject):
+        return "it has a wildcard in it"
+    return subjects.problem(subject)

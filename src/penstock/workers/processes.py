@@ -49,7 +49,7 @@ class Pool:
         if not all(start.done() for start in self._starting):
             await asyncio.wait([asyncio.wrap_future(start) for start in self._starting])
 
-    async def run(self, *arguments: Any) -> None:
+    async def run(self, *arguments: Any) -> Any:
         """Call the function in a process. When this is cancelled while it runs, the whole pool is killed.
 
         Raises `BrokenProcessPool` when a process has died.
@@ -58,7 +58,7 @@ class Pool:
             raise BrokenProcessPool("a process of the pool has died")
         try:
             running = self._executor.submit(self._function, *arguments)
-            await asyncio.wrap_future(running)
+            return await asyncio.wrap_future(running)
         except BrokenProcessPool:
             self._break()
             raise

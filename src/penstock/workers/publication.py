@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from penstock.broker.model import Json
 from penstock.errors import ConfigError
@@ -36,8 +36,16 @@ class Published:
     stream: str = ""
     leader: str = ""
     """Who made it."""
+    paused: bool = False
+    """Nothing is handled: an operator wants it so."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """By partition: the worker that an operator wants to have it, as long as that worker is there."""
     revisions: Mapping[str, int] = field(default_factory=dict)
     """Of all keys, for the next one."""
+
+    @property
+    def by_id(self) -> dict[str, Partition]:
+        return {partition.id: partition for some in self.partitions.values() for partition in some}
 
     @property
     def owners(self) -> dict[str, str]:
@@ -58,6 +66,8 @@ class Published:
             parked=tuple(head["parked"]),
             stream=head["stream"],
             leader=head["leader"],
+            paused=bool(head.get("paused")),
+            pins=dict(head.get("pins") or {}),
             revisions=revisions,
         )
 
@@ -88,6 +98,8 @@ def writes(before: Published, draft: Draft) -> list[Write]:
         "parked": list(draft.assignment.parked),
         "stream": draft.stream,
         "leader": draft.leader,
+        "paused": before.paused,
+        "pins": dict(before.pins),
     }
     return [*made, _write(before, HEAD, version, head)]
 
@@ -98,6 +110,14 @@ def _share(partitions: tuple[Partition, ...]) -> Json:
 
 def _write(before: Published, key: str, version: int, value: Json) -> Write:
     return Write(key, {"v": VERSION, "version": version, **value}, before.revisions.get(key, 0))
+
+
+class Share(NamedTuple):
+    """What one worker has to know of an assignment."""
+
+    version: int
+    partitions: tuple[Partition, ...] = ()
+    paused: bool = False
 
 
 class Assignments:
@@ -121,8 +141,16 @@ class Assignments:
         head = await self._bucket.get(HEAD)
         return head.value.get("stream") if head else None
 
-    async def share(self, worker_id: str) -> tuple[int, tuple[Partition, ...]] | None:
-        """The version and the partitions of one worker; None when there is no assignment."""
+    async def wish(self, **wishes: Any) -> None:
+        """What an operator wants, written into the assignment that is in force, and kept in all that follow. Raises
+        `ConfigError` when there is none, and `Conflict` when another was made meanwhile."""
+        head = await self._bucket.get(HEAD)
+        if head is None:
+            raise ConfigError("nothing is assigned yet: wait until the group's workers have their first partitions")
+        await self._bucket.put(HEAD, {**head.value, **wishes}, head.revision)
+
+    async def share(self, worker_id: str) -> Share | None:
+        """What concerns one worker; None when there is no assignment."""
         head = await self._bucket.get(HEAD)
         if head is None:
             return None
@@ -131,4 +159,4 @@ class Assignments:
             own = await self._bucket.get(OF + worker_id)
             partitions = parse_partitions(own.value["partitions"]) if own else ()
             self._shares[worker_id] = head.revision, partitions
-        return int(head.value["version"]), partitions
+        return Share(int(head.value["version"]), partitions, bool(head.value.get("paused")))

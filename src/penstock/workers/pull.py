@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from penstock.broker.model import NANOSECONDS
 from penstock.wire import frames
 from penstock.workers.messages import Message
-from penstock.workers.recall import Recall
 
 EXPIRES = 30.0  # seconds
 HEARTBEAT = 5.0  # seconds
@@ -26,16 +25,15 @@ class Pull:
     heard: float = 0.0
     """When something last came."""
     delivery: int = 0
-    """The number of the last delivery; the server counts from 1 again after a reset."""
+    """The number of the last delivery."""
     opening: list[Message] | None = field(default_factory=list)
-    """What came before it was known how many deliveries there were; None once that is known."""
-    recall: Recall | None = None
-    """What was recalled from others and is not complete: until then nothing that comes is handed on."""
+    """What came before it was known that the consumer counts from 1; None once that is known."""
 
-    def request(self, subject: str, count: int) -> bytes:
-        """Ask for so many messages more."""
+    def request(self, subject: str, count: int, max_bytes: int) -> bytes:
+        """Ask for so many messages more, and for no more bytes than that."""
         ask = {
             "batch": count,
+            "max_bytes": max_bytes,
             "expires": int(EXPIRES * NANOSECONDS),
             "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
         }

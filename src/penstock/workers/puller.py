@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 from penstock.broker.jetstream import JetStream
+from penstock.broker.model import ConsumerInfo
 from penstock.deadletter import headers as deadletter_headers
 from penstock.deadletter import letters
 from penstock.errors import PenstockError
 from penstock.retry import Backoff
 from penstock.wire import aio
-from penstock.workers import messages
 from penstock.workers.answers import SessionAnswers
 from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
 from penstock.workers.dispatch import Dispatcher
@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 ONLY = deadletter_headers.ONLY.encode()
 FOR_EVER = 10 * 365 * 86400.0  # seconds
-SETTLE_WITHIN = 1.0
-"""Seconds that the server may take to count acknowledgements that it has received."""
-LOOK_AGAIN = 0.01  # seconds
+
+
+LASTED = 1.0
+"""Seconds after which a session that ends does not count as a failure to begin."""
 
 
 class Puller:
@@ -58,13 +59,14 @@ class Puller:
         self._upkeep = upkeep
         self._metrics = metrics
         self._inboxes: dict[str, str] = {}
-        self._rewound = False
-        """Whether the next session begins with a consumer that knows of nothing that is here."""
+        self.cursors: dict[str, int] = {}
+        """The highest sequence that came, by consumer."""
 
     async def serve(self) -> None:
         """Pull over one connection after the other, for as long as the worker lives."""
-        delays = Backoff().delays()
+        delays, clock = Backoff().delays(), asyncio.get_running_loop().time
         while True:
+            began = clock()
             try:
                 if not self._connection.connected:
                     await self._connection.reconnect()
@@ -72,7 +74,9 @@ class Puller:
                 await self._pull()
             except WentElsewhere as exc:
                 log.info("%s: %s", self._consumer.options.consumer, exc)
-                continue
+                if clock() - began > LASTED:  # not one of many in a row: there is no reason to wait
+                    delays = Backoff().delays()
+                    continue
             except PenstockError as exc:
                 log.warning("%s begins anew: %s", self._consumer.options.consumer, exc)
             await asyncio.sleep(next(delays))
@@ -86,12 +90,13 @@ class Puller:
             options.stream,
             self._answers.acks,
             self._came,
-            self._nothing_here if self._rewound else self._here,
+            self._begin,
+            self._inboxes,
+            self.cursors,
             self._upkeep.room,
             lambda: self._upkeep.batch.size,
-            self._inboxes,
+            self._upkeep.request_bytes(self._connection.info.max_payload),
         )
-        self._rewound = False
         # Nothing is ever received there: it ends when the connection does.
         lost = asyncio.create_task(self._connection.receive(FOR_EVER))
         try:
@@ -120,13 +125,43 @@ class Puller:
             self._answers.session.close_consumer(consumer)
 
     def begin_anew(self, why: str) -> None:
-        """The consumers were reset: whatever is not acknowledged comes again, to a new session; `settling` is held."""
-        self._rewound = True
-        if self._answers.session:
-            self._answers.session.fail(WentElsewhere(why))
+        """Have everything that a work queue still has delivered again, to a new session; `settling` is held."""
+        if session := self._answers.session:
+            self.cursors = {}  # what was added since lies below them, and has not come; the session keeps the old ones
+            session.fail(WentElsewhere(why))
+        else:
+            self.cursors.clear()
 
-    def _nothing_here(self, consumer: str, with_delayed: bool) -> set[int]:
-        return set()
+    def forget(self, consumer: str) -> None:
+        """A consumer is made again, maybe with partitions that the one before did not have: how far that one had come
+        says nothing about them."""
+        if consumer in self.cursors:
+            self._keep_what_is_done()
+            self.begin_anew(f"consumer {consumer} is made again")
+
+    @property
+    def cursor(self) -> int:
+        """Everything of our subjects up to this sequence has come, whichever consumer has them."""
+        return min((self.cursors.get(name, 0) for name in self._consumer.names), default=0)
+
+    async def _begin(self, info: ConsumerInfo) -> None:
+        """Have a consumer deliver whatever is not done, in order; what comes again of the rest is only acknowledged."""
+        self._keep_what_is_done()
+        await self._consumer.reset(info.name, self._first())
+
+    def _keep_what_is_done(self) -> None:
+        if self._consumer.retention != WORK_QUEUE:  # there what is done is gone, and what comes is not done
+            for lane in self._dispatcher.lanes.values():
+                lane.floor = max(lane.floor, lane.done(self.cursor))
+
+    def _first(self) -> int | None:
+        """Where the consumers go on; None: behind their ack floor. What a work queue still has is not done, as a rule,
+        and has to be acknowledged if it is."""
+        if self._consumer.retention == WORK_QUEUE:
+            return 1
+        needed = [lane.needs_from(self.cursor) for lane in self._dispatcher.lanes.values()]
+        known = [sequence for sequence in needed if sequence is not None]
+        return min(known) + 1 if known and len(known) == len(needed) else None
 
     async def _attach(self, session: Session) -> None:
         infos = await self._consumer.present()
@@ -135,29 +170,16 @@ class Puller:
         for info in infos.values():
             await session.open(info)
 
-    def _here(self, consumer: str, with_delayed: bool) -> set[int]:
-        """What of a consumer has come and is not done. What is delayed has no place to answer to, so it is counted only
-        where there is one consumer."""
-        alone = len(self._consumer.names) == 1
-        found = set[int]()
-        for lane in self._dispatcher.lanes.values():
-            found |= {s for s, reply in lane.out() if alone or messages.consumer_of(reply) == consumer}
-            if with_delayed and alone:
-                found |= lane.delayed
-        return found
-
-    def _came(self, batch: list[Message]) -> None:
+    def _came(self, batch: list[Message], again: int) -> None:
         literal, deliver, options = self.routes.literal.get, self._dispatcher.deliver, self._consumer.options
-        redelivered = 0
         for message in batch:
-            if message.delivery_count > 1:
-                redelivered += 1
             lane = literal(message.subject) or self.routes.lane(message.subject)
             if lane is None or (message.raw_headers and not _is_for(message, options)):
                 self._foreign(message)
             else:
                 deliver(lane, message)
-        self._metrics.came(batch, redelivered)
+        self._upkeep.came(batch)
+        self._metrics.came(batch, again)
 
     def _foreign(self, message: Message) -> None:
         """Others' business: our consumer must not wait for it. On a work queue an acknowledgement would remove it."""
@@ -170,18 +192,6 @@ class Puller:
         if session := self._answers.session:
             session.flush()
             await self._connection.flush()
-
-    async def nothing_unknown(self) -> int | None:
-        """None when everything that is out is here; else the highest sequence that is certainly acknowledged."""
-        deadline = asyncio.get_running_loop().time() + SETTLE_WITHIN
-        while True:
-            infos = (await self._consumer.present()).values()
-            here = sum(len(lane.items) for lane in self._dispatcher.lanes.values())
-            if sum(info.ack_pending for info in infos) <= here:
-                return None
-            if asyncio.get_running_loop().time() > deadline:
-                return min(info.ack_floor_stream_seq for info in infos)
-            await asyncio.sleep(LOOK_AGAIN)
 
 
 def _is_for(message: Message, options: ConsumerOptions) -> bool:

@@ -2,14 +2,17 @@
 
 Nothing here waits for a single message. Messages come as the event loop reads them, many a read; acknowledgements are
 collected for a few milliseconds and sent in one piece, together with the next pull requests.
+
+A session begins with its consumers reset to behind what is done. From there on the server delivers everything once, in
+the order of the stream, and counts from 1: a number that does not follow the last says that something went elsewhere.
+Then the session ends, and the next one begins in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from penstock.broker.jetstream import JetStream
@@ -20,7 +23,6 @@ from penstock.workers import messages, pacing
 from penstock.workers.handling import ACKS
 from penstock.workers.messages import Message
 from penstock.workers.pull import HEARTBEAT, Pull
-from penstock.workers.recall import Here, Recall
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +34,6 @@ ACK_LINGER = 0.005
 """Seconds that acknowledgements wait for company, and that lie between two writes that have little of it."""
 COMPANY = 64
 """So many acknowledgements are worth a write of their own, once nothing more can be handled."""
-RECALLED = 20_000
-"""Pending messages are asked for one by one up to this range of sequences; beyond it the consumer is reset."""
-RECALLED_WITHIN = 5.0
-"""Seconds that recalled messages may take; then they are recalled once more."""
 
 
 class Interrupted(Unavailable):
@@ -55,26 +53,32 @@ class Session:
         jetstream: JetStream,
         stream: str,
         acks: list[str],
-        deliver: Callable[[list[Message]], None],
-        here: Here,
+        deliver: Callable[[list[Message], int], None],
+        begin: Callable[[ConsumerInfo], Awaitable[None]],
+        inboxes: dict[str, str],
+        cursors: dict[str, int],
         room: Callable[[], int],
         size: Callable[[], int],
-        inboxes: dict[str, str],
+        max_bytes: int,
     ) -> None:
-        """`acks` are to be sent, and taken out. `deliver` takes messages and must not wait.
+        """`acks` are to be sent, and taken out. `deliver` takes messages, and how many of them have
+        come before. It must not wait.
 
-        `here`: what of a consumer has come and is not done. `room`: messages that may still come. `size`: of a batch.
-        `inboxes` are those of earlier sessions, by consumer: the server may still have requests with them, and what it
-        sends there is for us.
+        `begin` has a consumer deliver whatever is not done, in order, and count from 1. `inboxes` are those of earlier
+        sessions, by consumer: the server may still have requests with them, and what it sends there is for us.
+        `cursors` are kept up to date: the highest sequence that came, by consumer. `room`: messages that may still
+        come. `size`: of a batch. `max_bytes`: that one request may bring.
         """
         self._connection = connection
         self._jetstream = jetstream
         self._stream = stream
         self._deliver = deliver
-        self._here = here
+        self._begin = begin
+        self._inboxes = inboxes
+        self._cursors = cursors
         self._room = room
         self._size = size
-        self._inboxes = inboxes
+        self._max_bytes = max_bytes
         self._pulls: dict[str, Pull] = {}
         self._by_sid: dict[int, Pull] = {}
         connection.skim_with(self._skim)
@@ -91,35 +95,30 @@ class Session:
     # -- consumers -------------------------------------------------------------------------------------------------
 
     async def open(self, consumer: ConsumerInfo) -> None:
-        """Begin to pull from a consumer. What it has delivered to somebody who is gone comes again, before the rest."""
+        """Begin to pull from a consumer, with the first message that is not done."""
         if consumer.name in self._pulls:
             return
         if consumer.name not in self._inboxes:
-            consumer = await self._alone(consumer)
-            self._inboxes[consumer.name] = f"_INBOX.{secrets.token_hex(11)}"
+            await self._alone(consumer)
+            self._inboxes[consumer.name] = self._connection.settings.new_inbox()
         pull = await self._subscribe(consumer.name)
-        # From here on whatever is sent reaches us: the count of deliveries is read only now. A server with leaf nodes
-        # sends to an inbox that nobody listens to again and again, and counts each time.
-        consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
-        recalled = await self._recall(consumer)
-        pull.delivery = consumer.delivered_consumer_seq
-        early, pull.opening = pull.opening, None
-        later = [message for message in early or () if message.delivery > pull.delivery]
-        if recalled:  # they are asked for even if there is no room: what is here may be waiting for them
-            pull.recall, pull.asked = Recall(self._now()), recalled
-            self._write(self._request(pull, recalled))
-            self._keep(pull, pull.recall, later)
-        elif later:
-            self._take(pull, later)
+        await self._begin(consumer)
+        early, pull.opening = pull.opening or [], None
+        firsts = [place for place, message in enumerate(early) if message.delivery == 1]
+        if firsts:  # an earlier request of ours was answered already
+            self._take(pull, early[firsts[-1] :])
         self.top_up()
 
-    def _keep(self, pull: Pull, recall: Recall, later: list[Message]) -> None:
-        """What came while messages were recalled: new ones among it do not show that those came before."""
-        if later and (later[0].delivery != pull.delivery + 1 or later[-1].delivery - later[0].delivery >= len(later)):
-            self.fail(WentElsewhere(f"deliveries of consumer {pull.name!r} went elsewhere while others were recalled"))
-        elif later:
-            pull.delivery = later[-1].delivery
-            recall.keep(later)
+    async def _alone(self, consumer: ConsumerInfo) -> None:
+        """Wait until the server has forgotten the requests of whoever pulled before us, or for as long as that takes.
+
+        A server takes a request for alive up to two seconds after its sender has gone, and goes on to send there what
+        is then missing here.
+        """
+        deadline = self._now() + GONE_WITHIN
+        while consumer.waiting and self._now() < deadline:
+            await asyncio.sleep(GONE_WITHIN / 25)
+            consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
 
     async def _subscribe(self, name: str) -> Pull:
         inbox = self._inboxes[name]
@@ -138,58 +137,6 @@ class Session:
     def consumers(self) -> frozenset[str]:
         """Whom it pulls from."""
         return frozenset(self._pulls)
-
-    async def _alone(self, consumer: ConsumerInfo) -> ConsumerInfo:
-        """Wait until the server has forgotten the requests of whoever pulled before us, or for as long as that takes.
-
-        A server with leaf nodes takes a request for alive up to two seconds after its sender has gone. What it sends
-        there comes back, but behind later messages.
-        """
-        deadline = self._now() + GONE_WITHIN
-        while consumer.waiting and self._now() < deadline:
-            await asyncio.sleep(GONE_WITHIN / 25)
-            consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
-        return consumer
-
-    async def _recall(self, consumer: ConsumerInfo) -> int:
-        """Have everything delivered again that is out and not here; says how many messages that may be."""
-        if not consumer.ack_pending:
-            return 0
-        first, last = consumer.ack_floor_stream_seq + 1, consumer.delivered_stream_seq
-        if last - first > RECALLED:
-            await self._jetstream.reset_consumer(self._stream, consumer.name)
-            return 0  # after a reset they come in order
-        here = self._here(consumer.name, False)
-        wanted = [sequence for sequence in range(first, last + 1) if sequence not in here]
-        if not wanted:
-            return 0
-        delivery = consumer.delivered_consumer_seq
-        data = messages.naks_of_range(self._stream, consumer.name, wanted[:-1], delivery)
-        await self._connection.send(data)
-        # The last one is answered when it was processed, and so were all before it: new messages come after them.
-        subject = f"{messages.ACK_PREFIX}{self._stream}.{consumer.name}.1.{wanted[-1]}.{delivery}.0.0"
-        await self._connection.request(subject, messages.NAK)
-        return min(len(wanted), consumer.ack_pending)
-
-    @property
-    def recalling(self) -> bool:
-        """Whether something that was recalled is not complete."""
-        return any(pull.recall for pull in self._pulls.values())
-
-    async def finish_recalls(self) -> None:
-        """Called from time to time: see whether what was recalled is complete. New messages show it sooner."""
-        for pull in [pull for pull in self._pulls.values() if pull.recall]:
-            info = await self._jetstream.consumer_info(self._stream, pull.name)
-            if self.ended.done():
-                return
-            if pull.recall and pull.recall.is_complete(info, pull.delivery, self._here(pull.name, True)):
-                self._hand_on_recalled(pull)
-
-    def _hand_on_recalled(self, pull: Pull) -> None:
-        if recall := pull.recall:
-            pull.recall = None
-            if found := recall.in_order():
-                self._deliver(found)
 
     # -- what comes ------------------------------------------------------------------------------------------------
 
@@ -219,19 +166,21 @@ class Session:
             self._soon()
 
     def _take_one_by_one(self, pull: Pull, found: list[Message]) -> None:
-        """Somewhere the numbers of the deliveries do not follow each other."""
+        """Somewhere the numbers of the deliveries do not follow each other: what comes before that is taken."""
         for message in found:
             pull.asked -= 1
-            if message.delivery != pull.delivery + 1 and not self._follows(pull, message.delivery):
+            if message.delivery != pull.delivery + 1:
+                missing = abs(message.delivery - pull.delivery - 1)
+                self.fail(WentElsewhere(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
                 return
             pull.delivery = message.delivery
             self._hand_on(pull, [message])
 
     def _hand_on(self, pull: Pull, found: list[Message]) -> None:
-        if pull.recall is None:
-            self._deliver(found)
-        elif pull.recall.add(found):
-            self._hand_on_recalled(pull)
+        cursor = self._cursors.get(pull.name, 0)
+        again = sum(message.sequence <= cursor for message in found) if found[0].sequence <= cursor else 0
+        self._deliver(found, again)
+        self._cursors[pull.name] = max(cursor, found[-1].sequence)
 
     def _came(self, pull: Pull, frame: frames.Message) -> None:
         """Take whatever is not a usual delivery."""
@@ -242,23 +191,6 @@ class Session:
         else:
             self._take(pull, [message])
         self._soon()
-
-    def _follows(self, pull: Pull, number: int) -> bool:
-        """Whether a delivery that is not the next one may be taken: after a reset they are counted from 1 again.
-
-        A gap says that deliveries went elsewhere: to a predecessor whose requests the server still has, or nowhere.
-        Those messages must come before this one, so the session ends, and the next one has them delivered again.
-        """
-        if number == 1:
-            self._restarted(pull)
-            return True
-        missing = abs(number - pull.delivery - 1)
-        self.fail(WentElsewhere(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
-        return False
-
-    def _restarted(self, pull: Pull) -> None:
-        """The consumer was reset, by us or by somebody else: whatever is not acknowledged comes now, in order."""
-        pull.asked, pull.recall = 0, None
 
     def _status(self, pull: Pull, frame: frames.Message) -> None:
         code, text = frame.status or (0, "")
@@ -285,8 +217,6 @@ class Session:
                 self.fail(Interrupted(f"consumer {pull.name!r} has been silent for {SILENCE:g} s"))
             elif pull.asked <= 0:
                 pull.heard = now
-            if pull.recall and now - pull.recall.since > RECALLED_WITHIN:
-                self.fail(WentElsewhere(f"what was recalled of consumer {pull.name!r} has not come"))
         if not self._connection.connected:
             self.fail(Interrupted("the connection is lost"))
 
@@ -320,7 +250,8 @@ class Session:
         return requests
 
     def _request(self, pull: Pull, count: int) -> bytes:
-        return pull.request(self._jetstream.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{pull.name}"), count)
+        subject = self._jetstream.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{pull.name}")
+        return pull.request(subject, count, self._max_bytes)
 
     # -- what is answered ------------------------------------------------------------------------------------------
 

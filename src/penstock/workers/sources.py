@@ -5,6 +5,7 @@ Asked by the leader only, again and again: a source whose answer changes makes a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -16,13 +17,17 @@ from penstock.broker.model import Json
 from penstock.errors import ConfigError, Unavailable
 from penstock.retry import retrying
 from penstock.workers.kv import Bucket
-from penstock.workers.partitions import Partition, SubjectPattern
+from penstock.workers.partitions import Partition, SubjectPattern, refused
 
 KEY = "partitions.list"
 VERSION = 1
 WRITTEN_WITHIN = 5.0
 """Seconds in which a list that nobody takes is written again."""
+TOLD = 3
+"""Subjects that can be no partition are named so many at a time."""
 FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
+
+log = logging.getLogger(__name__)
 
 
 class NoPartitionList(Unavailable):
@@ -70,12 +75,25 @@ class SeenInStream:
     pattern: SubjectPattern
     _seen: set[str] = field(default_factory=set)
 
+    @property
+    def wildcard(self) -> str:
+        """Matches whatever may turn out to be of a new partition."""
+        return self.pattern.filter
+
     async def partitions(self) -> Sequence[Partition]:
         info = await self.jetstream.stream_info(self.stream, subjects_filter=self.pattern.filter)
+        self._tell_refused(info.state.subjects.keys() - self._seen)
         self._seen |= info.state.subjects.keys()
         if not self._seen:
             _refuse_strangers(self.stream, info.config, self.pattern.filter)
         return self.pattern.partitions(self._seen)
+
+    def _tell_refused(self, new: Iterable[str]) -> None:
+        """Say which messages nobody will handle. A publisher may invent any number of such subjects."""
+        why = {subject: reason for subject in new if (reason := refused(subject))}
+        for subject, reason in sorted(why.items())[:TOLD]:
+            rest = f" (and {len(why) - TOLD} more)" if len(why) > TOLD else ""
+            log.warning("messages on %r of %r are of no partition: %s%s", subject, self.stream, reason, rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +139,12 @@ class InBucket:
         entry = await self.bucket.get(KEY)
         if entry is None:  # not the same as an empty list: nobody should give anything up for it
             raise NoPartitionList(self.bucket.name)
-        return parse_partitions(entry.value["partitions"])
+        try:
+            listed = parse_partitions(entry.value["partitions"])
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ConfigError(f"{KEY!r} in bucket {self.bucket.name!r} is no list of partitions: {exc!r}") from exc
+        _refuse_twins(listed)
+        return listed
 
     async def write(self, partitions: Iterable[Partition]) -> None:
         """Replace the list. Retries for a moment: the servers of a cluster hear of a new bucket with a delay."""
@@ -145,6 +168,10 @@ class Described:
     async def partitions(self) -> Sequence[Partition]:
         return [self.described(partition) for partition in await self.source.partitions()]
 
+    @property
+    def wildcard(self) -> str | None:
+        return wildcard_of(self.source)
+
     def described(self, partition: Partition) -> Partition:
         weights = [weight for ids, weight in self.weights if fnmatchcase(partition.id, ids)]
         labels = {label for ids, label in self.labels if fnmatchcase(partition.id, ids)}
@@ -152,6 +179,70 @@ class Described:
             return partition
         weight = weights[-1] if weights else partition.weight
         return replace(partition, weight=weight, labels=partition.labels | labels)
+
+
+def wildcard_of(source: PartitionSource) -> str | None:
+    """What matches messages of partitions that a source will find in the stream; None for one that does not look."""
+    found: str | None = getattr(source, "wildcard", None)
+    return found
+
+
+def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> tuple[list[Partition], list[str]]:
+    """The partitions that can be assigned beside those that are, and what is wrong with the others. Pure.
+
+    A claim says how far a partition is done. With other subjects that would be said of messages that nobody has seen;
+    and a message that is of two partitions would be handled twice.
+    """
+    chosen, wrong, taken = list[Partition](), list[str](), _Taken()
+    for partition in sorted(partitions, key=lambda one: one.id not in known):
+        before = known.get(partition.id)
+        if before and set(before.subjects) != set(partition.subjects):
+            wrong.append(
+                f"partition {partition.id!r} has other subjects than before ({', '.join(partition.subjects)}), and "
+                f"keeps {', '.join(before.subjects)}: give a partition with other subjects another id"
+            )
+            partition = replace(partition, subjects=before.subjects)
+        if other := next((found for s in partition.subjects if (found := taken.by(s.split(".")))), None):
+            wrong.append(
+                f"partition {partition.id!r} is left out: its subjects overlap those of {other!r}, and a message that "
+                "is of both would be handled twice"
+            )
+            continue
+        chosen.append(partition)
+        for subject in partition.subjects:
+            taken.add(subject.split("."), partition.id)
+    return chosen, wrong
+
+
+class _Taken:
+    """Subjects by their tokens, so that one that overlaps is found without a look at all of them."""
+
+    def __init__(self) -> None:
+        self._by: str | None = None
+        """The partition whose subject ends here."""
+        self._next: dict[str, _Taken] = {}
+
+    def add(self, tokens: Sequence[str], partition: str) -> None:
+        place = self
+        for token in tokens:
+            place = place._next.setdefault(token, _Taken())
+        place._by = partition
+
+    def by(self, tokens: Sequence[str]) -> str | None:
+        """The partition that has a subject which some message shares with this one."""
+        if not tokens:
+            return self._by
+        rest = self._next.get(subjects.REST)
+        if rest and tokens:
+            return rest._by
+        if tokens[0] == subjects.REST:
+            return next((found for one in self._next.values() if (found := one._any())), None)
+        same = tokens[0] == subjects.ONE
+        places = self._next.values() if same else [self._next.get(t) for t in (tokens[0], subjects.ONE)]
+        return next((found for place in places if place and (found := place.by(tokens[1:]))), None)
+
+    def _any(self) -> str | None:
+        return self._by or next((found for one in self._next.values() if (found := one._any())), None)
 
 
 def _refuse_strangers(stream: str, config: Mapping[str, Any], filter_: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -106,7 +105,7 @@ async def _batch(place: Place, subject: str, first: int) -> list[Message]:
         elif not ended.done():
             ended.set_result(None)
 
-    inbox, api = f"_INBOX.{secrets.token_hex(11)}", place.jetstream.subject(f"DIRECT.GET.{place.stream}")
+    inbox, api = connection.settings.new_inbox(), place.jetstream.subject(f"DIRECT.GET.{place.stream}")
     ask = {"seq": first, "next_by_subj": subject, "batch": BATCH, "max_bytes": BATCH_BYTES}
     sid = await connection.subscribe(inbox, handler=came)
     try:
@@ -123,7 +122,7 @@ async def _batch(place: Place, subject: str, first: int) -> list[Message]:
 
 def _of_direct_get(frame: frames.Message) -> Message:
     values = frame.header_values()
-    about = {name: values[name][0] for name in ("Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")}
+    about = {name: values[name][-1] for name in ("Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")}
     own = {name: some for name, some in values.items() if name not in ADDED}
     time = parse_time(about["Nats-Time-Stamp"])
     return _message(about["Nats-Subject"], frame.data, int(about["Nats-Sequence"]), time, own)

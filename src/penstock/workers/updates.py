@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -40,6 +40,21 @@ class UpdateOutcome:
     """
     cursor: int = 0
     """Stream sequence: whatever lies above it is delivered, whichever consumer has the subject."""
+
+
+SHOWN = 5
+"""Subjects of a change that a line has room for."""
+
+
+def difference(before: Set[str], after: Set[str]) -> str:
+    """What an update changes, in a line. Pure."""
+    signed = (
+        [f"+{subject}" for subject in sorted(after - before)],
+        [f"-{subject}" for subject in sorted(before - after)],
+    )
+    more = sum(max(len(some) - SHOWN, 0) for some in signed)
+    shown = [one for some in signed for one in some[:SHOWN]]
+    return " ".join([*shown, f"and {more} more"] if more else shown) or "no other subjects"
 
 
 class Events(Protocol):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from penstock.workers import messages, pacing
 from penstock.workers.consumer import WorkerConsumer
 from penstock.workers.dispatch import Dispatcher
+from penstock.workers.lanes import Lane
+from penstock.workers.messages import Message
 from penstock.workers.options import WorkerOptions
 from penstock.workers.session import Session
+from penstock.workers.troubles import LongRunning
 
 TICK = 0.1
 """Seconds between two looks while something waits here."""
@@ -24,45 +28,77 @@ PATIENT_FOR = 3
 class Upkeep:
     """Looks at the lanes from time to time."""
 
-    def __init__(self, dispatcher: Dispatcher, consumer: WorkerConsumer, options: WorkerOptions) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        consumer: WorkerConsumer,
+        options: WorkerOptions,
+        read: Callable[[Lane, list[int]], object],
+    ) -> None:
+        """`read` begins to read messages from the stream that a lane has put aside."""
         self.batch = pacing.BatchSize(pacing.capacity(consumer.options.max_ack_pending))
         self._dispatcher = dispatcher
         self._consumer = consumer
         self._options = options
+        self._read = read
         self._allowed = consumer.options.max_ack_pending
         self._touch_every = consumer.options.ack_wait / PATIENT_FOR
         self._touched = self._observed = time.monotonic()
         self._handled = self._seen = 0
+        self.long_running = LongRunning()
+        self._message_size = 0.0
+        """Bytes of a message, about; at once as large as those that come, and only slowly less."""
 
     def room(self) -> int:
         """Messages that may still come, besides those that were asked for."""
-        return pacing.capacity(self._consumer.options.max_ack_pending) - self._dispatcher.held
+        return self._most - self._dispatcher.held
+
+    @property
+    def _most(self) -> int:
+        most = pacing.capacity(self._consumer.options.max_ack_pending)
+        return pacing.bounded(most, self._options.max_bytes, self._message_size)
+
+    @property
+    def _kept(self) -> int:
+        """Messages that a slow partition may hold: of large ones fewer, so that it leaves room for others."""
+        large = self._most < pacing.capacity(self._consumer.options.max_ack_pending)
+        return min(self._options.max_in_flight, max(1, self._most // 4)) if large else self._options.max_in_flight
+
+    def request_bytes(self, max_payload: int) -> int:
+        """Bytes that one request may bring."""
+        return pacing.request_bytes(self._options.max_bytes, max_payload)
+
+    def came(self, batch: list[Message]) -> None:
+        """Learn how large messages are."""
+        size = sum([len(message.data) for message in batch]) / len(batch)
+        self._message_size = max(size, pacing.MEMORY * self._message_size)
 
     def pause(self, session: Session | None) -> float:
         """Seconds until the next look."""
         since, self._seen = self._dispatcher.handled - self._seen, self._dispatcher.handled
         waits = self._dispatcher.held or self._dispatcher.some_parked
-        return TICK if waits or since > MANY or session is None or session.recalling else REST
+        return TICK if waits or since > MANY or session is None else REST
 
     async def look(self, session: Session) -> None:
         """One look. Raises what the server refuses."""
         self._dispatcher.owners_changed()
         self._observe()
+        self.long_running.look(self._dispatcher.lanes.values())
         session.check()
-        await session.finish_recalls()
         if session.stalled:
-            self._dispatcher.relieve(self._options.max_in_flight)
+            self._dispatcher.relieve(self._kept)
         parked = self._dispatcher.parked
         if parked:
-            self._ask_back(session)
+            self._bring_back()
         self._ask_for_patience(session)
         session.top_up()
         await self._widen(parked)
 
-    def _ask_back(self, session: Session) -> None:
+    def _bring_back(self) -> None:
         for lane in self._dispatcher.lanes.values():
-            if back := lane.wanted_back(self._options.max_in_flight):
-                session.write(b"".join(messages.nak(reply) for reply in back))
+            if back := lane.wanted_back(self._kept):
+                lane.reading = True
+                self._read(lane, back)
 
     def _observe(self) -> None:
         """Let the batches follow the handlers."""

@@ -9,41 +9,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any, Self
 
 from penstock import subjects
 from penstock.broker.jetstream import JetStream
-from penstock.deadletter import headers as deadletter_headers
 from penstock.errors import ConfigError, PenstockError
 from penstock.settings import Settings
 from penstock.wire import aio
-from penstock.workers import lag
+from penstock.workers import filters, lag, troubles
 from penstock.workers.answers import SessionAnswers
 from penstock.workers.catchup import CatchUp
 from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
 from penstock.workers.dispatch import Dispatcher
+from penstock.workers.endpoint import Health
 from penstock.workers.handlers import Handler, Runner
 from penstock.workers.handling import HandlingOptions
+from penstock.workers.hooks import Announced
+from penstock.workers.kv import Bucket, Control
 from penstock.workers.lag import Lag
-from penstock.workers.lanes import Lane
+from penstock.workers.lanes import Finished, Lane
 from penstock.workers.metrics import Look, WorkerMetrics
 from penstock.workers.nodes import NodeWatch
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import Partition
+from penstock.workers.progress import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
 from penstock.workers.puller import Puller
-from penstock.workers.stored import Place
+from penstock.workers.stored import Place, stored
 from penstock.workers.updates import Permission, Trouble, UpdateOutcome, always
 from penstock.workers.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
-
-ONLY = deadletter_headers.ONLY.encode()
-FOR_EVER = 10 * 365 * 86400.0  # seconds
-SETTLE_WITHIN = 1.0
-"""Seconds that the server may take to count acknowledgements that it has received."""
 
 
 class Worker:
@@ -58,27 +58,45 @@ class Worker:
         options: WorkerOptions | None = None,
         ownership: Ownership | None = None,
         positions: Positions | None = None,
+        before: Callable[[str], Reached] | None = None,
+        progress: Progress | None = None,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
     ) -> None:
+        """`positions` and `before`: how far a partition is that nobody handled here, and what else is known of it.
+        `progress`: where to write down what is on trial. A worker without `ownership` belongs to no group, and writes
+        down itself how far it is."""
         self.options = options or WorkerOptions()
         limit = consumer.max_subjects * consumer.max_consumers
         self.metrics = metrics or WorkerMetrics(consumer.worker_id, consumer.consumer, limit)
         self.partitions: dict[str, Partition] = {}
         """What it was last told to handle."""
         self._positions = positions or no_positions()
-        self._runner = Runner(handler, self.options.processes, self.options.handler_timeout)
+        self._before = before or self._recorded
+        self._alone = ownership is None
+        self._settings = settings
+        self._control: Control | None = None
+        self._progress = progress
+        self.told: Callable[[], Mapping[str, Reached]] = self.reached
+        """What is written down."""
+        self._record = Record()
+        """What a worker that belongs to no group has found written down when it began."""
+        self._announced = Announced(self.options.hooks)
+        self._runner = Runner(handler, self.options.processes, self.options.handler_timeout, self.options.threads)
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         # Workers of a group give a message up once between them; one that is alone gives it up for itself.
         alone = None if ownership else consumer.consumer
-        self._answers = SessionAnswers(self._connection, consumer.stream, consumer.prefix, self.options.dlq, alone)
+        self._answers = SessionAnswers(
+            self._connection, consumer.stream, consumer.prefix, self.options.dlq, self._on_trial, alone
+        )
         handling = HandlingOptions(
             worker_id=consumer.worker_id,
             retries=self.options.retries,
             concurrency=self.options.concurrency,
             timeout=None if self.options.processes else self.options.handler_timeout,
+            batch=self.options.batch,
         )
         owner = ownership or OwnsAll()
         self._dispatcher = Dispatcher(self._runner.call, self._answers, owner, handling, self.metrics)
@@ -90,9 +108,10 @@ class Worker:
             on_trouble=on_trouble,
             permitted=permitted,
             before_removal=lambda name: self._puller.leave(name),
+            before_creation=lambda name: self._puller.forget(name),
         )
         self.metrics.look = self._look
-        self._upkeep = Upkeep(self._dispatcher, self.consumer, self.options)
+        self._upkeep = Upkeep(self._dispatcher, self.consumer, self.options, self._bring_back)
         self._puller = Puller(
             self._connection,
             self._jetstream,
@@ -117,6 +136,9 @@ class Worker:
     async def start(self) -> None:
         """Connect, and begin to serve. Raises when no server answers now; later it connects again by itself."""
         await self._connection.reconnect()
+        if self._alone:
+            await self._remember()
+        await self._announced.started()
         self._spawn(self._puller.serve(), "serve")
         self._spawn(self._look_for_ever(), "upkeep")
         self._spawn(NodeWatch(self.consumer).run(), "nodes")
@@ -125,10 +147,11 @@ class Worker:
 
     async def stop(self) -> None:
         """Finish what is being handled, acknowledge it, and leave. The consumer stays for the next run."""
-        with suppress(TimeoutError, PenstockError):
-            async with asyncio.timeout(self.options.stop_within):
-                await self._hold(self._dispatcher.lanes.values())
-                await self._puller.all_sent()
+        with suppress(PenstockError):
+            await self.drain(self._dispatcher.lanes)
+        if self._alone:
+            await self._write_down(ended=True)
+        await self._announced.stopped()
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -138,6 +161,8 @@ class Worker:
         with suppress(PenstockError):  # once the server has heard that we pull no more, nothing is sent here in vain
             await self._connection.flush()
         await self._connection.close()
+        if self._control:
+            await self._control.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -159,11 +184,102 @@ class Worker:
             log.error("%s ended", task.get_name(), exc_info=error)
 
     @property
+    def stream(self) -> str:
+        """When the stream was made that it works on; empty while that is not known."""
+        return self.consumer.created
+
+    @property
+    def remade(self) -> bool:
+        """Whether the stream was made anew: nothing that was done of the old one counts."""
+        return self.consumer.remade
+
+    @property
     def failure(self) -> BaseException | None:
         """What ended one of its loops, if anything did: it should be stopped, and started anew."""
         return self._failure
 
+    def health(self) -> Health:
+        """Whether it should be started anew, and what it waits for before it can handle messages."""
+        if self._failure:
+            return Health(broken=f"cannot go on: {self._failure}")
+        return Health(waiting="" if self._answers.session else "has no connection to a server, or nothing to pull from")
+
+    # -- what is written down --------------------------------------------------------------------------------------
+
+    @property
+    def strained(self) -> bool:
+        """Whether its consumer's ack floor says too little: a message waits or takes long, or a backlog is read."""
+        now = time.perf_counter()
+        return any(
+            lane.waits or lane.tries or lane.parked or not lane.live or (lane.started or now) < now - RECORD_EVERY
+            for lane in self._dispatcher.lanes.values()
+        )
+
+    def reached(self) -> dict[str, Reached]:
+        """How far each partition is that is handled here."""
+        cursor = self._puller.cursor
+        lanes = [lane for id_, lane in self._dispatcher.lanes.items() if id_ not in self._fresh]
+        return {lane.id: Reached(lane.done(cursor), min(lane.tries.items(), default=NO_TRIES)) for lane in lanes}
+
+    async def _remember(self) -> None:
+        """Find what was written down when this worker last ran."""
+        options, settings = self.consumer.options, self._settings
+        self._control = await Control.connect(settings)
+        bucket = Bucket(self._control, ALONE, like=options.stream)
+        self._progress = Progress(bucket, progress_key(options.stream, options.consumer))
+        self._record = await self._progress.load()
+        self._spawn(self._write_down_for_ever(), "write down")
+
+    async def _write_down_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RECORD_EVERY)
+            if self.strained or (self._progress and self._progress.is_due):
+                await self._write_down()
+
+    async def _write_down(self, ended: bool = False) -> None:
+        if self._progress:
+            try:
+                await self._progress.save(self.consumer.created, self.told(), ended)
+            except PenstockError as exc:
+                log.info("%s could not write down how far it is: %s", self.consumer.options.consumer, exc)
+
+    async def _on_trial(self, partition_id: str, sequence: int) -> None:
+        """What is over is written down with the next record: only a crash makes a difference."""
+        if self._progress:
+            self._progress.trial = (partition_id, sequence) if sequence else None
+            if sequence:
+                await self._write_down()
+
+    def _recorded(self, partition_id: str) -> Reached:
+        """What a worker that belongs to no group has written down about a partition."""
+        if not self._alone or self._record.stream not in ("", self.consumer.created):
+            return Reached(0)
+        found = self._record.of(partition_id, 0, self.consumer.created) or Reached(0)
+        crashed = bool(self._record.stream) and not self._record.ended
+        return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
+
+    async def _start_over(self) -> None:
+        """The stream was made anew: whatever was done of the old one says nothing."""
+        log.warning(
+            "stream %s was made anew; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
+        )
+        wanted = list(self.partitions.values())
+        async with self._puller.settling:
+            await self._let_go(list(self._dispatcher.lanes))
+            self._answers.acks.clear()
+            self._dispatcher.finished = Finished()
+            self._puller.cursors.clear()
+            self.consumer.forget()
+        await self.update(wanted)
+
     # -- partitions ------------------------------------------------------------------------------------------------
+
+    async def has_nothing_left(self) -> bool:
+        """Whether everything that its consumers have is handled and acknowledged."""
+        if not self.partitions or self.behind:
+            return False
+        infos = (await self.consumer.present()).values()
+        return bool(infos) and not any(info.unprocessed for info in infos)
 
     async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:
         """Handle these partitions, and no others. Returns when the server filters by them.
@@ -182,13 +298,26 @@ class Worker:
         outcome = await self.consumer.update(chosen.values())
         async with self._puller.settling:
             await self._let_go([id_ for id_ in self._dispatcher.lanes if id_ not in self.partitions])
-            await self._puller.attach()
             await self._begin(outcome)
+            if self._alone:  # before anything is handled: who finds this, and no end, knows of a crash
+                await self._write_down()
+            await self._puller.attach()
         return outcome
+
+    def fitting(self, partitions: Collection[Partition], kept: Collection[str]) -> list[Partition]:
+        """As many of these as its consumers have room for, those that are kept first. The rest is counted."""
+        found = filters.fitting(partitions, kept, self.consumer.fits)
+        self.metrics.left_out = len(partitions) - len(found)
+        return found
+
+    def troubles(self) -> list[str]:
+        """What somebody should look at."""
+        failing = [self.consumer.trouble] if self.consumer.trouble else []
+        return failing + troubles.left_out(self.metrics.left_out) + self._upkeep.long_running.told()
 
     def _add_lane(self, partition: Partition) -> None:
         lane = self._dispatcher.lanes[partition.id] = Lane(partition.id)
-        lane.held = True
+        lane.held, lane.live = True, False
         self._fresh.add(partition.id)
         self._puller.routes.add(partition, lane)
         self._known[partition.id] = partition
@@ -196,6 +325,7 @@ class Worker:
     async def _let_go(self, ids: Collection[str]) -> None:
         gone = [self._dispatcher.lanes[id_] for id_ in ids]
         await self._hold(gone)
+        await self._announced.revoked([lane.id for lane in gone])
         for lane in gone:
             self._puller.routes.remove(self._known.pop(lane.id))
             self._fresh.discard(lane.id)
@@ -210,18 +340,26 @@ class Worker:
         fresh = [self.partitions[id_] for id_ in sorted(self._fresh) if id_ in self.partitions]
         if not fresh:
             return
-        done = await self._positions(fresh) if self.consumer.retention != WORK_QUEUE else {}
+        await self._announced.assigned([partition.id for partition in fresh])
+        done = dict(await self._positions(fresh)) if self.consumer.retention != WORK_QUEUE else {}
         floor = await self._common_floor()
+        end = (await self._jetstream.stream_info(self.consumer.options.stream)).state.last_seq
         wild = [subject for subject in outcome.passed_over if not subjects.is_literal(subject)]
         for partition in fresh:
-            position = done.get(partition.id, 0)
+            position = max(done.get(partition.id, 0), self._recorded(partition.id).done)
+            before, lane = self._before(partition.id), self._dispatcher.lanes[partition.id]
+            lane.suspect = before.suspect
+            if before.tries[1]:
+                lane.tries[before.tries[0]] = before.tries[1]
             if not any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects):
                 self._go_live(partition.id, max(position, floor))
                 continue
+            lane.floor = max(lane.floor, position)
             self._behind.add(partition.id)
             if self.options.catches_up:
                 self._fresh.discard(partition.id)
-                self._spawn(self._keep_catching_up(partition, position + 1, outcome.cursor), "catch up")
+                # What the cursor has passed over lies below the stream's end as it is now.
+                self._spawn(self._keep_catching_up(partition, position + 1, end), "catch up")
 
     async def _common_floor(self) -> int:
         """How far every partition is done that our consumers have had all along. Whoever coordinates a group has that
@@ -235,7 +373,7 @@ class Worker:
         lane = self._dispatcher.lanes[id_]
         self._fresh.discard(id_)
         self._dispatcher.advance(lane, floor)
-        lane.held = False
+        lane.held, lane.live = False, True
         self._dispatcher.wake(lane)
 
     @property
@@ -249,8 +387,8 @@ class Worker:
         return frozenset(self._behind)
 
     def done_through(self, partition_id: str) -> int:
-        """Of all that came of a partition, everything up to this stream sequence is done."""
-        return self._lane(partition_id).done_through
+        """Everything of a partition up to this stream sequence is done."""
+        return self._lane(partition_id).done(self._puller.cursor)
 
     def floor(self, partition_id: str) -> int:
         """Everything of a partition up to this stream sequence is done for certain, whether it came here or not.
@@ -260,23 +398,33 @@ class Worker:
         lane = self._dispatcher.lanes.get(partition_id)
         return lane.floor if lane else 0
 
-    async def drain(self, partition_ids: Collection[str]) -> dict[str, int]:
+    async def drain(self, partition_ids: Collection[str]) -> dict[str, Reached]:
         """Finish what is being handled of these partitions, and handle no more of them until they are live again.
 
-        Returns of each that is handled here the last sequence that is done, with everything before it. Its
-        acknowledgement has reached the server by then.
+        Returns how far each is that is handled here. Its acknowledgements have reached the server by then.
         """
         chosen = [lane for id_ in partition_ids if (lane := self._dispatcher.lanes.get(id_))]
-        await self._hold(chosen)
+        for lane in chosen:
+            self._dispatcher.leave(lane)
+        try:
+            async with asyncio.timeout(self.options.stop_within):
+                await self._dispatcher.quiet(chosen)
+        except TimeoutError:
+            await self._dispatcher.abandon(chosen)
         await self._puller.all_sent()
-        known = await self._puller.nothing_unknown()
-        # Messages may be out that never came here: then only what the server knows to be acknowledged is certain.
-        return {lane.id: lane.done_through if known is None else min(lane.done_through, known) for lane in chosen}
+        await self._announced.revoked([lane.id for lane in chosen])
+        reached = self.reached()
+        return {lane.id: reached[lane.id] for lane in chosen if lane.id in reached}
 
-    def resume(self, partition_ids: Collection[str]) -> None:
+    def pause(self, paused: bool) -> None:
+        """Begin no message of any partition while this is so; what is being handled is finished, and acknowledged."""
+        self._dispatcher.pause(paused)
+
+    async def resume(self, partition_ids: Collection[str]) -> None:
         """Handle partitions again that were drained and not given away after all."""
+        await self._announced.assigned([id_ for id_ in partition_ids if id_ in self._dispatcher.lanes])
         for lane in [self._dispatcher.lanes[id_] for id_ in partition_ids if id_ in self._dispatcher.lanes]:
-            lane.held = False
+            lane.held = lane.leaving = False
             self._dispatcher.wake(lane)
 
     async def catch_up(self, partition: Partition, first_sequence: int, last_sequence: int) -> None:
@@ -289,8 +437,11 @@ class Worker:
         self._fresh.discard(partition.id)
         self._behind.add(partition.id)
         await self._hold([lane])
+        lane.leaving = False
+        if self.consumer.retention != WORK_QUEUE:
+            lane.live, lane.live_from = False, last_sequence
         await self._catching_up.run(partition, lane, first_sequence, last_sequence)
-        lane.held = False
+        lane.held, lane.live = False, True
         self._dispatcher.wake(lane)
         self._behind.discard(partition.id)
         if not self._behind and not self._fresh:
@@ -325,11 +476,32 @@ class Worker:
     async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
         """Positions for a consumer that must be made: what was done here, or else what the coordinator knows."""
         elsewhere = await self._positions(partitions)
+        if self._alone:
+            written = {p.id: self._recorded(p.id).done for p in partitions}
+            elsewhere = {p.id: max(elsewhere.get(p.id, 0), written[p.id]) for p in partitions}
         lanes = self._dispatcher.lanes
         known = [p.id for p in partitions if p.id in lanes and p.id not in self._fresh]
-        # What came of a partition that is being caught up with lies above what is not done.
-        here = {id_: lanes[id_].floor if id_ in self._behind else lanes[id_].done_through for id_ in known}
+        here = {id_: lanes[id_].done(self._puller.cursor) for id_ in known}
         return {p.id: max(here.get(p.id, 0), elsewhere.get(p.id, 0)) for p in partitions}
+
+    def _bring_back(self, lane: Lane, sequences: list[int]) -> None:
+        self._spawn(self._read_back(lane, sequences), "read what was put aside")
+
+    async def _read_back(self, lane: Lane, sequences: list[int]) -> None:
+        """Read messages of a lane that were put aside; those that are gone from the stream are let go."""
+        partition = self._known.get(lane.id)
+        try:
+            if partition is None:
+                return
+            reading = stored(self._place(), partition.subjects, sequences[0], sequences[-1])
+            async with aclosing(reading) as messages:
+                found = [message async for message in messages]
+            if gone := self._dispatcher.bring_back(lane, sequences, found):
+                log.warning("%d messages of %s left the stream before they were handled", gone, lane.id)
+        except PenstockError as exc:
+            log.info("what was put aside of %s is read later: %s", lane.id, exc)
+        finally:
+            lane.reading = False
 
     async def _look_for_ever(self) -> None:
         while True:
@@ -339,13 +511,28 @@ class Worker:
                     await self._upkeep.look(session)
                 except PenstockError as exc:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
+            if self._alone and self.consumer.remade:
+                try:
+                    await self._start_over()
+                except PenstockError as exc:
+                    log.warning("%s: %s", self.consumer.options.consumer, exc)
 
     def _look(self) -> Look:
         """How things stand; asked for when somebody wants to see the metrics."""
         self._dispatcher.report()
         lanes = self._dispatcher.lanes.values()
         outstanding = sum(len(lane.items) for lane in lanes)
-        return Look(len(lanes), outstanding, self._dispatcher.held, self._dispatcher.parked)
+        behind = sum(
+            max(self.metrics.lag[lane.id].messages, 0)
+            for lane in lanes
+            if not lane.live and lane.id in self.metrics.lag
+        )
+        oldest = max((seconds for _, seconds in troubles.running(lanes)), default=0.0)
+        handled = {lane.id: (lane.handled, lane.latency) for lane in lanes}
+        return Look(
+            len(lanes), outstanding, self._dispatcher.held, self._dispatcher.parked, behind, oldest,
+            len(self._upkeep.long_running.now), handled,
+        )  # fmt: skip
 
     async def _measure_for_ever(self) -> None:
         while True:
@@ -357,8 +544,9 @@ class Worker:
         """How far each partition is behind, asked of the server now."""
         lanes = self._dispatcher.lanes
         live = [self._known[id_] for id_ in lanes if id_ not in self._fresh]
-        done = {id_: lane.done_through for id_, lane in lanes.items()}
+        done = {id_: lane.done(self._puller.cursor) for id_, lane in lanes.items()}
         self.metrics.lag = await lag.measure(
             self._connection, self._jetstream, self.consumer.options.stream, live, done
         )
+        self.metrics.pending = sum(info.pending for info in (await self.consumer.present()).values())
         return self.metrics.lag

@@ -115,7 +115,16 @@ def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path, data: str
 
 @pytest.mark.parametrize("host", ["nosuch.invalid", "203.0.113.7", "a" * 70])
 def test_a_host_that_is_not_this_machine_fails_at_once(tmp_path: Path, host: str) -> None:
-    assert f"cannot listen on host '{host}'" in fails(1, "--port", "0", "--data", str(tmp_path), "--host", host)
+    assert f"cannot listen on host '{host}'" in fails(
+        1, "--port", "0", "--data", str(tmp_path), "--host", host, "--no-login"
+    )
+
+
+def test_no_server_is_open_to_a_network_by_accident(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "::", "10.1.2.3", "somewhere.example"):
+        assert "or say --no-login" in fails(64, "--port", "0", "--data", str(tmp_path), "--host", host)
+    with penstock_server("--port", "0", "--data", str(tmp_path), "--host", "127.0.0.2") as (_, said):
+        assert said["url"].startswith("nats://127.0.0.2:")
 
 
 @pytest.mark.parametrize(

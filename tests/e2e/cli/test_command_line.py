@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import sysconfig
 import termios
 import threading
@@ -92,9 +93,31 @@ def test_every_command_has_help_with_an_example(run: Run, words: tuple[str, ...]
     assert re.search(r"^ *Example:\n +(\S+ \| )?penstock", shown, re.MULTILINE), shown
 
 
+def test_flags_of_the_connection_may_follow_the_command(tmp_path: Path) -> None:
+    with EmbeddedServer(data=tmp_path / "nats") as one:
+        assert here("--servers", "nats://127.0.0.1:1", "status", "--servers", one.url, "--timeout", "5").returncode == 0
+        assert here("consumer", "ls", "--servers", one.url).returncode == 0
+        wrong = here("status", "--servers", "nats://127.0.0.1:99999")
+        assert wrong.returncode == 64, wrong.stderr
+
+
 def test_every_command_is_walked() -> None:
     assert set(main.COMMANDS) == {words[0] for words in COMMANDS}
     assert ("consumer", "reset") in COMMANDS
+
+
+def test_the_list_of_commands_has_a_line_for_each_and_imports_none_of_them() -> None:
+    code = (
+        "import sys; from penstock.cli import main\n"
+        "try: main.run(['--help'])\n"
+        "finally: print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown = done.stdout.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in shown] == list(main.COMMANDS), "each on a line of its own, 80 columns wide"
+    loaded = set(done.stderr.split())
+    assert loaded.isdisjoint({"nats", "numpy", "numba", "prometheus_client", "pyarrow", "pyspark", "yaml"})
+    assert loaded.isdisjoint({where.partition(":")[0] for where, _ in main.COMMANDS.values()})
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -124,8 +147,10 @@ WRONG = {
     "--tls-ca": ("nowhere.pem", "tls_ca: there is no file 'nowhere.pem'"),
     "--tls-cert": ("x.pem", "tls_cert and tls_key go together"),
     "--tls-key": ("x.pem", "tls_cert and tls_key go together"),
+    "--context": ("nosuch", "there is no NATS context 'nosuch'"),
     "--domain": ("a b", "'a b' cannot be a JetStream domain"),
     "--timeout": ("nan", "nan is not a number of seconds above 0"),
+    "--inbox-prefix": ("a.*", "inbox_prefix: 'a.*' cannot be one"),
 }
 CONTRADICTING = {"--user": ["--token", "t"], "--token": ["--user", "u"]}
 
@@ -278,11 +303,11 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for_beyond_the_timeout
 
     monkeypatch.setattr(socket, "getaddrinfo", silent)
     try:
-        for words in (["status"], ["fetch", "reader"]):
+        for words in (["status"], ["fetch", "reader"], ["dlq", "ls"]):
             done = here("--servers", "nats://a.test", "--timeout", "0.3", *words)
             assert done.returncode == 1, done
             assert "a.test" in done.stderr
-        assert len(asked) >= 2
+        assert len(asked) >= 3
         assert answered == []
     finally:
         silence.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -12,15 +11,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.commands import here
 from tests.support.quickstarts import PENSTOCK, as_process, running_servers
 
-from penstock.broker import connect
 from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.home import Home
-from penstock.settings import Settings
 from penstock.testing import eventually
 
 
@@ -66,26 +64,23 @@ def test_what_a_handler_failed_on_comes_back_and_the_totals_add_up(two_runs: Two
         assert "0 dead letters" in said
 
 
-def test_the_services_handle_every_event_of_theirs_once_over_two_runs(two_runs: TwoRuns, tmp_path: Path) -> None:
-    handled = re.compile(r"provisioning (\d+), billing (\d+), notification (\d+) events")
-    first, second = (tuple(map(int, found.groups())) for found in map(handled.search, two_runs.said) if found)
+def test_the_services_handle_every_event_of_their_consumers_over_two_runs(two_runs: TwoRuns, tmp_path: Path) -> None:
     with EmbeddedServer(data=shutil.copytree(two_runs.where / ".penstock" / "nats", tmp_path / "nats")) as server:
-        stored = asyncio.run(subject_counts(server.settings))
-    expected = [sum(stored[subject] for subject in service) for service in SERVICE_SUBJECTS]
-    assert [a + b for a, b in zip(first, second, strict=True)] == expected
+        shown = {one["name"]: one for one in consumers_of(server.url)}
+    behind = {name for name, one in shown.items() if one["lag_messages"]}
+    assert behind == {name for name in shown if name.startswith("app_runtime_worker_")}, (
+        "the service that was not started"
+    )
+    for said in two_runs.said:
+        assert "5 services, 2 instances each, handled" in said
+        assert "app_runtime_worker_instance_requested (nobody reads)" in said
+        assert "app-runtime-worker was not started on purpose" in said
 
 
-SERVICE_SUBJECTS = [
-    [f"gpuaas.provisioning.{name}" for name in ("requested", "releasing.requested", "force_release_requested")],
-    ["platform.billing.usage.metered"],
-    [f"gpuaas.provisioning.{name}" for name in ("active", "failed", "releasing.completed", "release_failed")],
-]
-
-
-async def subject_counts(settings: Settings) -> dict[str, int]:
-    async with connect(settings) as broker:
-        found = [await broker.jetstream.stream_info(name, subjects_filter=">") for name in ("PROVISIONING", "BILLING")]
-    return {subject: count for stream in found for subject, count in stream.state.subjects.items()}
+def test_a_group_shares_a_stream_and_hands_over(two_runs: TwoRuns) -> None:
+    for said in two_runs.said:
+        assert re.search(r"2 workers shared 12 nodes; one left, and its \d+ went over", said)
+        assert "3,000 readings, each once and in order" in said
 
 
 def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(two_runs: TwoRuns, tmp_path: Path) -> None:
@@ -97,10 +92,15 @@ def test_a_second_run_goes_on_where_the_first_stopped_and_fresh_begins_anew(two_
     assert "from 2026-01-01 00:00" in fresh.stdout, fresh.stderr
 
 
-def consumers(url: str) -> list[str]:
+def consumers_of(url: str) -> list[dict[str, Any]]:
     status = [*PENSTOCK, "--servers", url, "status", "--json"]
     shown = subprocess.run(status, capture_output=True, text=True, check=True)
-    return [one["name"] for one in json.loads(shown.stdout)["consumers"]]
+    found: list[dict[str, Any]] = json.loads(shown.stdout)["consumers"]
+    return found
+
+
+def consumers(url: str) -> list[str]:
+    return [one["name"] for one in consumers_of(url)]
 
 
 def test_keep_leaves_the_broker_running_and_says_how_to_reach_and_stop_it(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from tests.support.commands import ended
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.pulling import Pull
-from penstock.testing import eventually_async
+from penstock.publish.plain import PlainPublisher
+from penstock.testing import eventually_async, letter_subject, stream_messages
 from penstock.wire import aio
 
 Dlq = Callable[..., str]
@@ -246,3 +247,67 @@ def test_what_was_given_up_and_not_captured_is_told_everywhere(nats_server: Embe
     assert json.loads(ended(*servers, "dlq", "ls", "--json", code=2).stdout)["given_up"] == 0
     ended(*servers, "dlq", "replay", "--all")
     assert "no dead letters" in ended(*servers, "dlq", "ls").stdout
+
+
+async def written_by_services(stage: Stage) -> None:
+    """Letters without any header of ours: of one consumer, of two that read one subject, and of one with a wildcard."""
+    await stage.build()
+    for name, dlq, filter_ in [
+        ("invoices", "dlq.orders.invoiced", "orders.invoiced"),
+        ("mails", "dlq.orders.sent", "orders.sent"),
+        ("metrics", "dlq.orders.sent", "orders.sent"),
+    ]:
+        config = {"durable_name": name, "ack_policy": "explicit", "filter_subject": filter_}
+        await stage.js.create_consumer("ORDERS", {**config, "metadata": {"penstock.dlq": dlq}})
+    async with PlainPublisher(stage.settings) as publisher:
+        for subject in ("dlq.orders.invoiced", "dlq.orders.sent", "dlq.orders.placed", "dlq.who.knows"):
+            await publisher.add(letter_subject(subject), subject.encode(), {"Trace": "t1"})
+        await publisher.finish()
+
+
+def test_letters_that_services_wrote_themselves_go_where_their_consumers_read(nats_server: EmbeddedServer) -> None:
+    on_stage(nats_server, written_by_services)
+    servers = ("--servers", nats_server.url)
+    listed = json.loads(ended(*servers, "dlq", "ls", "--letters", "--json", code=2).stdout)
+    assert {(one["stream"], one["reader"]) for one in listed["groups"]} >= {
+        ("ORDERS", "invoices"),
+        ("ORDERS", "billing"),
+    }
+    planned = ended(*servers, "dlq", "replay", "--all", "--dry-run", code=2)
+    assert "its original subject is not known: name one with --to" in unfolded(planned.stdout + planned.stderr)
+    ended(*servers, "dlq", "replay", "--consumer", "invoices", "--only-failed")
+    done = json.loads(ended(*servers, "dlq", "replay", "--all", "--json", code=2).stdout)
+    assert (done["replayed"], sum(done["skipped"].values())) == (1, 2)
+    ended(*servers, "dlq", "replay", "--all", "--to", "dlq.again", code=64)
+    ended(*servers, "dlq", "replay", "--all", "--to", "orders.*", code=64)
+    ended(*servers, "dlq", "replay", "--all", "--to", "orders.again")
+    found = stream_messages(nats_server.settings, "ORDERS")
+    assert [(one.subject, one.data.decode()) for one in found] == [
+        ("orders.invoiced", "dlq.orders.invoiced"),
+        ("orders.sent", "dlq.orders.sent"),
+        ("orders.again", "dlq.orders.placed"),
+        ("orders.again", "dlq.who.knows"),
+    ]
+    assert all(one.header_values()["Trace"] == ["t1"] for one in found)
+    assert found[0].header_values()["Penstock-Dlq-Only"] == ["ORDERS/invoices"]
+    assert "no dead letters" in ended(*servers, "dlq", "ls").stdout
+
+
+async def letter_out_of_sight(stage: Stage) -> None:
+    await two_causes(stage)
+    config = {"durable_name": "inspector", "ack_policy": "explicit", "ack_wait": 200_000_000, "max_deliver": 1}
+    await stage.js.create_consumer("DLQ", config)
+    await Pull(stage.connection, "DLQ", "inspector", None, 2).fetch(5)
+
+    async def is_given_up() -> bool:
+        return (await stage.js.consumer_info("DLQ", "inspector")).ack_pending == 0
+
+    await eventually_async(is_given_up, 30, "the letters to be out of the inspector's sight")
+
+
+def test_ls_names_consumers_that_lose_sight_of_letters(nats_server: EmbeddedServer) -> None:
+    on_stage(nats_server, letter_out_of_sight)
+    done = ended("--servers", nats_server.url, "dlq", "ls", code=2)
+    assert "DLQ/inspector does not deliver letters again" in unfolded(done.stderr)
+    listed = json.loads(ended("--servers", nats_server.url, "dlq", "ls", "--json", code=2).stdout)
+    assert (listed["overlooked"], listed["letters_total"]) == ({"DLQ/inspector": 2}, 3)

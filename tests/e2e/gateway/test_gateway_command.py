@@ -46,7 +46,7 @@ def test_files_that_are_no_certificates_are_told(tmp_path: Path) -> None:
     file = write_platform(tmp_path, "nats://127.0.0.1:1")
     done = run(file, "--cert", str(file), "--key", str(tmp_path / "edge.key"))
     assert done.returncode == 1
-    assert "TLS files of the gateway cannot be used" in done.stderr
+    assert "the TLS files cannot be used" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.freezing import freeze
 from tests.support.streams import make_stream
 
 from penstock.broker import connect
@@ -127,6 +128,33 @@ def test_more_than_a_thousand_lines_go_in_chunks_that_are_atomic_by_themselves(
     assert done.code == 0, done.stderr
     assert "3 batches: each is atomic by itself" in done.stderr
     assert stream_data(server.settings, "ORDERS") == events(2_500)
+
+
+def test_an_atomic_load_that_was_cut_off_is_resumed_by_its_message_ids(
+    server: EmbeddedServer, publish: Publish, written: Written
+) -> None:
+    lines = events(1_250)
+    options = ["--atomic", "--batch-size", "250", "--message-id", "id", "--json"]
+    assert publish("orders.{region}", "--file", written(lines[:500]), *options).code == 0
+    for duplicates in (500, 1_250):
+        done = publish("orders.{region}", "--file", written(lines), *options)
+        assert done.code == 0, done.stderr
+        report = json.loads(done.stdout)
+        assert (report["messages"], report["stored"][0]["duplicates"]) == (1_250 - duplicates, duplicates)
+        assert stream_data(server.settings, "ORDERS") == lines
+
+
+def test_an_atomic_batch_of_which_some_is_stored_is_refused_with_the_ids(
+    server: EmbeddedServer, publish: Publish, written: Written
+) -> None:
+    assert publish("orders.a", "--file", written(events(2)), "--message-id", "id").code == 0
+    done = publish("orders.a", "--file", written(events(5)), "--message-id", "id", "--atomic")
+    assert done.code == 1
+    assert "lines 1 to 5:" in done.stderr
+    assert "2 of its 5 messages are stored already ('e1', 'e2')" in done.stderr
+    twice = publish("orders.a", "--file", written(events(3, 10) * 2), "--message-id", "id", "--atomic")
+    assert "message id 'e10' comes twice in it" in twice.stderr
+    assert len(stream_data(server.settings, "ORDERS")) == 2
 
 
 @pytest.mark.parametrize(
@@ -245,7 +273,6 @@ def test_an_empty_input_stores_nothing_and_is_fine(publish: Publish, written: Wr
         (["orders.{}", "--file", "-"], "a brace that names no field"),
         (["orders..a", "--file", "-"], "is not a subject"),
         (["orders.*", "--file", "-"], "has a wildcard"),
-        (["orders.a"], "Missing option"),
     ],
 )
 def test_wrong_usage_exits_64_and_says_what_would_be_right(
@@ -339,7 +366,9 @@ def test_an_interrupted_load_says_what_is_stored(server: EmbeddedServer, mode: s
     assert errors.decode().splitlines()[-1] == "error: interrupted"
     told = json.loads(output)
     assert "interrupted" in told["error"]
-    assert 0 < told["messages"] <= len(stream_data(server.settings, "ORDERS"))
+    stored = len(stream_data(server.settings, "ORDERS"))
+    in_doubt = sum(lines["last_line"] - lines["first_line"] + 1 for lines in told["in_doubt"])
+    assert 0 < told["messages"] <= stored <= told["messages"] + in_doubt
 
 
 @pytest.mark.kills
@@ -360,3 +389,46 @@ def test_a_killed_server_during_a_fast_load_loses_no_line(server: EmbeddedServer
     assert child.returncode == 0, errors
     assert json.loads(output)["messages"] == 10_000
     assert stream_data(server.settings, "ORDERS") == events(10_000)
+
+
+@pytest.mark.kills
+@pytest.mark.short
+@pytest.mark.parametrize("ending", ["kill", "Ctrl-C"])
+def test_a_slow_load_that_is_cut_off_tells_what_is_stored_and_what_is_in_doubt(
+    server: EmbeddedServer, ending: str
+) -> None:
+    command = [*PENSTOCK, "--servers", server.url, "publish", "orders.a", "--file", "-", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdin
+        for number in range(1, 13):
+            child.stdin.write(events(1, start=number)[0] + b"\n")
+            child.stdin.flush()
+            eventually(partial(stores_more_than, server, number - 1), 60, "the line to be stored")
+        if ending == "Ctrl-C":
+            child.send_signal(signal.SIGINT)
+        else:
+            server.kill()
+            child.stdin.write(b"\n".join(events(1_000, start=13)) + b"\n")
+        output, errors = child.communicate(timeout=120)
+        assert child.returncode == 1
+    told = json.loads(output)
+    assert told["messages"] == 12, (told, errors)
+    assert told["stored"] == [{"stream": "ORDERS", "first": 1, "last": 12, "count": 12, "duplicates": 0}]
+    assert all(doubt["first_line"] >= 13 for doubt in told["in_doubt"])
+
+
+def test_plain_lines_are_in_doubt_when_the_server_does_not_answer_in_time(server: EmbeddedServer) -> None:
+    command = [*PENSTOCK, "--servers", server.url, "--timeout", "2", "publish", "orders.a", "--file", "-", "--json"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdin
+        child.stdin.write(events(1)[0] + b"\n")
+        child.stdin.flush()
+        eventually(partial(stores_more_than, server, 0), 60, "the line to be stored")
+        freeze(server.pid)
+        try:
+            output, errors = child.communicate(b"\n".join(events(5, start=2)), timeout=120)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert child.returncode == 1, errors
+    told = json.loads(output)
+    assert (told["messages"], told["in_doubt"]) == (1, [{"first_line": 2, "last_line": 6}])

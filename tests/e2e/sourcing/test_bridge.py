@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,9 +27,11 @@ from penstock.broker.model import Json
 from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
 from penstock.publish import BlockingPublisher
-from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced, LeftBehind
+from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced
 from penstock.sourcing.copies import mark_of
+from penstock.sourcing.leftovers import LeftBehind
 from penstock.sourcing.mapping import Mapping
+from penstock.sourcing.receiver import Receiver
 from penstock.testing import eventually, issue_certificates, stream_messages
 from penstock.wire import blocking
 from penstock.wire.frames import Message
@@ -173,6 +176,28 @@ def test_what_a_work_queue_holds_behind_the_consumer_is_told_and_not_taken_for_c
         with pytest.raises(LeftBehind, match="consumer 'b' has passed over"):
             bridge(here, there).run(until_caught_up=True)
         assert (there.held(), here.held()) == (5, 5)
+
+
+def test_copied_messages_that_a_work_queue_holds_behind_the_consumer_are_acknowledged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a kill of the origin's server: it forgets deletions, while the consumer is past the messages."""
+    monkeypatch.setattr("penstock.sourcing.bridge.STUCK_FOR", 0.5)
+    with sites(tmp_path, "workqueue") as (here, there):
+        bridge(here, there).run(until_caught_up=True)
+        here.publish(0, 10)
+        carrier = bridge(here, there)
+        with monkeypatch.context() as patched:
+            patched.setattr(Receiver, "_answer", lambda self: None)  # nothing is acknowledged
+            carrier.run(lambda: carrier.statistics().stored == 10)
+        here.publish(10, 2)
+        blocking.run(here.publisher.jetstream.reset_consumer("O", "b", 12))  # passes over all copies, and one more
+        with pytest.raises(LeftBehind, match="consumer 'b' has passed over"):
+            bridge(here, there).run(until_caught_up=True)
+        assert (there.held(), here.held()) == (11, 11)
+        blocking.run(here.publisher.jetstream.delete_message("O", 11))
+        assert bridge(here, there).run(until_caught_up=True).stored == 0
+        assert (there.held(), here.held()) == (11, 0)
 
 
 def test_filter_mapping_and_rate_are_kept(tmp_path: Path) -> None:
@@ -483,6 +508,52 @@ def through_kills(tmp_path: Path, retention: str, count: int, kills: int) -> Non
         assert (got.count, got.wrong) == (count, []), f"seed {SEED}"
         if retention == "limits":
             assert got.value == Digest(a, "O").value
+
+
+SEEDS = [pytest.param(seed, marks=[pytest.mark.short] if seed == 12 else []) for seed in range(30)]
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("seed", SEEDS)
+def test_killed_at_random_and_run_until_it_has_caught_up_everything_is_there_once(tmp_path: Path, seed: int) -> None:
+    """Exit code 0 is the promise: what it stands for is looked at without waiting."""
+    print(f"seed {seed}")
+    chance, count = random.Random(seed), 20_000
+    retention = ("workqueue", "limits", "interest")[seed % 3]
+    with EmbeddedServer(tmp_path / "a") as a, EmbeddedServer(tmp_path / "b") as b:
+        Site(a, "O", retention=retention).publisher.close()
+        Site(b, "D").publisher.close()
+        subprocess.run(command(a, b, "--until-caught-up"), check=True, timeout=60)  # makes the consumer
+        publishing = threading.Thread(target=publish_all, args=(a, count))
+        publishing.start()
+        for reached in sorted(chance.randrange(count // 2) for _ in range(chance.randint(2, 4))):
+            struck_meanwhile(chance, a, b, reached)
+        publishing.join(300)
+        codes = [1]
+        while codes[-1] and len(codes) < 20:
+            codes.append(subprocess.run(command(a, b, "--until-caught-up"), timeout=120).returncode)
+        assert codes[-1] == 0, f"seed {seed}: {codes}"
+        with BlockingPublisher.connect(a.settings) as publisher:
+            left = blocking.run(publisher.jetstream.stream_info("O")).state.messages
+        got = Digest(b, "D")
+        assert (got.count, got.wrong) == (count, []), f"seed {seed}"
+        if retention == "limits":
+            assert got.value == Digest(a, "O").value, f"seed {seed}"
+        else:
+            assert left == 0, f"seed {seed}"
+
+
+def struck_meanwhile(chance: random.Random, a: EmbeddedServer, b: EmbeddedServer, reached: int) -> None:
+    """Run the bridge until so much is stored, then kill it or a server; it may have ended by itself before."""
+    process = subprocess.Popen([*command(a, b, "--until-caught-up"), "--rate", "6000"])
+    eventually(lambda: stored(b) >= reached or process.poll() is not None, 300, f"{reached} copies")
+    time.sleep(chance.uniform(0, 0.1))  # anywhere within a batch
+    victim = chance.choice(VICTIMS)
+    for server in {"origin": (a,), "destination": (b,)}.get(victim, ()):
+        server.kill()
+        server.start()
+    process.kill()
+    process.wait()
 
 
 VICTIMS = ("bridge", "origin", "destination")

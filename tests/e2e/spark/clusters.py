@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
+from tests.support import processes
 
 import penstock
 from penstock.broker.ports import free_ports
@@ -24,6 +25,7 @@ LOOPBACK = "127.0.0.1"
 QUICK = {"JDK_JAVA_OPTIONS": SHORT_LIVED}
 """For every JVM there is: master, worker, driver and executors live a minute each."""
 STARTED_WITHIN = 300.0  # seconds
+EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 def python_without_package(folder: Path) -> Path:
@@ -75,22 +77,78 @@ def spark_home(folder: Path) -> Path:
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
     """A master and a worker with two cores, as processes of their own; gives the master's URL."""
-    port, page, worker_page = free_ports(3, LOOPBACK)
-    url = f"spark://{LOOPBACK}:{port}"
-    place = ["--host", LOOPBACK]
-    offer = ["--cores", "2", "--memory", "1g", "--work-dir", str(folder / "work")]
-    with (
-        _spark_class(folder, "master.Master", *place, "--port", str(port), "--webui-port", str(page)) as master,
-        _spark_class(folder, "worker.Worker", *place, "--webui-port", str(worker_page), *offer, url) as worker,
-    ):
+    with standalone_cluster(folder, workers=1) as made:
+        yield made.url
 
-        def has_worker() -> bool:
-            assert (master.poll(), worker.poll()) == (None, None), "master or worker has ended"
-            return bool(_state(page).get("aliveworkers"))
 
-        logs = [folder / "master.Master.log", folder / "worker.Worker.log"]
-        eventually(has_worker, STARTED_WITHIN, "a worker", lambda: [log.read_text()[-1500:] for log in logs])
-        yield url
+@contextmanager
+def standalone_cluster(folder: Path, workers: int) -> Iterator[Standalone]:
+    """A master and workers with two cores each, as processes of their own."""
+    made = Standalone(folder)
+    try:
+        made.start(workers)
+        yield made
+    finally:
+        made.end()
+
+
+class Standalone:
+    """A Spark master and its workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port, self._page = free_ports(2, LOOPBACK)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._killed = 0
+        self.url = f"spark://{LOOPBACK}:{self._port}"
+
+    def start(self, workers: int) -> None:
+        place = ["--host", LOOPBACK, "--port", str(self._port), "--webui-port", str(self._page)]
+        self._processes["master"] = _spark_class(self._folder, "master", "master.Master", *place)
+        for number in range(workers):
+            self._start_worker(f"worker{number}")
+        eventually(lambda: self._alive() >= workers, STARTED_WITHIN, f"{workers} workers", self._logs)
+
+    def _start_worker(self, name: str) -> None:
+        (page,) = free_ports(1, LOOPBACK)
+        offer = ["--cores", "2", "--memory", "1g", "--work-dir", str(self._folder / "work")]
+        place = ["--host", LOOPBACK, "--webui-port", str(page), *offer, self.url]
+        self._processes[name] = _spark_class(self._folder, name, "worker.Worker", *place)
+
+    def _alive(self) -> int:
+        ended = [name for name, process in self._processes.items() if process.poll() is not None]
+        assert not ended, f"{ended} ended: {self._logs()}"
+        return _state(self._page).get("aliveworkers", 0)
+
+    def _logs(self) -> list[str]:
+        return [(self._folder / f"{name}.log").read_text()[-1500:] for name in self._processes]
+
+    def kill_worker(self) -> bool:
+        """SIGKILL one worker in turn, with its executors, as when a machine goes away; another one comes."""
+        names = [name for name in self._processes if name != "master"]
+        name = names[self._killed % len(names)]
+        self._killed += 1
+        old = self._processes[name]
+        for pid in [old.pid, *processes.below(old.pid)]:
+            processes.kill(pid)
+        old.wait(60)
+        self._start_worker(name)
+        return True
+
+    def kill_executor(self) -> list[int]:
+        """SIGKILL the JVM of one executor."""
+        workers = [process.pid for name, process in self._processes.items() if name != "master"]
+        started = {pid: command for worker in workers for pid, command in processes.below(worker).items()}
+        found = [pid for pid, command in started.items() if EXECUTOR in command]
+        for pid in found[:1]:
+            processes.kill(pid)
+        return found[:1]
+
+    def end(self) -> None:
+        for process in self._processes.values():
+            for pid in [process.pid, *processes.below(process.pid)]:
+                processes.kill(pid)
+            process.wait(30)
 
 
 def _state(page: int) -> dict[str, int]:
@@ -102,8 +160,7 @@ def _state(page: int) -> dict[str, int]:
         return {}
 
 
-@contextmanager
-def _spark_class(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _spark_class(folder: Path, log_name: str, name: str, *arguments: str) -> subprocess.Popen[bytes]:
     home = Path(pyspark.__file__).parent
     environment = {
         **os.environ,
@@ -113,10 +170,5 @@ def _spark_class(folder: Path, name: str, *arguments: str) -> Iterator[subproces
         "SPARK_DAEMON_MEMORY": "256m",
     }
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(30)
+    with (folder / f"{log_name}.log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)

@@ -2,7 +2,9 @@
 
     python copy_stream.py '{"servers": …, "source": {…}, "sink": {…}, "checkpoint": …, "master": …}'
 
-It ends by itself with everything that was in the input when it started, and goes on from its checkpoint.
+With `"settings": {…}` Spark gets further settings; with `"shuffle": true` rows go through a shuffle, whose number of
+tasks adaptive execution chooses by the cores that there are. It ends by itself with everything that was in the input
+when it started, and goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from penstock.spark.session import session
 
 
 def main(config: dict[str, Any]) -> None:
-    settings = {"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "8"}
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "8", **config["settings"]}
     spark = session("copy-stream", master=config["master"], settings=settings, short_lived=True)
     register(spark)
     source = {"servers": config["servers"], **config["source"]}
     frame = spark.readStream.format("jetstream").options(**source).load()
     copied = frame.select(F.expr("concat('out.', subject)").alias("subject"), "data", "headers")
+    if config["shuffle"]:
+        copied = copied.repartition("data")
     sink = {"servers": config["servers"], "checkpointLocation": config["checkpoint"], **config["sink"]}
     query = copied.writeStream.format("jetstream").options(**sink).trigger(availableNow=True).start()
     query.awaitTermination()

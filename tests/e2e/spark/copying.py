@@ -9,9 +9,11 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support import processes
 
+from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
 from penstock.spark import durable, steps
@@ -33,13 +35,20 @@ STARTED_WITHIN = 600.0
 class Copy:
     """The query, its streams, and the ways to hurt it."""
 
-    server: EmbeddedServer
+    server: EmbeddedServer | EmbeddedCluster
     folder: Path
     count: int
     retention: str = "limits"
     rows_per_trigger: int = 4000
     master: str = "local[2,8]"
     """Two threads; a task may fail seven times."""
+    masters: tuple[str, ...] = ()
+    """Others, by turns from one start to the next: other numbers of cores."""
+    shuffle: bool = False
+    """Rows go through a shuffle, whose tasks follow the cores."""
+    spark: dict[str, str] = field(default_factory=dict)
+    """Further settings of Spark."""
+    replicas: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     ahead: int | None = None
     """How many events are published before the output has them; None: all, before the query starts.
@@ -48,9 +57,12 @@ class Copy:
     (`test_killed_at_rest`): a run that is to see our own mistakes must not leave it at rest for so long.
     """
     published: int = 0
+    half_blind: int = 0
+    """Starts of the query, up to this one, may end well without having seen all events: they look for the end once."""
     process: subprocess.Popen[bytes] | None = None
     sessions: list[int] = field(default_factory=list)
     """One for each start of the query; the processes in it are this start's, whoever their parent is after a kill."""
+    _nodes_killed: int = 0
 
     def __post_init__(self) -> None:
         self.link = Link(self.server.settings)
@@ -58,22 +70,32 @@ class Copy:
     def prepare(self) -> None:
         """The streams, the durable consumer, and the first events."""
         self.holds.mkdir(parents=True)
-        source = {"name": "IN", "subjects": ["in.>"], "allow_atomic": True, "allow_direct": True}
-        self.link.call(lambda api: api.create_stream({**source, "retention": self.retention}))
+        source: dict[str, Any] = {"name": "IN", "subjects": ["in.>"], "allow_atomic": True, "allow_direct": True}
+        source |= {"retention": self.retention, "num_replicas": self.replicas}
+        self.link.call(lambda api: api.create_stream(source))
         position = {"durable_name": DURABLE, "ack_policy": "explicit", "ack_wait": 30_000_000_000}
         self.link.call(lambda api: api.create_consumer("IN", position))
-        output = {"name": "OUT", "subjects": ["out.>"], "allow_atomic": True, "duplicate_window": 100_000_000}
+        output: dict[str, Any] = {
+            "name": "OUT",
+            "subjects": ["out.>"],
+            "allow_atomic": True,
+            "duplicate_window": 100_000_000,
+        }
+        output |= {"num_replicas": self.replicas}
         self.link.call(lambda api: api.create_stream(output))
         self.publish(self.ahead or self.count)
 
     def publish(self, until: int) -> None:
         """Publish on, up to that many events."""
         until = min(until, self.count)
+        if until <= self.published:
+            return
         with BlockingPublisher.connect(self.server.settings) as publisher:
             for start in range(self.published, until, 1000):
                 ids = range(start, min(start + 1000, until))
                 publisher.publish_batch("IN", "in.event", [b"%d" % n for n in ids])
         self.published = until
+        self.half_blind = self.starts
 
     def stay_ahead(self) -> None:
         """Publish the next events when the output has half of those that were ahead of it."""
@@ -89,8 +111,10 @@ class Copy:
     def start(self) -> None:
         options = {"stream": "IN", "consumer": DURABLE, "maxRowsPerTrigger": self.rows_per_trigger, "partitions": 2}
         config = {
-            "servers": self.server.url,
-            "master": self.master,
+            "servers": ",".join(self.server.settings.servers),
+            "master": self.masters[self.starts % len(self.masters)] if self.masters else self.master,
+            "settings": self.spark,
+            "shuffle": self.shuffle,
             "source": options,
             "sink": {"stream": "OUT"},
             "checkpoint": str(self.checkpoint),
@@ -112,12 +136,11 @@ class Copy:
 
     def finish(self) -> None:
         """Start again until it ends well, having seen all events."""
-        half_blind = self.starts if self.published < self.count else self.starts - 1
         self.publish(self.count)
         for _ in range(6):
             if self.process is None or self.driver.poll() is not None:
                 self.start()
-            if self.driver.wait(STARTED_WITHIN) == 0 and self.starts > half_blind:
+            if self.driver.wait(STARTED_WITHIN) == 0 and self.starts > self.half_blind:
                 return
         raise AssertionError(f"it does not end well: {self.last_words()}")
 
@@ -149,8 +172,14 @@ class Copy:
         return _killed(found[:1])
 
     def kill_broker(self) -> bool:
-        self.server.kill()
-        self.server.start()
+        """Kill the server, or one node of the cluster in turn, and start it again."""
+        if isinstance(self.server, EmbeddedCluster):
+            node = self.server.nodes[self._nodes_killed % len(self.server.nodes)]
+            self._nodes_killed += 1
+        else:
+            node = self.server
+        node.kill()
+        node.start()
         return True
 
     def hold(self, step: str) -> int:

@@ -156,11 +156,12 @@ def pipelines(nats_server: EmbeddedServer, tmp_path: Path, spark: SparkSession) 
 
 
 @pytest.mark.parametrize(
-    "kills",
+    ("count", "kills"),
     [
-        pytest.param([steps.FILES_WRITTEN], marks=pytest.mark.short),
-        [steps.LETTERS_WRITTEN, steps.FILES_WRITTEN, steps.STORED, steps.CLOSED, steps.BATCH_WRITTEN],
+        pytest.param(600, [steps.FILES_WRITTEN], marks=pytest.mark.short),
+        (COUNT, [steps.LETTERS_WRITTEN, steps.FILES_WRITTEN, steps.STORED, steps.CLOSED, steps.BATCH_WRITTEN]),
         pytest.param(
+            COUNT,
             [steps.LETTERS_WRITTEN, steps.FILES_WRITTEN, steps.STORED, steps.CLOSED, steps.BATCH_WRITTEN] * 2,
             marks=[pytest.mark.soak, pytest.mark.timeout(3000)],
         ),
@@ -169,21 +170,20 @@ def pipelines(nats_server: EmbeddedServer, tmp_path: Path, spark: SparkSession) 
 )
 @pytest.mark.kills
 @pytest.mark.timeout(1500)
-def test_a_run_after_a_crash_gives_the_same_result(pipelines: Pipelines, kills: list[str]) -> None:
+def test_a_run_after_a_crash_gives_the_same_result(pipelines: Pipelines, count: int, kills: list[str]) -> None:
     pipelines.prepare("available_now: true")
-    pipelines.publish(1, COUNT, BAD)
+    pipelines.publish(1, count, BAD)
     for step in kills:
         pipelines.kill_at(step)
     pipelines.finish()
-    assert pipelines.problems(COUNT, BAD) == []
+    assert pipelines.problems(count, BAD) == []
 
     with Link(pipelines.server.settings) as link:  # and the check can fail
         link.ask("out.copy", b'{"id": 7, "part": 0}')
-    assert pipelines.problems(COUNT, BAD) == ["stream"]
+    assert pipelines.problems(count, BAD) == ["stream"]
 
 
 @pytest.mark.kills
-@pytest.mark.short
 @pytest.mark.timeout(1500)
 def test_a_signal_lets_the_micro_batch_finish_and_the_next_run_continues(pipelines: Pipelines) -> None:
     pipelines.prepare("every: 1s")

@@ -54,8 +54,17 @@ def test_the_pipelines_read_every_event_once_over_two_runs(tmp_path: Path, run: 
     check_lake(tmp_path, at_least=2000)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("spark")
+def test_the_pipelines_read_every_event(tmp_path: Path) -> None:
+    done = in_this_process(tmp_path, "--events", "500")
+    assert done.returncode == 0, done.stderr
+    assert rows_read(done.stdout)["event_lake"] >= 500
+    assert dead_letters(tmp_path)
+    check_lake(tmp_path, at_least=500)
+
+
 @pytest.mark.kills
-@pytest.mark.short
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("spark")
 def test_ctrl_c_while_spark_works_ends_everything_and_the_next_run_takes_it_up(tmp_path: Path) -> None:

@@ -94,13 +94,13 @@ def written(folder: Path, servers: str, *changes: tuple[str, str]) -> Path:
 def test_the_example_applied_twice_changes_nothing_the_second_time(nats_server: EmbeddedServer) -> None:
     server = ("--servers", nats_server.url)
     planned = here(*server, "plan", EXAMPLE)
-    assert (planned.returncode, "31 changes: 31 to create; 0 unchanged." in planned.stdout) == (2, True), planned
+    assert (planned.returncode, "32 changes: 32 to create; 0 unchanged." in planned.stdout) == (2, True), planned
     assert penstock(*server, "apply", EXAMPLE).returncode == 0
     again = penstock(*server, "apply", EXAMPLE)
     assert again.returncode == 0
     assert again.stdout == (
         f"environment dev at {nats_server.url}\n"
-        "Nothing to do: 31 resources as declared.\n6 lint warnings; see `penstock lint`\n"
+        "Nothing to do: 32 resources as declared.\n6 lint warnings; see `penstock lint`\n"
     )
     assert penstock(*server, "plan", EXAMPLE).returncode == 0
     verified = here(*server, "verify", EXAMPLE)

@@ -48,7 +48,9 @@ class Flood:
     def __init__(self, settings: Settings, partitions: list[str], pause: float) -> None:
         self.published: dict[str, int] = defaultdict(int)
         self._connection = aio.Connection(settings, name="flood")
-        self._partitions = partitions
+        self.partitions = partitions
+        self.instruct: Callable[[], str] = lambda: ""
+        """What the handler is told to do with the next message; see `group_worker`."""
         self._pause = pause
         self._task: asyncio.Task[None] | None = None
         self._ending = False
@@ -69,14 +71,15 @@ class Flood:
 
     async def _run(self) -> None:
         while not self._ending:
-            for partition in self._partitions:
+            for partition in list(self.partitions):
                 number = self.published[partition] + 1
                 await self._publish(f"s.{partition}", number)
                 self.published[partition] = number
             await asyncio.sleep(self._pause)
 
     async def _publish(self, subject: str, number: int) -> None:
-        data, headers = json.dumps({"n": number}).encode(), {"Nats-Msg-Id": f"{subject}#{number}"}
+        data = json.dumps({"n": number, "do": self.instruct()}).encode()
+        headers = {"Nats-Msg-Id": f"{subject}#{number}"}
         while True:
             try:
                 if not self._connection.connected:
@@ -107,6 +110,10 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             self.send(signal.SIGKILL)
         self._process.wait(60)
+
+    def wait(self, seconds: float) -> None:
+        """For its end."""
+        self._process.wait(seconds)
 
     def ended(self) -> bool:
         return self._process.poll() is not None

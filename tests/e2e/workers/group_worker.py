@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from typing import Any
@@ -15,20 +16,31 @@ from penstock.settings import Settings
 from penstock.workers.assignment import RoundRobin
 from penstock.workers.group import WorkerGroup
 from penstock.workers.group_options import GroupOptions
+from penstock.workers.kv import Bucket, Control
 from penstock.workers.messages import Message, MessageContext
-from penstock.workers.sources import InBucket
+from penstock.workers.options import WorkerOptions
+from penstock.workers.partitions import SubjectPattern
+from penstock.workers.sources import InBucket, PartitionSource, SeenInStream
 from penstock.workers.stabilization import Windows
+from penstock.workers.verdicts import Reject, RetryLater
 
 
 class Fenced(Exception):
     """The sink has seen a higher token."""
 
 
+def source(told: dict[str, Any], control: Control, bucket: Bucket) -> PartitionSource:
+    """The list in the bucket, or whatever is seen in the stream."""
+    if pattern := told.get("pattern"):
+        return SeenInStream(control.jetstream, told["stream"], SubjectPattern(pattern))
+    return InBucket(bucket)
+
+
 def group_options(told: dict[str, Any], instance: str) -> GroupOptions:
     return GroupOptions(
         group="g",
         stream=told["stream"],
-        source=lambda _, bucket: InBucket(bucket),
+        source=lambda control, bucket: source(told, control, bucket),
         instance=instance,
         ttl=told["ttl"],
         look_every=0.25,
@@ -38,6 +50,19 @@ def group_options(told: dict[str, Any], instance: str) -> GroupOptions:
         hand_over=told.get("hand_over", True),
         leave_within=15.0,
     )
+
+
+async def obey(order: str, attempt: int) -> None:
+    """What a message does to its handler: `retry`, `hang` and `poison` fail the first time, `slow` takes a while, `die`
+    ends the process."""
+    if order == "die":
+        os._exit(9)
+    if order == "slow":
+        await asyncio.sleep(0.4)
+    if order == "hang" and attempt == 1:
+        await asyncio.Event().wait()
+    if order in ("retry", "poison") and attempt == 1:
+        raise RetryLater(after=0.3)
 
 
 def describe(groups: list[WorkerGroup]) -> None:
@@ -67,8 +92,11 @@ async def main(told: dict[str, Any]) -> None:
         }
         if gated:
             await sink.tell(what="begin", **said)
+        await obey(message.json().get("do", ""), context.delivery_count)
         if not await sink.tell(what="effect", **said):
             raise Fenced(f"{said}")
+        if message.json().get("do") == "poison":
+            raise Reject("poison")  # given up counts as done
 
     consumer = {"ack_wait": told["ack_wait"], "max_ack_pending": 50, "window": 0.02, "min_interval": 0.05}
     groups = [
@@ -77,6 +105,7 @@ async def main(told: dict[str, Any]) -> None:
             group_options(told, f"{told['name']}-{number}"),
             handle,
             consumer=consumer,
+            worker=WorkerOptions(dlq=told.get("dlq"), handler_timeout=told.get("handler_timeout"), stop_within=10.0),
         )
         for number in range(told.get("workers", 1))
     ]

@@ -14,6 +14,7 @@ import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -43,6 +44,11 @@ HANDLERS = '''
 
     async def fail(message, context):
         raise ValueError("no")
+
+    def write_all(messages, context):
+        for message in messages:
+            write(message, context)
+        return [None for _ in messages]
 '''
 
 
@@ -131,6 +137,18 @@ def test_a_worker_handles_what_is_there_and_says_so(shop: Shop) -> None:
     assert shop.handled == shop.published
 
 
+@pytest.mark.parametrize(
+    "where", [[], ["--threads", "2"], ["--processes", "2"]], ids=["in place", "threads", "processes"]
+)
+def test_a_handler_gets_lists_of_messages(shop: Shop, where: list[str]) -> None:
+    shop.create("limits")
+    shop.publish(50, "a", "b")
+    worker = shop.work("write_all", "--alone", "w1", "--pattern", "shop.{p}", "--until-done", "--batch", "7", *where)
+    _, stderr = worker.communicate(timeout=120)
+    assert worker.returncode == 0, stderr
+    assert shop.handled == shop.published
+
+
 def test_a_worker_for_which_nothing_is_there_is_done(shop: Shop) -> None:
     shop.create("limits")
     worker = shop.work("write", "--alone", "w1", "--pattern", "shop.{p}", "--until-done")
@@ -180,6 +198,68 @@ def test_metrics_have_the_names_that_were_promised(shop: Shop) -> None:
         assert f"# HELP {name.removesuffix('_total')}" in text
     assert 'parti_consumer_messages_total{consumer="penstock-w1",worker="w1"} 5.0' in text
     assert 'parti_consumer_subject_count{consumer="penstock-w1",worker="w1"} 1.0' in text
+    for path in ("healthz", "readyz"):
+        with urllib.request.urlopen(url.replace("metrics", path), timeout=60) as answer:
+            assert (answer.status, answer.read()) == (200, b"ok\n")
+    with pytest.raises(HTTPError) as refused:
+        urllib.request.urlopen(url.replace("metrics", "nothing"), timeout=60)
+    with refused.value as answer:
+        assert answer.code == 404
+
+
+def test_the_first_lines_say_what_a_worker_waits_for_and_what_a_failure_does(shop: Shop) -> None:
+    shop.create("limits")
+    windows = ["--cold-start", "300ms", "--planned", "200ms"]
+    worker = shop.work("write", "--group", "g", "--pattern", "shop.{p}", "--until-done", *windows, "--max-deliver", "5")
+    _, stderr = worker.communicate(timeout=120)  # ends, although the stream is empty
+    assert worker.returncode == 0, stderr
+    assert "a group that begins assigns them 0.3 s after its last worker came" in stderr
+    assert "a message that has failed 5 times is not given up" in stderr
+    shop.publish(3, "a", "b")
+    worker = shop.work("write", "--group", "g", "--pattern", "shop.{p}", "--until-done", *windows, "--dlq", "dlq.shop")
+    _, stderr = worker.communicate(timeout=120)
+    assert worker.returncode == 0, stderr
+    assert "it has 2 partitions" in stderr
+    assert "no --dlq" not in stderr
+    assert shop.handled == shop.published
+
+
+def test_a_worker_that_is_alone_serves_what_fits_and_says_what_does_not(shop: Shop) -> None:
+    shop.create("limits")
+    shop.publish(3, "a", "b", "c")
+    worker = shop.work(
+        "write", "--alone", "w1", "--pattern", "shop.{p}", "--until-done", "--max-subjects", "2", "--json"
+    )
+    stdout, stderr = worker.communicate(timeout=120)
+    assert worker.returncode == 2, stderr
+    assert json.loads(stdout)[0]["partitions_left_out"] == 1
+    assert "1 partitions are not served" in stderr
+    assert shop.handled == {p: shop.published[p] for p in "ab"}
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize("kind", ["alone", "group"])
+def test_a_worker_that_is_killed_while_it_catches_up_repeats_little_of_that(shop: Shop, kind: str) -> None:
+    """A new subject appears, and its backlog lies behind the consumer's cursor."""
+    shop.create("limits")
+    shop.publish(1, "a")
+    quick = ["--cold-start", "100ms", "--planned", "100ms", "--ttl", "2s", "--instance", "pod"]
+    who = ["--alone", "w1"] if kind == "alone" else ["--group", "g", *quick]
+    shop.work("slowly", *who, "--pattern", "shop.{p}")
+    eventually(lambda: len(shop.handled["a"]) == 1, 60, state=shop.counts)
+    shop.publish(750, "b", "b")
+    shop.publish(1, "a")
+    eventually(lambda: len(shop.handled["b"]) > 600, 60, state=shop.counts)
+    shop.workers[-1].kill()
+    shop.workers[-1].wait(60)
+    before = len(shop.handled["b"])
+    assert before < 1400, "it was killed in the middle"
+    again = shop.work("slowly", *who, "--pattern", "shop.{p}", "--until-done")
+    _, stderr = again.communicate(timeout=120)
+    assert again.returncode == 0, stderr
+    repeated = len(shop.handled["b"]) - 1500
+    assert sorted(set(shop.handled["b"]), key=int) == shop.published["b"]
+    assert repeated < 450, "what was done in half a second, and what was in flight"
 
 
 KILLS = pytest.mark.parametrize("kills", [pytest.param(2, marks=pytest.mark.short), 25])
@@ -259,6 +339,7 @@ ALONE = [*BASE, "--alone", "1"]
         ([FINE, *ALONE, "--hashed", "9", "--pattern", "a.{partition}", "--max-subjects", "4"], "9 filter subjects are"),
         ([FINE, "--stream", "a b", "--group", "g", "--pattern", "a.{x}"], "'--stream': 'a b' cannot be a name"),
         ([FINE, *BASE, "--group", "a.b", "--pattern", "a.{x}"], "'--group': 'a.b' cannot be a group's name"),
+        ([FINE, *BASE, "--group", "facts", "--pattern", "a.{x}"], "'facts' cannot be a group's name: Penstock keeps"),
         ([FINE, *BASE, "--alone", "a.b", "--pattern", "a.{x}"], "'--alone': 'a.b' cannot be a name"),
         ([FINE, *BY_PATTERN, "--backoff", "soon"], "'--backoff': 'soon' is not a duration"),
         ([FINE, *BY_PATTERN, "--backoff", "1s,0s"], "'--backoff': backoff needs"),
@@ -286,6 +367,9 @@ ALONE = [*BASE, "--alone", "1"]
         ([FINE, *GROUP, "--in-bucket", "--partition-label", "b=gpu"], "its own weights and labels"),
         ([FINE, *BY_PATTERN, "--wildcards"], "it must know all subjects"),
         ([FINE, *BY_PATTERN, "--overlap", "--processes", "2"], "leave out --processes"),
+        ([FINE, *BY_PATTERN, "--overlap", "--batch", "2"], "leave out --batch"),
+        ([FINE, *BY_PATTERN, "--cold-start", "1s", "--planned", "2s"], "windows must be ordered"),
+        ([FINE, *ALONE, "--pattern", "a.{x}", "--planned", "2s"], "--planned: only a group has that"),
         ([FINE, *ALONE, "--pattern", "a.{x}", "--overlap"], "--overlap: only a group has that"),
         ([FINE, *ALONE, "--pattern", "a.{x}", "--label", "x", "--ttl", "9s"], "--label and --ttl: only a group"),
         (["asyncio:sleep", *BY_PATTERN, "--processes", "2"], "an async handler runs in the event loop"),
@@ -347,7 +431,7 @@ def test_a_group_whose_list_is_not_there_says_so_once(shop: Shop) -> None:
     shop.create("limits")
     worker = shop.work("write", "--group", "g", "--in-bucket", "--ttl", "2s")
     assert worker.stderr
-    lines = [worker.stderr.readline() for _ in range(2)]
+    lines = [worker.stderr.readline() for _ in range(4)]  # what it works on, waits for, does with failures, and this
     assert any("bucket 'penstock_g' has no list of partitions" in line for line in lines), lines
     assert any("`penstock group migrate GROUP shadow`" in line for line in lines), lines
     shown = subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,10 @@ from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer, PortTaken, find_binary
 from penstock.broker.ports import free_ports
 from penstock.broker.server_config import ClusterMember
-from penstock.errors import ConfigError, DeadlineExceeded, ServerFailed
+from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, ServerFailed
 from penstock.publish.plain import PlainPublisher
 from penstock.testing import Certificates, LeafPair, eventually, eventually_async, leaf_pair
+from penstock.wire import blocking
 
 
 async def store_and_read(server: EmbeddedServer | EmbeddedCluster, replicas: int = 1) -> None:
@@ -315,3 +317,64 @@ def test_a_leaf_joins_a_hub_with_login_and_tls(tmp_path: Path, tls_certificates:
 def test_contradicting_options_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         EmbeddedServer(data=tmp_path, **options).start()
+
+
+def test_a_process_without_the_password_joins_no_cluster(nats_cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """Without one, a server of anybody on this machine could list and read every stream."""
+    member = nats_cluster.nodes[0].config.cluster
+    assert member
+    files = [EmbeddedServer.config_path(node.data) for node in nats_cluster.nodes]
+    assert all(member.password in file.read_text() and file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert member.password not in repr(nats_cluster.nodes[0].config)
+    stranger = replace(member, port=free_ports(1, "127.0.0.1")[0], password="")
+    joining = EmbeddedServer(tmp_path / "stranger", name="stranger", cluster=stranger, jetstream=False)
+    try:
+        joining.spawn()
+        refused = partial(any_line, nats_cluster.nodes[0], "uthentication error")
+        eventually(refused, what="a refusal", state=lambda: joining.log_tail(50) + nats_cluster.nodes[0].log_tail(50))
+        assert not [one for one in routes(nats_cluster.nodes[0]) if one == "stranger"]
+    finally:
+        joining.kill()
+
+
+def any_line(server: EmbeddedServer, words: str) -> bool:
+    return any(words in line for line in server.log_tail(1000))
+
+
+def test_monitoring_tells_only_those_who_know_its_path(nats_server: EmbeddedServer) -> None:
+    """It has no login, and would list streams and connections to every user of the machine."""
+    for path in ("/", "/jsz?streams=1", "/connz", "/varz", "/healthz"):
+        connection = http.client.HTTPConnection("127.0.0.1", nats_server.monitoring_port, timeout=10)
+        with closing(connection):
+            connection.request("GET", path)
+            assert connection.getresponse().status == 404
+    assert nats_server.monitor("/jsz")["streams"] == 0
+    assert nats_server.config.monitoring_path not in repr(nats_server.config)
+
+
+def test_users_with_letters_beyond_ascii_log_in(tmp_path: Path) -> None:
+    users = ({"user": "sérvice", "password": "pä$s", "permissions": {"publish": ["ö.>"]}},)
+    with EmbeddedServer(tmp_path, users=users) as server:
+        with pytest.raises(AccessDenied):
+            blocking.connect(server.settings)
+        settings = replace(server.settings, user="sérvice", password="pä$s")
+        with blocking.connect(settings) as connection:
+            connection.publish("ö.a", b"")
+            connection.flush()
+
+
+def routes(server: EmbeddedServer) -> list[str]:
+    return [route["remote_name"] for route in server.monitor("/routez").get("routes") or ()]
+
+
+def test_the_configuration_is_private_even_if_the_file_existed(tmp_path: Path) -> None:
+    path = EmbeddedServer.config_path(tmp_path)
+    path.write_text("# an older one")
+    path.chmod(0o644)
+    with EmbeddedServer(data=tmp_path, user="u", password="p"):
+        assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ServerFailed, match="cannot be used"):
+        EmbeddedServer(data=tmp_path).start()
+    assert not (tmp_path / "elsewhere").exists()

@@ -16,6 +16,7 @@ from penstock.broker import Broker, JetStream, connect
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.testing import eventually_async
+from penstock.wire import aio
 
 
 async def test_stream_and_consumer_live_from_create_to_delete(broker: Broker, js: JetStream) -> None:
@@ -172,6 +173,19 @@ async def test_headers_are_read_as_they_were_written(broker: Broker, js: JetStre
         "lower": ["x"],
     }
     assert message.data == b"hi"
+
+
+async def test_subjects_that_are_the_same_in_json_are_listed_to_their_end(
+    nats_server: EmbeddedServer, js: JetStream
+) -> None:
+    """A publisher chooses the bytes. Listing them went on for ever."""
+    await make_stream(js, subjects=["s.>"])
+    async with await aio.connect(nats_server.settings) as connection:
+        for subject in (b"s.\xfe", b"s.\xff", b"s.\x85", b"s.a"):
+            await connection.send(b"PUB %b 0\r\n\r\n" % subject)
+        await connection.flush()
+    info = await js.stream_info("S", subjects_filter="s.>")
+    assert (info.state.messages, set(info.state.subjects)) == (4, {"s.\ufffd", "s.a"})
 
 
 async def test_messages_are_found_by_sequence_and_by_subject(broker: Broker, js: JetStream) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import re
@@ -13,7 +12,6 @@ import pytest
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.main import run
-from penstock.publish.plain import PlainPublisher
 
 PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
 BLOCK = re.compile(r"```(yaml|python|console)\n(.*?)```(?:\s+```text\n(.*?)```)?", re.DOTALL)
@@ -40,12 +38,6 @@ def command(line: str) -> str:
     return printed.getvalue()
 
 
-async def publish(server: EmbeddedServer) -> None:
-    async with PlainPublisher(server.settings) as publisher:
-        await publisher.add("orders.placed", b'{"event_id": "o-4711"}')
-        await publisher.finish()
-
-
 def test_the_examples_print_what_the_page_says(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +48,6 @@ def test_the_examples_print_what_the_page_says(
         if kind == "yaml":
             (tmp_path / "penstock.yaml").write_text(text)
             command(f"penstock apply {tmp_path}/penstock.yaml")
-            asyncio.run(publish(nats_server))
         elif kind == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):

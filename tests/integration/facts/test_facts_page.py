@@ -1,22 +1,18 @@
-"""The examples of docs/facts.md run as they are, and print what the page says."""
+"""The examples of docs/facts.md run as they are, on the page's own platform, and print what the page says."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tests.support.pages import check_examples
-from tests.support.streams import Streams
+from tests.support.pages import apply_platform, check_examples
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.wire import blocking
-
-READER = {"ack_policy": "explicit", "ack_wait": 1_000_000_000, "metadata": {"penstock.reader": "dedicated"}}
 
 
 def test_the_examples_print_what_the_page_says(
-    nats_server: EmbeddedServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    streams.make("FACTS")
-    for name in ("edge_reader", "other_reader"):
-        blocking.run(streams.api.create_consumer("FACTS", {"durable_name": name, **READER}))
+    apply_platform("facts.md", tmp_path, nats_server)
     check_examples("facts.md")

@@ -18,17 +18,17 @@ from protobuf.wkt import Duration
 from pyqwest import SyncClient, SyncHTTPTransport
 from tests.integration.gateway.zone import Zone, prepare
 from tests.support.gateways import TOKENS, Papers, RunningGateway, write_platform
-from tests.support.pages import check_examples
+from tests.support.pages import apply_platform, check_examples
 from uvicorn.server import ServerState
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import AccessDenied, ConfigError, Unavailable
 from penstock.facts import FactConflict, ForeignReceipt, ForgedReceipt, Page
 from penstock.gateway import BlockingGatewayClient, GatewayClient, GatewayLogin
-from penstock.gateway.server import Connection
 from penstock.gateway.v1.facts_connect import FactServiceClientSync
 from penstock.gateway.v1.facts_pb import AppendFactRequest, ConfirmReceiptRequest, FetchFactsRequest
 from penstock.testing import eventually
+from penstock.web.server import Connection
 
 PATIENT = 15
 """Seconds that a fetch waits for what was just stored: the server tells a consumer of it a moment later."""
@@ -98,11 +98,16 @@ def test_a_generated_client_speaks_both_encodings(zone: Zone, codec: str) -> Non
         assert refused.value.code is Code.PERMISSION_DENIED
 
 
-def test_the_example_of_the_page_prints_what_the_page_says(zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GATEWAY_URL", zone.gateway.url)
-    monkeypatch.setenv("GATEWAY_CA", zone.papers.ca)
-    monkeypatch.setenv("GATEWAY_TOKEN", TOKENS["other"])
-    check_examples("gateway.md")
+def test_the_example_of_the_page_prints_what_the_page_says_on_the_pages_own_platform(
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
+    papers = Papers(tmp_path)
+    with RunningGateway(apply_platform("gateway.md", tmp_path, nats_server), *papers.flags()) as gateway:
+        monkeypatch.setenv("GATEWAY_URL", gateway.url)
+        monkeypatch.setenv("GATEWAY_CA", papers.ca)
+        monkeypatch.setenv("GATEWAY_TOKEN", "example-token-0123456789")
+        check_examples("gateway.md")
 
 
 def test_a_page_of_one_gateway_is_confirmed_by_another(zone: Zone) -> None:

@@ -17,6 +17,9 @@ from penstock.broker.jetstream import JetStream
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
 
+DROPPED = 0
+"""Instead of a status: the server has ended the connection without an answer."""
+
 
 @dataclass
 class Zone:
@@ -60,11 +63,11 @@ def connected(zone: Zone) -> HTTPSConnection:
 def send(
     connection: HTTPSConnection, method: str, path: str, headers: dict[str, str], body: bytes
 ) -> tuple[int, bytes]:
-    """Status and body of the answer to a raw request; 400 where the server ends the connection instead."""
+    """Status and body of the answer to a raw request; `DROPPED` where the server ends the connection instead."""
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
-    except (HTTPException, ConnectionError):
+    except (HTTPException, OSError):
         connection.close()  # the next request opens it again
-        return 400, b""
+        return DROPPED, b""

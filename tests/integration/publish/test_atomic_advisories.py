@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from pathlib import Path
+
 import pytest
+from tests.support.commands import ended, here
 from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
@@ -97,6 +102,63 @@ async def test_any_stream_that_takes_the_subject_keeps_them(publisher: Publisher
         return (await collect(publisher.jetstream)).abandoned_batches == {"S": 1}
 
     await eventually_async(counted)
+
+
+PLATFORM = """\
+environments: {{dev: {{servers: ["{servers}"]}}}}
+streams:
+  S: {{subjects: [s.>], allow_atomic: true, max_age: 1d}}
+"""
+
+
+def test_a_platform_with_an_atomic_stream_keeps_them_and_the_command_lists_them(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    servers = ("--servers", nats_server.url)
+    assert "no stream keeps what the server says" in ended(*servers, "batches", code=2).stderr
+    file = tmp_path / "penstock.yaml"
+    file.write_text(PLATFORM.format(servers=nats_server.url))
+    ended("apply", file)
+    ended("plan", file)
+    assert "no abandoned batches" in ended(*servers, "batches").stdout
+    dropped: list[str] = []
+
+    async def drop(name: str | None) -> None:
+        async with await Publisher.connect(nats_server.settings, name=name) as publisher:
+            dropped.append(await abandon(publisher))
+
+            async def counted() -> bool:
+                return (await collect(publisher.jetstream)).abandoned_batches == {"S": len(dropped)}
+
+            await eventually_async(counted)
+
+    asyncio.run(drop("billing"))
+    asyncio.run(drop(None))
+    found = json.loads(ended(*servers, "batches", "--json").stdout)["batches"]
+    assert [(one["stream"], one["batch_id"], one["reason"], one["publisher"]) for one in found] == [
+        ("S", dropped[0], "incomplete", "billing"),
+        ("S", dropped[1], "incomplete", None),
+    ]
+    assert all(one["time"] for one in found)
+    shown = ended(*servers, "batches", "--stream", "S").stdout
+    assert all(one in shown for one in (*dropped, "not told"))
+    assert ended(*servers, "batches", "--stream", "T").stdout == "no abandoned batches\n"
+
+
+async def test_the_stream_that_keeps_them_can_be_had_without_a_platform(
+    nats_server: EmbeddedServer, publisher: Publisher
+) -> None:
+    assert (
+        "abandoned batches are not kept"
+        in (await asyncio.to_thread(here, "--servers", nats_server.url, "status")).stdout
+    )
+    for _ in range(2):
+        done = await asyncio.to_thread(here, "--servers", nats_server.url, "batches", "--keep")
+        assert done.returncode == 0, done.stderr
+    assert (await collect(publisher.jetstream)).abandoned_batches == {}
+    assert (
+        "0 atomic batches abandoned" in (await asyncio.to_thread(here, "--servers", nats_server.url, "status")).stdout
+    )
 
 
 # -- mirrors and sources -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A contract: each test runs on the asyncio and on the blocking publisher, unless 
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,9 +19,11 @@ from tests.support.publishers import AnyBatch, AnyPublisher, connect_publisher, 
 from penstock import errors, publish
 from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher, Publisher
+from penstock.publish import batch as batch_module
 from penstock.publish.batch import Batch, drop
+from penstock.publish.loading import PartlyStored
 from penstock.testing.polling import eventually_async
-from penstock.wire import aio, frames
+from penstock.wire import aio, frames, headers
 
 STREAM = {"name": "S", "subjects": ["s.>"], "allow_atomic": True}
 
@@ -410,7 +413,7 @@ async def test_a_duplicate_message_id_rejects_the_whole_batch(publisher: AnyPubl
     assert caught.value.ids == ("new", "chunk-1")
     batch = publisher.atomic("S")
     await batch.add("s.a", b"", message_id="twice")
-    with pytest.raises(publish.DuplicateId, match="'twice'"):
+    with pytest.raises(publish.RepeatedId, match="'twice' comes twice in it"):
         await batch.add("s.a", b"", message_id="twice")
     assert await stored(publisher) == [b"1", b"2"]
 
@@ -453,6 +456,93 @@ async def test_a_member_over_the_streams_size_limit_is_a_gap(publisher: AnyPubli
         await publisher.publish_batch("S", "s.a", [b"1", b"x" * 2000, b"3"])
 
 
+REFUSED: list[tuple[dict[str, Any], list[bytes], dict[str, str], str]] = [
+    ({"max_msgs": 2, "discard": "new"}, [b"x"] * 3, {}, "maximum messages exceeded"),
+    ({"max_bytes": 300, "discard": "new"}, [b"x" * 200] * 3, {}, "maximum bytes exceeded"),
+    ({"max_msg_size": 200}, [b"x" * 1000], {}, "message size exceeds maximum"),
+    ({}, [b"x"], {"Nats-TTL": "10s"}, "TTL is disabled"),
+    ({"deny_purge": True}, [b"x"], {"Nats-Rollup": "sub"}, "rollup not permitted"),
+    ({"sealed": True}, [b"x"], {}, "sealed stream"),
+]
+"""What a stream is like, a batch, a header of all its messages, and the reason for which the server refuses it."""
+
+
+@pytest.mark.parametrize(("config", "payloads", "header", "reason"), REFUSED, ids=[row[3] for row in REFUSED])
+async def test_a_final_refusal_is_a_rejection_with_the_servers_reason(
+    publisher: AnyPublisher, config: dict[str, Any], payloads: list[bytes], header: dict[str, str], reason: str
+) -> None:
+    await publisher.jetstream.create_stream({"name": "NO", "subjects": ["no"], "allow_atomic": True})
+    await publisher.jetstream.update_stream("NO", config)
+    with pytest.raises(publish.BatchRejected, match=reason) as caught:
+        await publisher.publish_batch("NO", "no", payloads, headers=[header] * len(payloads))
+    assert isinstance(caught.value, publish.StreamFull) == ("exceeded" in reason)
+    assert not caught.value.retryable
+    assert await stored(publisher, "NO") == []
+
+
+async def test_increments_of_counters_are_stored_as_a_batch(publisher: AnyPublisher) -> None:
+    for name in ("HITS", "OTHER"):
+        config = {"name": name, "subjects": [f"{name}.>"], "allow_atomic": True, "allow_msg_counter": True}
+        await publisher.jetstream.create_stream(config)
+    async with publisher.atomic("HITS") as batch:
+        for number in (1, 2, 3):
+            await batch.add("HITS.page", b"", headers={"Nats-Incr": f"+{number}"})
+    assert await stored(publisher, "HITS") == [b'{"val":"1"}', b'{"val":"3"}', b'{"val":"6"}']
+    with pytest.raises(publish.Gap, match=r"not the stream's: OTHER\.page;"):
+        await publisher.publish_batch("HITS", "OTHER.page", [b""], headers=[{"Nats-Incr": "+1"}])
+    assert await stored(publisher, "OTHER") == []
+
+
+IN_ORDER: list[tuple[int, dict[str, str], int]] = [
+    (10054, {}, 4000),
+    (10200, {"Nats-Batch-Commit": "7"}, 0),
+    (10177, {"Nats-Expected-Last-Msg-Id": "x"}, 0),
+    (10168, {"Nats-Incr": "+1"}, 0),
+    (10060, {"Nats-Expected-Stream": "OTHER"}, 0),
+    (10166, {"Nats-TTL": "10s"}, 0),
+    (10201, {"Nats-Msg-Id": "there"}, 0),
+    (10071, {"Nats-Expected-Last-Sequence": "77"}, 0),
+    (10111, {"Nats-Rollup": "sub"}, 0),
+    (10077, {}, 0),
+]
+"""What is wrong with a message that commits, as docs/publishing.md lists it: the error, its headers, and its size."""
+
+
+async def test_a_commit_is_checked_in_the_order_that_the_page_says(asyncio_publisher: Publisher) -> None:
+    full = {"max_msgs": 1, "discard": "new", "max_msg_size": 3000, "allow_atomic": True}
+    await asyncio_publisher.jetstream.create_stream({"name": "FULL", "subjects": ["full"], **full})
+    await asyncio_publisher.publish_batch("FULL", "full", [b""], message_id="there")
+    connection = asyncio_publisher.connection
+    for number, (expected, own, size) in enumerate(IN_ORDER):
+        _, next_own, next_size = IN_ORDER[min(number + 1, len(IN_ORDER) - 1)]
+        values = {
+            "Nats-Batch-Id": f"b{number}",
+            "Nats-Batch-Sequence": "1",
+            "Nats-Batch-Commit": "1",
+            **next_own,
+            **own,
+        }
+        block, data, reply = headers.encode(values), b"x" * max(size, next_size), connection.inbox("full")
+        await connection.send(
+            b"HPUB full %b %d %d\r\n%b%b\r\n" % (reply.encode(), len(block), len(block) + len(data), block, data)
+        )
+        answer = json.loads((await connection.wait(reply, what="the commit")).data)
+        assert answer["error"]["err_code"] == expected, (own, next_own, answer)
+
+
+async def test_a_publishers_name_begins_the_ids_of_its_batches(nats_server: EmbeddedServer, half: str) -> None:
+    for name in ("", "a.b", "x" * 33, "ü"):
+        with pytest.raises(errors.ConfigError, match="a publisher's name"):
+            batch_module.checked_publisher(name)
+    if half == "blocking":
+        with BlockingPublisher.connect(nats_server.settings, name="billing") as blocking_one:
+            ids = [blocking_one.atomic("S").batch_id, blocking_one.atomic("S", chunked=True).batch_id]
+    else:
+        async with await Publisher.connect(nats_server.settings, name="billing") as made:
+            ids = [made.atomic("S").batch_id, made.atomic("S", chunked=True).batch_id]
+    assert all(one.startswith("billing.") for one in ids)
+
+
 async def test_headers_that_have_no_place_in_a_batch_are_refused_at_once(publisher: AnyPublisher) -> None:
     batch = publisher.atomic("S")
     with pytest.raises(publish.UnsupportedHeader, match="Nats-Expected-Last-Msg-Id"):
@@ -484,6 +574,7 @@ def test_errors_survive_pickling() -> None:
         publish.Gap(*told, ("x",)),
         publish.TimedOut(*told, 11.0),
         publish.DuplicateId(*told, ("a", "b")),
+        PartlyStored(*told, ("a", "b"), 3),
         publish.WrongSequence(*told, (1,), 2),
         publish.NobodyListens("S", "x"),
         errors.ConnectionLost("nats://x", "why"),

@@ -16,7 +16,7 @@ from tests.support.streams import make_stream
 from penstock import errors
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
-from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BlockingPublisher
+from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BlockingPublisher, Publisher
 from penstock.testing.contents import stream_data
 from penstock.testing.polling import eventually
 from penstock.wire import blocking
@@ -80,6 +80,19 @@ def resolved(publisher: BlockingPublisher, ref: BatchRef) -> BatchAck | None:
 
     eventually(decided, within=60)
     return said[0]
+
+
+async def test_asking_for_message_ids_stores_nothing_on_a_replicated_stream(
+    nats_cluster: EmbeddedCluster, stream: EmbeddedServer
+) -> None:
+    async with await Publisher.connect(nats_cluster.settings) as publisher:
+        async with publisher.atomic("S") as batch:
+            for name in ("a", "b"):
+                await batch.add(f"s.{name}", b"", message_id=name)
+        asked = [(f"s.{name}", name) for name in ("a", "b", "c", "d")]
+        assert await publisher.stored_ids(asked) == {"a", "b"}
+        assert await publisher.stored_ids(asked) == {"a", "b"}
+        assert (await publisher.publish_batch("S", "s.c", [b""], message_id="c")).sequence == 3
 
 
 @pytest.mark.kills

@@ -121,6 +121,14 @@ async def test_headers_and_message_ids_are_stored_and_a_flush_in_between_settles
     assert message.headers == {"Kind": ["b"], "Nats-Msg-Id": ["150"]}
 
 
+async def test_increments_of_counters_are_taken(nats_server: EmbeddedServer, fast: Fast) -> None:
+    await make_stream(nats_server.settings, allow_msg_counter=True)
+    async with fast(nats_server.settings) as ingest:
+        for _ in range(3):
+            await ingest.add("s.hits", b"", {"Nats-Incr": "+2"})
+    assert await contents(nats_server.settings) == [b'{"val":"2"}', b'{"val":"4"}', b'{"val":"6"}']
+
+
 async def test_an_async_iterable_can_be_added(nats_server: EmbeddedServer) -> None:
     """Asyncio only: blocking code has no async iterables."""
     await make_stream(nats_server.settings)

@@ -58,3 +58,7 @@ def test_a_restore_that_is_refused_is_not_tried_again_and_keeps_the_file(
     with pytest.raises(mirrors.NotRestored, match=r"already in use.*its messages are in"):
         mirrors.restore(nats_server.settings, backup)
     assert backup.data.stat().st_size > 0
+
+
+def test_a_backup_is_for_its_owner_alone(backup: mirrors.Backup) -> None:
+    assert [file.stat().st_mode & 0o777 for file in (backup.data, backup.about)] == [0o600, 0o600]

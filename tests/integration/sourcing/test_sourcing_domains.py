@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -238,3 +240,84 @@ def test_two_bridges_of_one_name_on_two_leaves_do_not_hear_each_other(domains: D
         assert domains.left() == [0, 0]
         for site in SITES:
             assert stream_data(far.settings, site.upper()) == [f"{site} {n}".encode() for n in range(COUNT)]
+
+
+@contextmanager
+def away(domains: Domains, site: str) -> Iterator[None]:
+    """The leaf is down."""
+    domains.sites[site].kill()
+    eventually(lambda: not domains.hub.reaches(site), 30, f"{site} to be away")
+    try:
+        yield
+    finally:
+        domains.sites[site].start()
+        eventually(lambda: domains.hub.reaches(site), 30, f"{site} to be back")
+
+
+def test_a_leaf_that_is_away_does_not_stop_the_rest_of_the_file(domains: Domains, tmp_path: Path) -> None:
+    domains.make_origins("interest")
+    file = platform_file(tmp_path, domains.hub)
+    assert here("apply", file).returncode == 0
+    file.write_text(
+        file.read_text().replace("    sources:", "    max_bytes: 64MB\n    sources:")
+        + "  TELE_MORE:\n    sources:\n"
+        + "".join(
+            f"      - {{name: TELE, domain: {site}, consumer: {{name: more, server_managed: true}}}}\n"
+            for site in SITES
+        )
+        + "  LOCAL: {subjects: [local.>], max_bytes: 1MiB}\n"
+        + "consumers:\n  reader: {stream: TELE_MORE, ack_wait: 30s}\n"
+    )
+    with away(domains, "site3"):
+        planned = here("plan", file, "--json")
+        assert planned.returncode == 2, planned.stderr
+        told = json.loads(planned.stdout)
+        left = {(one["name"], one.get("api")): one["reason"] for one in told["unreached"]}
+        assert set(left) == {
+            ("hub", "$JS.site3.API"),
+            ("more", "$JS.site3.API"),
+            ("TELE_MORE", None),
+            ("reader", None),
+        }
+        assert "is the link to its origin up?" in left["hub", "$JS.site3.API"]
+        assert left["TELE_MORE", None] == "waits for consumer more of TELE at $JS.site3.API"
+        changed = {change["name"] for change in told["changes"]}
+        assert changed == {"TELE_ALL", "LOCAL", "more"}  # the consumer at site1, which is there
+        applied = here("apply", file)
+        assert applied.returncode == 2, applied.stdout
+        assert "not reached: 4 resources" in applied.stderr
+        assert "not looked at" in applied.stdout
+        again = here("apply", file, "--json")
+        assert (again.returncode, json.loads(again.stdout)["done"]) == (2, [])
+        assert messages(domains.hub, "LOCAL") == 0
+        verified = here("verify", file, "--wait", "0", "--json")
+        assert verified.returncode == 2
+        found = {finding["name"] for finding in json.loads(verified.stdout)["findings"]}
+        assert {"TELE_MORE", "more", "hub"} <= found
+    applied = here("apply", file)
+    assert applied.returncode == 0, applied.stdout
+    domains.publish(0)
+    domains.require_copied(COUNT)
+    eventually(lambda: messages(domains.hub, "TELE_MORE") == 2 * COUNT, 60, "the second copies")
+
+
+@pytest.mark.parametrize("window", ["", "    duplicate_window: 2m\n"], ids=["no window", "window"])
+def test_verify_tells_that_a_duplicate_window_drops_messages_with_equal_ids(
+    domains: Domains, tmp_path: Path, window: str
+) -> None:
+    domains.make_origins("interest")
+    file = platform_file(tmp_path, domains.hub)
+    file.write_text(file.read_text().replace("    sources:", f"{window}    sources:"))
+    assert here("apply", file).returncode == 0
+    for number in range(20):
+        ids = [f"id-{number}", f"id-{number}" if number % 2 else f"other-{number}"]
+        for (name, server), id_ in zip(domains.sites.items(), ids, strict=True):
+            with BlockingPublisher.connect(server.settings) as publisher:
+                publisher.publish_batch("TELE", f"tele.{name}.x", [b""], message_id=id_)
+    eventually(lambda: domains.left() == [0, 0], 60, "the origins to be emptied", domains.left)
+    verified = here("verify", file, "--json")
+    stored = messages(domains.hub, "TELE_ALL")
+    assert (stored, verified.returncode) == ((30, 2) if window else (40, 0)), verified.stdout
+    problems = [finding["problem"] for finding in json.loads(verified.stdout)["findings"]]
+    assert any("10 messages of its origins are not stored here" in problem for problem in problems) == bool(window)
+    assert ("O13" in here("lint", file).stdout) == bool(window)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
 import pytest
-from tests.support.pages import DOCS, check_examples
+from tests.support.commands import ended
+from tests.support.pages import apply_platform, check_examples
 
 from penstock.broker.embedded import EmbeddedServer
-from penstock.topology.lint import require_sound
-from penstock.topology.load import load
 
 
 @pytest.mark.parametrize("page", ["sourcing.md", "bridge.md"])
@@ -21,8 +20,9 @@ def test_the_examples_print_what_the_page_says(
     check_examples(page)
 
 
-def test_the_declared_platform_is_sound(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", (DOCS / "sourcing.md").read_text(), re.DOTALL)
-    path = tmp_path / "penstock.yaml"
-    path.write_text(block)
-    require_sound(load(path))
+def test_the_declared_platform_is_applied_but_for_the_domain_that_is_not_there(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    path = apply_platform("sourcing.md", tmp_path, nats_server, code=2)
+    told = json.loads(ended("--servers", nats_server.url, "plan", path, "--json", code=2).stdout)
+    assert ({one["name"] for one in told["unreached"]}, told["changes"]) == ({"hub-orders", "ORDERS"}, [])

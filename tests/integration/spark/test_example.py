@@ -30,7 +30,7 @@ METERED, CREDITED = "platform.billing.usage.metered", "platform.payments.balance
 LOW, DEPLETED = "platform.billing.low_balance_warning", "platform.billing.balance_depleted"
 ROLLED_UP = "platform.billing.usage.rolled_up"
 START, SHIFT = datetime(2026, 1, 1, tzinfo=UTC), timedelta(hours=6)
-SEED, EVENTS, PROJECTS = 7, 1500, 6
+SEED, EVENTS, PROJECTS = 7, 700, 4
 BAD = {METERED: [b"no json", b'{"event_id":"x","occurred_at":"2026-01-01T00:00:00Z","payload":{"project_id":"p"}}']}
 """Records that no pipeline can use: no JSON at all, and a charge without seconds and price."""
 

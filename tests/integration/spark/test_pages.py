@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.commands import ended
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.testing import eventually
@@ -18,17 +19,13 @@ ROOT = Path(__file__).parents[3]
 ADDRESSES = re.compile(r"nats://[\w.-]+:4222(,nats://[\w.-]+:4222)*")
 CHECKPOINT = re.compile(r'(checkpointLocation"?\s*[=,]\s*")(?=\w)')
 METERED = "platform.billing.usage.metered"
-OTHER = "platform.billing.balance_changed"
+LINE = '{"project_id": "p1", "n": 1}'
 
 
 @pytest.fixture
-def names(jetstream: SparkSession, streams: Any) -> Iterator[dict[str, Any]]:
-    """What the examples find there: a session, and streams with a few events."""
-    streams.make("BILLING", subjects=["platform.billing.>"], allow_atomic=True)
-    streams.make("COPY", subjects=["copy.>"], allow_atomic=True)
-    streams.number(METERED, 1, 5)
-    streams.number(OTHER, 6, 8)
-    yield {"__name__": "page", "spark": jetstream}
+def folder(jetstream: SparkSession, tmp_path: Path) -> Iterator[Path]:
+    """Where everything lies. The session of the examples is the one that there is."""
+    yield tmp_path
     for query in jetstream.streams.active:
         query.stop()
 
@@ -39,11 +36,25 @@ def blocks(page: str) -> list[str]:
     return [code for code in found if "spark" in code]
 
 
-def execute(page: str, names: dict[str, Any], server: EmbeddedServer, folder: Path) -> None:
-    """Run the page's only example."""
+def declare(page: str, server: EmbeddedServer, folder: Path) -> None:
+    """Make the streams that the page declares, and publish what it says."""
+    text = (ROOT / page).read_text()
+    (declared,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "streams:" in block]
+    (folder / "penstock.yaml").write_text(declared)
+    ended("--servers", server.url, "apply", folder / "penstock.yaml")
+    (folder / "lines").write_text(f"{LINE}\n")
+    for subject in re.findall(rf"`echo '{re.escape(LINE)}' \| penstock publish (\S+) --file -`", text):
+        ended("--servers", server.url, "publish", subject, "--file", folder / "lines")
+
+
+def execute(page: str, server: EmbeddedServer, folder: Path) -> dict[str, Any]:
+    """Run the page's only example on an empty server with that page's own files."""
+    declare(page, server, folder)
     (code,) = blocks(page)
     code = CHECKPOINT.sub(rf"\g<1>{folder}/", ADDRESSES.sub(server.url, code))
+    names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, page, "exec"), names)
+    return names
 
 
 def until_stored(server: EmbeddedServer, stream: str, expected: list[tuple[str, bytes]], start: str = "") -> None:
@@ -54,21 +65,27 @@ def until_stored(server: EmbeddedServer, stream: str, expected: list[tuple[str, 
     eventually(lambda: stored() == sorted(expected), within=300, what=f"{len(expected)} rows in {stream}", state=stored)
 
 
-def test_the_readmes_query_copies_a_stream(names: dict[str, Any], nats_server: EmbeddedServer, tmp_path: Path) -> None:
-    execute("README.md", names, nats_server, tmp_path)
-    wanted = [(METERED, n) for n in range(1, 6)] + [(OTHER, n) for n in range(6, 9)]
-    until_stored(nats_server, "COPY", [(f"copy.{subject}", b"%d" % n) for subject, n in wanted])
+def test_the_readmes_query_copies_a_stream(nats_server: EmbeddedServer, folder: Path) -> None:
+    """After the commands and the publisher that come before it on the page."""
+    apply, *_ = re.findall(r"^penstock (apply) +(\S+)(.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    ended("--servers", nats_server.url, apply[0], ROOT / apply[1], *apply[2].split())
+    (folder / "line").write_text(LINE)
+    ended("--servers", nats_server.url, "publish", METERED, "--file", folder / "line")
+    execute("README.md", nats_server, folder)
+    until_stored(nats_server, "COPY", [(f"copy.{METERED}", LINE.encode())])
 
 
-def test_the_queries_of_the_source_and_sink_pages_work_together(
-    names: dict[str, Any], nats_server: EmbeddedServer, tmp_path: Path
-) -> None:
-    execute("docs/spark-source.md", names, nats_server, tmp_path)
-    names["results"] = names["events"].selectExpr("'p1' AS project_id", "CAST(CAST(data AS STRING) AS BIGINT) AS n")
-    execute("docs/spark-sink.md", names, nats_server, tmp_path)
-    rows = [b'{"project_id":"p1","n":%d}' % n for n in range(1, 6)]
-    wanted = [("platform.billing.rolled_up.p1", row) for row in rows]
-    until_stored(nats_server, "BILLING", wanted, start="platform.billing.rolled_up.")
+def test_the_query_of_the_source_page_reads(nats_server: EmbeddedServer, folder: Path) -> None:
+    events = execute("docs/spark-source.md", nats_server, folder)["events"]
+    query = events.writeStream.format("memory").queryName("page").trigger(availableNow=True)
+    query.option("checkpointLocation", str(folder / "checkpoint")).start().awaitTermination(300)
+    (row,) = events.sparkSession.sql("SELECT * FROM page").collect()
+    assert (row.subject, bytes(row.data)) == (METERED, LINE.encode())
+
+
+def test_the_query_of_the_sink_page_writes(nats_server: EmbeddedServer, folder: Path) -> None:
+    execute("docs/spark-sink.md", nats_server, folder)
+    until_stored(nats_server, "BILLING", [("platform.billing.rolled_up.p1", b'{"project_id":"p1","n":1}')])
 
 
 def test_no_page_has_an_example_that_is_not_run() -> None:
@@ -77,4 +94,5 @@ def test_no_page_has_an_example_that_is_not_run() -> None:
         "README.md": 1,
         "docs/spark-sink.md": 1,
         "docs/spark-source.md": 1,
+        "docs/spark.md": 1,  # in test_doors.py
     }

@@ -15,10 +15,12 @@ from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import headers
 from penstock.errors import ConfigError
 from penstock.observe.pipelines import FINISHED, Declared, collect_pipelines
+from penstock.spark.outputs import as_messages
 from penstock.spark.pipelines import Pipeline, pipeline
 from penstock.spark.runs import Run, run
 from penstock.testing.contents import stream_data
 from penstock.topology.load import load
+from penstock.topology.model import PipelineSink
 from penstock.wire.blocking import run as blocking
 
 STREAMS = """
@@ -57,7 +59,9 @@ def table(folder: Path) -> list[dict[str, Any]]:
 def test_events_flow_to_all_sinks_once_and_bad_records_to_theirs_also_in_a_second_run(
     jetstream: SparkSession, nats_server: EmbeddedServer, tmp_path: Path, streams: Any, flow: Any
 ) -> None:
-    made = flow(f"""
+    folder = tmp_path / "my files ü"  # tables and checkpoint lie there, and nowhere else
+    folder.mkdir()
+    text = f"""
     from: {{streams: [IN, MORE], subjects: [in.a, more.>], max_rows: 4}}
     event: {{format: json, schema: "{SCHEMA}"}}
     dedupe: {{key: id, within: 1h}}
@@ -66,7 +70,8 @@ def test_events_flow_to_all_sinks_once_and_bad_records_to_theirs_also_in_a_secon
       - {{format: parquet, path: lake/t, partition_by: [origin]}}
       - {{stream: OUT, subject: out.t}}
     bad_records: dlq.p
-    """)
+    """
+    made = declared(nats_server, folder, text)
     streams.publish("in.a", events(("a", 1), ("b", 2), ("a", 1)), Own="kept")
     streams.publish("in.a", [b"no json", b'{"id":"x"}'], Own="kept")
     streams.publish("in.other", [b"not asked for"])
@@ -74,14 +79,18 @@ def test_events_flow_to_all_sinks_once_and_bad_records_to_theirs_also_in_a_secon
     [first] = run(jetstream, [made])
     assert (first.state, first.error) == (FINISHED, None)
     assert (first.rows_read, first.rows_written, first.progress.bad_records) == (7, 3, 2)
-    assert [(row["id"], row["twice"]) for row in table(tmp_path / "lake/t")] == [("a", 2), ("b", 4), ("c", 6)]
+    assert [(row["id"], row["twice"]) for row in table(folder / "lake/t")] == [("a", 2), ("b", 4), ("c", 6)]
     assert sorted(json.loads(body)["id"] for body in stream_data(nats_server.settings, "OUT")) == ["a", "b", "c"]
 
     streams.publish("in.a", events(("b", 2), ("d", 4)))
     [second] = run(jetstream, [made])
     assert (second.rows_read, second.rows_written) == (2, 1)
-    assert [row["id"] for row in table(tmp_path / "lake/t")] == ["a", "b", "c", "d"]
+    assert [row["id"] for row in table(folder / "lake/t")] == ["a", "b", "c", "d"]
     assert len(stream_data(nats_server.settings, "OUT")) == 4
+
+    assert (folder / ".penstock/checkpoints/p/commits").is_dir()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("my")] == [folder.name]
+    assert len(second.sample()) == 4
 
     letters = [blocking(streams.api.get_message("DLQ", seq)) for seq in (1, 2)]
     assert [letter.data for letter in letters] == [b"no json", b'{"id":"x"}']
@@ -96,6 +105,73 @@ def test_events_flow_to_all_sinks_once_and_bad_records_to_theirs_also_in_a_secon
     assert (seen.state, seen.behind_rows) == (FINISHED, 0)
     assert seen.progress is not None
     assert (seen.progress.rows_written, seen.progress.consumer) == (1, "pipeline_p")
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (
+            "sql: 'SELECT upper(id) AS id FROM events WHERE n > 1 UNION ALL SELECT id FROM events'",
+            "ABBCaabbc",
+        ),
+        ("dedupe: {key: id, within: 1h}", "abc"),
+        (
+            "dedupe: {key: id, within: 1h}\n    sql: 'SELECT id, sum(n) AS n FROM (SELECT * FROM events UNION ALL"
+            " SELECT * FROM events) GROUP BY id'",
+            "abc",
+        ),
+    ],
+    ids=["stateless", "dedupe", "dedupe and aggregation of events used twice"],
+)
+def test_a_pipeline_with_bad_records_reads_each_message_once(
+    jetstream: SparkSession,
+    nats_server: EmbeddedServer,
+    tmp_path: Path,
+    streams: Any,
+    flow: Any,
+    more: str,
+    found: str,
+) -> None:
+    made = flow(f"""
+    from: {{stream: IN, max_rows: 6}}
+    event: {{format: json, schema: "{SCHEMA}"}}
+    {more}
+    to: [{{format: parquet, path: t}}]
+    bad_records: dlq.p
+    """)
+    streams.publish("in.a", [*events(("a", 1), ("b", 2), ("a", 3)), b"bad", b"bad", *events(("c", 4), ("b", 5))])
+    one = Run(jetstream, made)
+    one.start()
+    assert one._query
+    one._query.awaitTermination(400)
+    assert one.ended().error is None
+    assert sum(progress.numInputRows for progress in one._query.recentProgress) == 7
+    assert one.ended().rows_read == 7
+    assert stream_data(nats_server.settings, "DLQ") == [b"bad", b"bad"]
+    assert Counter(row["id"] for row in table(tmp_path / "t")) == Counter(found)
+
+
+def test_rows_with_subjects_of_their_own_are_written_by_several_tasks_in_order_by_subject(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Any, flow: Any
+) -> None:
+    made = flow(f"""
+    from: {{stream: IN}}
+    event: {{format: json, schema: "{SCHEMA}"}}
+    sql: "SELECT concat('out.', id) AS subject, n, jetstream FROM events"
+    to: [{{stream: OUT}}]
+    """)
+    numbers = [(f"s{n % 7}", n) for n in range(200)]
+    streams.publish("in.a", events(*numbers))
+    [result] = run(jetstream, [made])
+    assert result.error is None
+    found: dict[str, list[int]] = {}
+    for sequence in range(1, 201):
+        message = blocking(streams.api.get_message("OUT", sequence))
+        found.setdefault(message.subject, []).append(json.loads(message.data)["n"])
+    assert found == {f"out.s{one}": [n for _, n in numbers if n % 7 == one] for one in range(7)}
+    rows = jetstream.createDataFrame([("out.a", 1), ("out.b", 2)], "subject string, n bigint")
+    assert as_messages(rows, made.spec.sinks[0]).rdd.getNumPartitions() == 2
+    assert as_messages(rows, PipelineSink(stream="OUT", subject="out.x")).rdd.getNumPartitions() == 1
 
 
 def test_an_aggregation_keeps_one_row_a_group_and_publishes_what_changed(
@@ -188,7 +264,6 @@ PLAIN = "from: {stream: IN}, event: {schema: 'id string, n bigint'}"
         ("{%s, sql: 'SELECT 1', to: {format: console}}", "does not read from `events`"),
         ("{%s, sql: 'SELEC', to: {format: console}}", "Syntax error"),
         ("{%s, function: 'nowhere:f', to: {format: console}}", "no module 'nowhere'"),
-        ("{%s, to: {format: delta, path: x}}", "Delta Lake's jar is not there"),
         ("{%s, to: {format: excel, path: x}}", "cannot write format 'excel'"),
         ("{%s, bad_records: elsewhere.x, to: {format: console}}", "no declared stream takes subject 'elsewhere.x'"),
         (

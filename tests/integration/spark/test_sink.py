@@ -75,6 +75,61 @@ def test_rows_of_all_partitions_are_written_once_and_leave_no_logs(output: Outpu
     assert output.ledger_keys() == []
 
 
+def by_streams(spark: SparkSession, count: int) -> DataFrame:
+    """Numbers that go by turns to the streams OUT and ELSE, from each of three tasks."""
+    odd = F.col("id") % 2 == 1
+    return spark.range(0, count, numPartitions=3).select(
+        F.when(odd, "OUT").otherwise("ELSE").alias("stream"),
+        F.when(odd, "o.x").otherwise("e.x").alias("subject"),
+        F.col("id").cast("string").alias("data"),
+    )
+
+
+ELSEWHERE: Json = {"name": "ELSE", "subjects": ["e.>"], "allow_atomic": True}
+
+
+def test_rows_go_to_the_stream_that_their_column_names_once(output: Output) -> None:
+    output.create(ELSEWHERE)
+    once = {"stream": "", "txnAppId": "a", "txnVersion": "0"}
+    for _ in range(2):  # the second time on other partitions: everything is there already
+        output.write(by_streams(output.spark, 5000).repartition(2), **once)
+    assert output.ids() == list(range(1, 5000, 2))
+    assert sorted(int(data) for data in stream_data(output.settings, "ELSE")) == list(range(0, 5000, 2))
+    output.write(by_streams(output.spark, 10), stream="")
+    assert (len(output.ids()), len(stream_data(output.settings, "ELSE"))) == (2505, 2505)
+    assert [key for key in output.ledger_keys() if "job-" in key] == []
+    output.write(by_streams(output.spark, 10).drop("subject"), subject="o.y")  # the option is for all rows
+    assert len(output.ids()) == 2515
+
+
+def test_a_streaming_query_writes_to_the_streams_that_rows_name(output: Output, tmp_path: Path) -> None:
+    output.create(ELSEWHERE)
+    by_streams(output.spark, 2000).write.json(str(tmp_path / "in"))
+    frame = output.spark.readStream.schema("stream string, subject string, data string").json(str(tmp_path / "in"))
+    given = {"servers": output.server.url, "checkpointLocation": str(tmp_path / "c")}
+    for _ in range(2):
+        query = frame.writeStream.format("jetstream").options(**given).trigger(availableNow=True).start()
+        assert query.awaitTermination(300)
+        shutil.rmtree(tmp_path / "c" / "commits")  # as after a crash before Spark's commit
+    assert output.ids() == list(range(1, 2000, 2))
+    assert sorted(int(data) for data in stream_data(output.settings, "ELSE")) == list(range(0, 2000, 2))
+
+
+@pytest.mark.parametrize(
+    ("stream", "says"),
+    [
+        ("CAST(NULL AS string)", "a row has no stream"),
+        ("'NONE'", "there is no stream 'NONE'"),
+        ("'OUT'", "stream 'OUT' does not take subject 'e.x'"),
+        ("5", "column 'stream' must be string"),
+    ],
+)
+def test_a_row_whose_stream_cannot_be_written_to_is_told(output: Output, stream: str, says: str) -> None:
+    output.create(ELSEWHERE)
+    with pytest.raises(PySparkException, match=says):
+        output.write(by_streams(output.spark, 10).withColumn("stream", F.expr(stream)), stream="")
+
+
 def test_subject_data_headers_and_message_id_come_from_columns(output: Output) -> None:
     rows = [
         ("o.1", bytearray(b"\x00\r\n"), {"A": ["1", "2"], "B": []}, "m1"),
@@ -104,6 +159,41 @@ def test_a_frame_without_rows_writes_nothing(output: Output) -> None:
     output.write(numbers(output.spark, 0), subject="o.x")
     output.write(numbers(output.spark, 3, partitions=8), subject="o.x")  # most partitions are empty
     assert output.ids() == [0, 1, 2]
+
+
+MISFITS = {
+    None: "column `subject` is null",
+    "o.\x1bx": "control characters",
+    "o.*": "it has a wildcard",
+    "p.x": "does not take subject",
+    "dlq.x": "belongs to dead letters",
+    "o." + 4000 * "x": "a subject has at most",
+}
+
+
+def test_rows_that_cannot_be_messages_become_dead_letters_once(output: Output, tmp_path: Path) -> None:
+    output.create({"name": "DLQ", "subjects": ["dlq.>"], "allow_atomic": True})
+    rows: list[tuple[Any, ...]] = [(subject, f"bad {n}", {}) for n, subject in enumerate(MISFITS)]
+    rows += [("o.x", "bad header", {"My Header": ["1"]}), *(("o.x", str(n), {"A": ["1"]}) for n in range(10))]
+    schema = "subject string, data string, headers map<string, array<string>>"
+    output.spark.createDataFrame(rows, schema).repartition(2).write.parquet(str(tmp_path / "in"))
+    frame = output.spark.readStream.schema(schema).parquet(str(tmp_path / "in"))
+    given = {"servers": output.server.url, "stream": "OUT", "checkpointLocation": str(tmp_path / "c")}
+    for _ in range(2):
+        writer = frame.writeStream.format("jetstream").options(**given, deadLetters="dlq.copy")
+        assert writer.trigger(availableNow=True).start().awaitTermination(300)
+        shutil.rmtree(tmp_path / "c" / "commits")  # as after a crash before Spark's commit
+    assert output.ids() == list(range(10))
+    stored = stream_messages(output.settings, "DLQ")
+    letters = {one.data.decode(): one.header_values() for one in stored}
+    assert [one.subject for one in stored] == ["dlq.copy"] * (len(MISFITS) + 1)
+    assert sorted(letters) == [*(f"bad {n}" for n in range(len(MISFITS))), "bad header"]
+    reasons = {body: headers["Penstock-Dlq-Reason"][0] for body, headers in letters.items()}
+    for n, reason in enumerate(MISFITS.values()):
+        assert reason in reasons[f"bad {n}"]
+    assert "'My Header' is not usable" in reasons["bad header"]
+    assert letters["bad header"]["My_Header"] == ["1"]
+    assert letters["bad 3"]["Penstock-Dlq-Subject"] == ["p.x"]
 
 
 @pytest.mark.parametrize("delivery", ["atomic", "fast"])
@@ -284,6 +374,8 @@ def test_a_checkpoint_taken_back_further_is_an_error_and_loses_nothing_silently(
         ({"subject": "o.x", "delivery": "quick"}, "delivery must be atomic or fast"),
         ({"subject": "o.x", "txnAppId": "a"}, "txnAppId and txnVersion go together"),
         ({"subject": "o.x", "strem": "OUT"}, "did you mean 'stream'"),
+        ({"subject": "o.x", "deadLetters": "o.bad"}, "'o.bad' is no subject for dead letters"),
+        ({"subject": "o.x", "deadLetters": "dlq.copy"}, "no stream takes 'dlq.copy'"),
         ({"subject": "o.x", "servers": "nats://127.0.0.1:1", "timeout": "1"}, "no NATS server answers"),
     ],
 )

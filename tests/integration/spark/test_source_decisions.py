@@ -13,12 +13,15 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from tests.support.streams import Streams
 
+from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.spark import commit as committing
 from penstock.spark import durable
 from penstock.spark.commit import Acknowledging
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.spark.durable import ConsumerTaken, UnfitConsumer
+from penstock.spark.link import Link
 from penstock.spark.loss import HistoryChanged, MessagesGone, StreamReplaced
 from penstock.spark.offsets import CheckpointMismatch
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
@@ -468,6 +471,36 @@ def test_a_stream_that_allows_ttl_or_roll_ups_can_lose_messages(
         stream_reader().partitions(end, again)
 
 
+@pytest.mark.parametrize("flag", ["allow_msg_ttl", "allow_rollup_hdrs"])
+def test_what_publishers_remove_between_planning_and_reading_is_no_loss(
+    streams: Streams, batch_reader: Any, flag: str
+) -> None:
+    streams.make("S", **{flag: True})
+    streams.number("s.a", 1, 20)
+    reader, exact = batch_reader(partitions="2"), batch_reader(partitions="2", startingOffsets="1")
+    parts, exact_parts = reader.partitions(), exact.partitions()
+    run(streams.api.delete_message("S", 11))  # the first message of a part: by its own time to live, or a roll-up
+    assert rows(exact, exact_parts) == [n for n in range(1, 21) if n != 11]
+    run(streams.api.delete_message("S", 1))
+    assert rows(reader, parts) == [n for n in range(2, 21) if n != 11]
+    run(streams.api.purge_stream("S", before_seq=15))
+    with pytest.raises(MessagesGone):
+        rows(exact, exact_parts[1:])
+
+
+@pytest.mark.parametrize("flag", ["allow_rollup_hdrs", "allow_msg_schedules", "allow_msg_ttl"])
+def test_a_stream_that_has_never_had_a_message_is_read(
+    streams: Streams, batch_reader: Any, stream_reader: Any, flag: str
+) -> None:
+    streams.make("S", **{flag: True})
+    assert rows(batch_reader(), batch_reader().partitions()) == []
+    reader = stream_reader()
+    start = logged(reader.initialOffset())
+    assert logged(reader.latestOffset(start, ReadAllAvailable())) == start
+    streams.number("s.a", 1, 3)
+    assert rows(reader, reader.partitions(start, logged(reader.latestOffset(start, ReadAllAvailable())))) == [1, 2, 3]
+
+
 def test_messages_that_were_rolled_up_are_no_loss(streams: Streams, stream_reader: Any) -> None:
     streams.make("S", allow_rollup_hdrs=True)
     streams.number("s.a", 1, 30)
@@ -768,6 +801,22 @@ def test_a_commit_on_a_limits_stream_moves_the_durable(streams: Streams, stream_
     found = streams.consumer("S", "d")
     assert (found.ack_floor_stream_seq, found.pending) == (6, 4)
     assert stream_reader(consumer="d").initialOffset()["sequence"] == 6
+
+
+@pytest.mark.kills
+@pytest.mark.short
+def test_a_commit_on_replicas_takes_a_status_that_overtakes_its_messages(nats_cluster: EmbeddedCluster) -> None:
+    """A consumer with replicas says that a pull is complete before its messages arrive."""
+    with Link(nats_cluster.settings) as link:
+        streams = Streams(link.connection)
+        link.call(lambda api: api.stream_names())  # connects
+        streams.make("S", retention="workqueue", num_replicas=3)
+        run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
+        streams.number("s.a", 1, 5000)
+        for end in (2500, 5000):
+            committing.commit(link, streams.info("S"), streams.consumer("S", "d"), end)
+            assert streams.consumer("S", "d").ack_floor_stream_seq == end
+        eventually(lambda: streams.info("S").state.messages == 0, 30, "nothing left", lambda: streams.info("S").state)
 
 
 @pytest.mark.parametrize("retention", ["workqueue", "interest"])

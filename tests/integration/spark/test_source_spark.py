@@ -17,8 +17,9 @@ from tests.support.streams import Streams
 
 from penstock.broker.cluster import EmbeddedCluster
 from penstock.broker.embedded import EmbeddedServer
-from penstock.errors import OutcomeUnknown, ServerBusy, Unavailable
+from penstock.errors import OutcomeUnknown, PenstockError, ServerBusy, Unavailable
 from penstock.settings import Settings
+from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.testing import Certificates, eventually
 from penstock.wire.blocking import run
 
@@ -175,25 +176,46 @@ WRONG = [
 """Options that cannot work, whatever is read, and what is said about them."""
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "streaming"])
-def test_what_cannot_work_is_told_before_a_job_starts(
-    jetstream: SparkSession,
-    nats_server: EmbeddedServer,
-    streams: Streams,
-    jobs_started: Callable[[], int],
-    tmp_path: Path,
-    streaming: bool,
-) -> None:
+@pytest.fixture
+def unfit_consumers(streams: Streams) -> None:
     streams.make("S")
     streams.number("s.a", 1, 10)
     streams.make("WORK", retention="workqueue")
     run(streams.api.create_consumer("S", {"durable_name": "lazy", "ack_policy": "none"}))
     run(streams.api.create_consumer("S", {"durable_name": "narrow", "ack_policy": "explicit", "filter_subject": "s.b"}))
+
+
+@pytest.mark.usefixtures("unfit_consumers")
+@pytest.mark.parametrize("streaming", [False, True], ids=["batch", "streaming"])
+def test_what_cannot_work_is_told_before_a_job_starts(
+    jetstream: SparkSession,
+    nats_server: EmbeddedServer,
+    jobs_started: Callable[[], int],
+    tmp_path: Path,
+    streaming: bool,
+) -> None:
+    """Streaming queries, of which each takes long to start, only with the first, a middle and the last of them."""
     jobs = jobs_started()
-    for number, (wrong, complaint) in enumerate(WRONG):
+    for number, (wrong, complaint) in enumerate(WRONG[::4] if streaming else WRONG):
         with pytest.raises(PySparkException, match=complaint):
             used(stream if streaming else batch, jetstream, nats_server.settings, wrong, tmp_path / str(number))
     assert jobs_started() == jobs
+
+
+@pytest.mark.usefixtures("unfit_consumers")
+@pytest.mark.parametrize(("wrong", "complaint"), WRONG)
+def test_what_cannot_work_is_told_to_a_streaming_query_too(
+    nats_server: EmbeddedServer, wrong: dict[str, str], complaint: str
+) -> None:
+    def begin() -> None:
+        reader = JetStreamDataSource({"servers": nats_server.url, "stream": "S", **wrong}).streamReader(COLUMNS)
+        try:
+            reader.initialOffset()
+        finally:
+            reader.stop()
+
+    with pytest.raises(PenstockError, match=complaint):
+        begin()
 
 
 def used(read: Callable[..., DataFrame], spark: SparkSession, settings: Settings, wrong: Any, home: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 from penstock.spark import tables
 from penstock.spark.files import Files, HadoopFiles, LocalFiles
 from penstock.spark.tables import Table
@@ -72,6 +72,58 @@ def test_a_crash_between_folders_leaves_no_row_twice_and_the_next_run_completes_
     read = spark.read.schema(SCHEMA).parquet(str(tmp_path / "t")).select("day", "k", "n").collect()
     assert sorted((tuple(row) for row in read), key=str) == sorted(FIRST, key=str)
     assert not list(tmp_path.glob(".staging*"))
+
+
+MANY = [(f"2026-01-0{n % 2 + 1}", f"k{n}", n) for n in range(100)]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("day",)])
+def test_rows_in_several_files_are_all_there_also_after_a_crash_between_them(
+    spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]
+) -> None:
+    table = Table(str(tmp_path / "t"), partition_by=partition_by, options=(("maxRecordsPerFile", "10"),))
+    with pytest.MonkeyPatch.context() as patch:
+        crash_after_moves(patch, 3)
+        with pytest.raises(Crash):
+            table.append(frame(spark, MANY), "q", 0)
+    for _ in range(2):  # in another order: the files that are not in place yet must not be written again
+        table.append(frame(spark, list(reversed(MANY)), tasks=1), "q", 0)
+    read = spark.read.schema(SCHEMA).parquet(str(tmp_path / "t")).select("day", "k", "n").collect()
+    assert sorted(tuple(row) for row in read) == sorted(MANY)
+    assert len(list((tmp_path / "t").rglob("*.parquet"))) == 10
+
+
+@pytest.mark.parametrize(("form", "codec"), [("json", "gzip"), ("csv", "bzip2"), ("orc", "zlib"), ("parquet", "zstd")])
+def test_compressed_files_keep_the_suffix_that_says_how_to_read_them(
+    spark: SparkSession, tmp_path: Path, form: str, codec: str
+) -> None:
+    table = Table(str(tmp_path / "t"), form, options=(("compression", codec), ("maxRecordsPerFile", "40")))
+    table.append(frame(spark, MANY), "q", 0)
+    read = spark.read.format(form).schema(SCHEMA).load(str(tmp_path / "t")).collect()
+    assert sorted(tuple(row) for row in read) == sorted(MANY)
+
+
+def test_an_upserted_folder_stays_one_file_of_one_compression(spark: SparkSession, tmp_path: Path) -> None:
+    plain = (("maxRecordsPerFile", "10"),)
+    table = Table(str(tmp_path / "t"), "json", options=(*plain, ("compression", "gzip")))
+    for batch in (0, 1):
+        table.upsert(frame(spark, MANY), ["day", "k"], "q", batch)
+    read = spark.read.schema(SCHEMA).json(str(tmp_path / "t")).collect()
+    assert sorted(tuple(row) for row in read) == sorted(MANY)
+    assert [file.name for file in (tmp_path / "t").iterdir()] == ["table.json.gz"]
+    with pytest.raises(ConfigError, match="keep the `compression`"):
+        Table(str(tmp_path / "t"), "json", options=plain).upsert(frame(spark, MANY[:5]), ["day", "k"], "q", 2)
+    assert [file.name for file in (tmp_path / "t").iterdir()] == ["table.json.gz"]
+
+
+def test_two_files_that_would_get_one_name_are_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_number", lambda file: "")
+    table = Table(str(tmp_path / "t"), options=(("maxRecordsPerFile", "10"),))
+    with pytest.raises(PenstockError, match="two files of one micro-batch would both become t/q-000000000"):
+        table.append(frame(spark, MANY), "q", 0)
+    assert not (tmp_path / "t").exists()
 
 
 def test_upsert_keeps_one_row_a_key(spark: SparkSession, tmp_path: Path) -> None:

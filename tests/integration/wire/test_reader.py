@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.streams import make_stream
+from tests.unit.wire.test_scan import all_kernels
 
 from penstock import errors
 from penstock.broker import JetStream
@@ -215,6 +216,42 @@ def test_pull_requests_ask_for_no_more_than_the_range_has(nats_server: EmbeddedS
         read = pull.PullRead(connection, "S", 1, 4, (), None)
         assert [row for batch in read.batches() for row in batch.column("sequence").to_pylist()] == [1, 2, 3, 4]
         assert read._asked == 0
+
+
+ODD_BLOCKS = [
+    (b"x", []),
+    (b"NATS/1.0", []),
+    (b"NATS/1.0\r\n", []),
+    (b"\r\n\r\n", []),
+    (b"garbage\r\n\r\n", []),
+    (b"garbage\r\nA: b\r\n\r\n", [("A", ["b"])]),
+    (b"NATS/1.0\r\nA: b\r\nX: y", [("A", ["b"])]),
+    (b"NATS/1.0\nA: b\n\n", []),
+    (b"NATS/1.0\n503 No Responders\n\n", []),
+    (b"NATS/1.0 503 No Responders\r\nA: b\r\n\r\n", [("A", ["b"])]),
+    (b"NATS/1.0\r\n\r\nA: b\r\n\r\n", [("A", ["b"])]),
+    (b"NATS/1.0\r\nNats-Subject: s.forged\r\nNats-Sequence: 99\r\n\r\n",
+     [("Nats-Subject", ["s.forged"]), ("Nats-Sequence", ["99"])]),
+]  # fmt: skip
+"""What a server stores as a header block, and the headers in it."""
+
+
+@pytest.mark.parametrize("kernels", ["machine code", "plain"])
+@MODES
+def test_whatever_a_publisher_calls_headers_is_read(
+    nats_server: EmbeddedServer, direct: bool, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = all_kernels()[kernels]
+    monkeypatch.setattr("penstock.wire.compiled.current", lambda: chosen)
+    fill(nats_server.settings, [("s.first", b"0", None)])
+    with connect(nats_server.settings) as connection:
+        for block, _ in ODD_BLOCKS:
+            connection.send(b"HPUB s.odd %d %d\r\n%bx\r\n" % (len(block), len(block) + 1, block))
+        connection.request("s.last", b"")
+    found = rows(nats_server.settings, 1, len(ODD_BLOCKS) + 2, direct=direct)
+    assert [row["sequence"] for row in found] == list(range(1, len(ODD_BLOCKS) + 3))
+    for row, (block, expected) in zip(found[1:-1], ODD_BLOCKS, strict=True):
+        assert (block, row["subject"], row["data"], row["headers"]) == (block, "s.odd", b"x", expected)
 
 
 @MODES

@@ -252,6 +252,13 @@ def impostor() -> Iterator[Callable[[bytes], Settings]]:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no NATS server speaks like this"),
         (b"PING\r\n", "greets with INFO"),
         (b"INFO {not json}\r\n", "no JSON"),
+        (b"INFO " + b"[" * 100_000 + b"\r\n", "no JSON"),
+        (b'INFO {"max_payload": "much"}\r\n', "max_payload makes no sense"),
+        (b'INFO {"max_payload": 1e999}\r\n', "max_payload makes no sense"),
+        (b'INFO {"connect_urls": 5}\r\n', "connect_urls makes no sense"),
+        (b'INFO {"nonce": ["x"]}\r\n', "nonce makes no sense"),
+        (b'INFO {"nonce": "\\ud800"}\r\n', "nonce makes no sense"),
+        (b'INFO {"version": "2\\u001b[2J"}\r\n', "version makes no sense"),
         (b'INFO {"tls_required": true}\r\nPING\r\n', "before TLS began"),
         (b'INFO {"tls_required": true}\r\nMSG a 1 1\r\nx\r\nPONG\r\n', "before TLS began"),
         (b'INFO {"tls_required": true}\r\nP', "before TLS began"),
@@ -572,6 +579,7 @@ async def test_a_login_cancelled_at_any_moment_leaves_nothing_to_complain_about(
     """Asyncio only: a blocking login cannot be cancelled."""
     complaints: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    gc.freeze()  # what was there before need not be looked through each time
     for turns in range(12):  # of the event loop, until the task is cancelled
         login = asyncio.create_task(aio.connect(nats_server.settings))
         for _ in range(turns):
@@ -582,4 +590,5 @@ async def test_a_login_cancelled_at_any_moment_leaves_nothing_to_complain_about(
         await asyncio.sleep(0.005)  # what comes late comes now
         del login
         gc.collect()
+    gc.unfreeze()
     assert complaints == []

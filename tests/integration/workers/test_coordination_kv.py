@@ -19,7 +19,8 @@ from penstock.workers.kv import Bucket, Conflict, Control, Entry, Write
 from penstock.workers.lease import Lease, clock
 from penstock.workers.ownership import Ownership
 from penstock.workers.partitions import Partition, SubjectPattern
-from penstock.workers.publication import Assignments, Draft, Published, writes
+from penstock.workers.progress import Reached
+from penstock.workers.publication import Assignments, Draft, Published, Share, writes
 from penstock.workers.sources import Hashed, InBucket, SeenInStream
 
 TTL = 0.5
@@ -230,7 +231,7 @@ async def test_a_token_ends_with_the_lease(bucket: Bucket) -> None:
 async def test_a_stale_owner_finds_out_and_cannot_settle(bucket: Bucket) -> None:
     a, b = claims_of(bucket, "a"), claims_of(bucket, "b")
     await a.claim("p")
-    freed = await store(bucket, [a.mine["p"].freed(None)])  # as the leader does with a dead worker's
+    freed = await store(bucket, [a.mine["p"].freed(Reached(0))])  # as the leader does with a dead worker's
     await b.take(freed)
     assert a.compare(claims_in(await bucket.entries("claims"))) == {"p"}
     assert await a.settle({"p": 99}) == []
@@ -243,7 +244,7 @@ async def test_a_claim_that_is_older_than_our_own_was_read_from_a_replica_that_l
     b, a = claims_of(bucket, "b"), claims_of(bucket, "a")
     await b.claim("p")
     old = dict(b.mine)
-    await a.take(await b.give({"p": 5}))
+    await a.take(await b.give({"p": Reached(5)}))
     assert a.compare(old) == set()
     assert a.token("p")
 
@@ -278,7 +279,7 @@ async def test_what_was_let_go_is_not_found_again_by_a_look_at_a_replica_that_la
     await a.claim("p")
     await a.claim("q")
     old = claims_in(await bucket.entries("claims"))
-    await a.give({"p": 40})
+    await a.give({"p": Reached(40)})
     a.drop(["q"])
     assert a.found_again(old) == set()
     await a.claim("p")
@@ -302,11 +303,11 @@ async def test_what_could_not_be_freed_stays_ours_until_it_is(bucket: Bucket) ->
     await a.claim("p")
     answered.mine |= a.mine
     await answered.settle({"p": 40})
-    assert await a.give({"p": 70}) == []
+    assert await a.give({"p": Reached(70)}) == []
     assert a.token("p") == answered.token("p")
-    assert [claim.handoff for claim in await a.give({"p": 70})] == [70]
+    assert [claim.handoff for claim in await a.give({"p": Reached(70)})] == [70]
     assert a.token("p") is None
-    assert await answered.give({"p": 99}) == []
+    assert await answered.give({"p": Reached(99)}) == []
     assert answered.token("p") is None, "nobody's, and so not ours"
 
 
@@ -345,8 +346,8 @@ async def test_an_assignment_is_seen_whole_and_a_leader_of_yesterday_cannot_publ
     assert await assignments.share("a") is None
     yesterday = await assignments.current()
     await bucket.commit(writes(yesterday, Draft(Assignment({"p": "a", "q": "b"}), both, ("a", "b"), "S", "a")))
-    assert await assignments.share("a") == (1, (both["p"],))
-    assert await assignments.share("c") == (1, ())
+    assert await assignments.share("a") == Share(1, (both["p"],))
+    assert await assignments.share("c") == Share(1)
     with pytest.raises(Conflict):
         await bucket.commit(writes(yesterday, Draft(Assignment({"p": "b", "q": "b"}), both, ("b",), "S", "b")))
     current = await assignments.current()

@@ -14,6 +14,7 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock.broker.embedded import EmbeddedServer
+from penstock.cli.group import needs_attention
 from penstock.errors import ConfigError, DeadlineExceeded, StreamNotFound
 from penstock.testing import eventually_async
 from penstock.workers.assignment import RoundRobin
@@ -55,7 +56,7 @@ class World:
         self.done[context.partition_id].append(message.json())
         self.by[context.partition_id].add(context.worker_id)
 
-    async def join(self, max_subjects: int = 500, **more: Any) -> WorkerGroup:
+    def options(self, **more: Any) -> GroupOptions:
         options: dict[str, Any] = {
             "group": "g",
             "stream": "S",
@@ -66,9 +67,12 @@ class World:
             "look_soon": 0.02,
             "windows": Windows(cold_start=0.2, planned=0.2, min_interval=0.1),
         }
+        return GroupOptions(**{**options, **more})
+
+    async def join(self, max_subjects: int = 500, **more: Any) -> WorkerGroup:
         made = WorkerGroup(
             self.server.settings,
-            GroupOptions(**{**options, **more}),
+            self.options(**more),
             self.handle,
             consumer={"window": 0.01, "min_interval": 0.02, "max_subjects": max_subjects},
         )
@@ -177,19 +181,85 @@ async def test_a_worker_with_another_stream_than_its_group_does_not_join(world: 
     await world.shared(6)
 
 
-async def test_a_worker_that_gets_too_many_subjects_says_so_once(
+async def test_a_worker_that_gets_too_many_subjects_serves_what_fits_and_tells_of_the_rest(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.prepare("limits")
-    await world.join(max_subjects=5)
+    await world.join(max_subjects=5, ttl=1.0)
+    for partition in PARTITIONS:
+        await world.publish(partition.id)
+    await eventually_async(lambda: len(world.done) == 5, 30, "what fits to be served", state=lambda: world.done)
 
-    def said() -> list[str]:
-        return [one.getMessage() for one in caplog.records if "more than the cap of 5" in one.getMessage()]
+    def said(level: int) -> list[str]:
+        found = [one.getMessage() for one in caplog.records if one.levelno == level]
+        return [one for one in found if "1 partitions are not served" in one]
 
     with caplog.at_level("INFO"):
-        await eventually_async(lambda: len(said()) > 3, state=said)
-    warnings = [one for one in caplog.records if one.levelname == "WARNING" and "the cap of 5" in one.getMessage()]
-    assert len(warnings) == 1
+        await eventually_async(lambda: len(said(logging.INFO)) > 3, state=lambda: caplog.messages)
+    assert len(said(logging.WARNING)) == 1
+    assert world.groups[0].metrics()[0].left_out == 1
+    found = await look(world.control, "g")
+    assert "1 partitions are not served" in found.workers[0].troubles[0]
+    assert needs_attention(found)
+
+    await world.join(max_subjects=5)  # with room for it
+    await world.shared(3, 3)
+    await world.all_done()
+    await eventually_async(lambda: world.groups[0].metrics()[0].left_out == 0)
+
+
+async def test_the_counts_of_partitions_that_changed_hands_are_the_same_whoever_asks(world: World) -> None:
+    await world.prepare("limits")
+    first = await world.join()
+    await world.shared(6)
+    second = await world.join()
+    await world.shared(3, 3)
+    told = {"in": 6 + 3, "out": 3}
+    for metrics in ([g.worker.metrics for g in (first, second) if g.worker], [*first.metrics(), *second.metrics()]):
+        assert {way: sum(m.handoffs[way] for m in metrics) for way in ("in", "out")} == told
+
+
+async def test_what_is_wrong_with_partitions_reaches_whoever_looks(world: World) -> None:
+    await world.prepare("limits", [Partition("all", ("s.>",)), Partition("eu", ("s.eu",))])
+    await world.join()
+
+    async def told() -> bool:
+        found = await look(world.control, "g")
+        return bool(found.problems) and needs_attention(found)
+
+    await eventually_async(told, 30, state=lambda: look(world.control, "g"))
+    await world.source.write(PARTITIONS)
+    await world.shared(6)
+    assert not (await look(world.control, "g")).problems
+
+
+async def test_updates_that_fail_reach_the_leader_and_whoever_looks(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.prepare("workqueue")
+    taken = {"name": "old", "durable_name": "old", "ack_policy": "explicit", "filter_subject": "s.p3"}
+    await world.control.jetstream.create_consumer("S", taken)
+    await world.join(ttl=1.0)
+
+    async def told() -> bool:
+        found = await look(world.control, "g")
+        return any("+s.p3" in trouble for worker in found.workers for trouble in worker.troubles)
+
+    await eventually_async(told, 30, state=lambda: look(world.control, "g"))
+    assert needs_attention(await look(world.control, "g"))
+
+    def heard() -> bool:
+        by_leader = [one.getMessage() for one in caplog.records if one.name == "penstock.workers.leader"]
+        return any("+s.p3" in line for line in by_leader)
+
+    await eventually_async(heard, state=lambda: caplog.messages)
+    await world.control.jetstream.delete_consumer("S", "old")
+    await world.shared(6)
+
+    async def well() -> bool:
+        return not any(worker.troubles for worker in (await look(world.control, "g")).workers)
+
+    await eventually_async(well, 30)
 
 
 async def test_a_group_that_ends_and_starts_again_goes_on_where_it_was(world: World) -> None:
@@ -232,8 +302,12 @@ async def test_a_partition_that_could_not_be_given_away_goes_on(world: World, mo
     async def unanswered(handoffs: dict[str, int]) -> None:
         raise DeadlineExceeded("a write", 1.0)
 
+    async def later(partitions: object) -> None:
+        """The member's own look, which may come in between."""
+
     with monkeypatch.context() as patch:
         patch.setattr(member.claims, "give", unanswered)
+        patch.setattr(member, "_stay", later)
         with pytest.raises(DeadlineExceeded):
             await member._give(["p0"])
     await world.publish("p0", 3)

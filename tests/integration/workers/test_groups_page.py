@@ -1,18 +1,18 @@
-"""The examples of docs/groups.md run as they are, and print what the page says."""
+"""The examples of docs/groups.md run as they are, on the page's own platform, and print what the page says."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tests.support.pages import check_examples
-from tests.support.streams import Streams
+from tests.support.pages import apply_platform, check_examples
 
 from penstock.broker.embedded import EmbeddedServer
 
 
 def test_the_examples_print_what_the_page_says(
-    nats_server: EmbeddedServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    streams.make("DC")
-    streams.make("BILLING")
+    apply_platform("groups.md", tmp_path, nats_server)
     check_examples("groups.md")

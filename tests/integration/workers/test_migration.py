@@ -8,6 +8,7 @@ import secrets
 from datetime import UTC, datetime
 
 import pytest
+from prometheus_client import generate_latest
 from tests.integration.workers.test_group import RETENTIONS, World, penstock, world
 from tests.support.streams import make_stream
 
@@ -16,6 +17,7 @@ from penstock.testing import eventually_async
 from penstock.wire import frames
 from penstock.workers.kv import Bucket
 from penstock.workers.migration import Migration
+from penstock.workers.migration_watch import Rule, Watch
 from penstock.workers.overlap import Overlap
 
 __all__ = ["world"]
@@ -210,3 +212,68 @@ async def test_an_overlap_as_commands(world: World) -> None:
         assert await pull(world, 0, 3, overlap) == [], "the worker has done 7"
     assert await penstock(world, "group", "migrate", "g", "drain", *old) == (0, "drain: 0 messages in flight\n")
     assert await penstock(world, "group", "migrate", "g", "switch", *old) == (0, "switch: 4 partitions\n")
+
+
+async def test_a_drain_by_force_leaves_what_nobody_will_acknowledge_to_the_group(world: World) -> None:
+    migration = await legacy_world(world, "limits")
+    await migration.shadow()
+    await leave_in_flight(world, 0)
+    step = ("group", "migrate", "g", "drain", "--stream", "S", "--legacy", "old-", "--within", "0.1")
+    code, shown = await penstock(world, *step)
+    assert (code, "drain: 1 messages in flight" in shown) == (2, True), shown
+    code, shown = await penstock(world, *step, "--force")
+    assert code == 0, shown
+    await migration.switch()
+    await world.join()
+    await world.all_done()
+
+
+async def leave_in_flight(world: World, n: int) -> None:
+    """The old side takes a message, and dies."""
+    connection, arrived = world.control.connection, asyncio.Queue[frames.Message]()
+    inbox = f"_INBOX.{secrets.token_hex(8)}"
+    sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
+    ask = json.dumps({"batch": 1, "expires": 10_000_000_000}).encode()
+    await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.old-p{n}", ask, reply=inbox)
+    await asyncio.wait_for(arrived.get(), 30)
+    await connection.unsubscribe(sid)
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+async def test_a_group_that_does_badly_for_some_windows_gives_its_partitions_back(world: World, retention: str) -> None:
+    migration = await legacy_world(world, retention)
+    await migration.shadow()
+    await migration.drain()
+    await migration.switch()
+    group = await world.join()
+    await world.shared(4)
+    await world.all_done()
+    assert group.worker_id
+    world.pauses[group.worker_id] = 1.0  # from now on it is slow
+    await world.publish("p0", 20)
+    flags = ("--every", "0.1", "--windows", "2", "--max-lag", "3", "--metrics-port", "0")
+    code, shown = await penstock(world, "group", "migrate", "g", "watch", "--stream", "S", "--legacy", "old-", *flags)
+    assert (code, "bad for 2 windows" in shown, "rollback: 4 consumers" in shown) == (2, True, True), shown
+    await eventually_async(lambda: not group.statistics().partitions, 30, "the group to have given all back")
+    await pull(world, 0, 20)
+    for n in range(1, 4):
+        await pull(world, n, 1)
+    await world.all_done()
+
+
+async def test_a_migration_that_goes_well_is_watched_for_as_long_as_asked(world: World) -> None:
+    migration = await legacy_world(world, "limits")
+    await migration.shadow()
+    watch = Watch(migration, "g", Rule(max_lag=10))
+    assert (await watch.look()).why == ""
+    text = generate_latest(watch).decode()
+    assert 'parti_migration_unprocessed{group="g",partition="p1"} 2.0' in text
+    assert 'parti_migration_counted{group="g",partition="p1"} 2.0' in text
+    assert 'parti_migration_missing{group="g",partition="p1"} 0.0' in text
+    await migration.drain()
+    await migration.switch()
+    await world.join()
+    await world.all_done()
+    step = ("group", "migrate", "g", "watch", "--stream", "S", "--legacy", "old-", "--every", "0.1", "--until", "0.2")
+    code, shown = await penstock(world, *step)
+    assert code == 0, shown

@@ -8,7 +8,9 @@ import pytest
 from tests.integration.workers.world import STREAM, World
 
 from penstock.wire import aio
+from penstock.workers import lag
 from penstock.workers.messages import Message
+from penstock.workers.partitions import Partition
 from penstock.workers.stored import BATCH, BATCH_BYTES, Place, stored
 
 
@@ -59,6 +61,19 @@ async def test_a_message_is_as_it_was_stored(world: World, direct: bool) -> None
     assert first.headers == {"Kind": ["first"], "Nats-Msg-Id": ["17"]}
     assert first.timestamp == (await world.js.get_message(STREAM, 1)).time
     assert (second.data, second.raw_headers) == (b"", b"")
+
+
+async def test_a_publisher_chooses_neither_subject_nor_sequence_nor_time(world: World, direct: bool) -> None:
+    """Direct get tells them in headers, behind those of the message itself, which may have the same names."""
+    await world.create(allow_direct=direct)
+    forged = {"Nats-Subject": "w.b", "Nats-Sequence": "99", "Nats-Time-Stamp": "1999-01-01T00:00:00Z"}
+    async with await aio.connect(world.server.settings) as connection:
+        await connection.request("w.a", b"one", {**forged, "Nats-Num-Pending": "none"})
+        behind = await lag.measure(connection, world.js, STREAM, [Partition("a", ("w.a",))], {})
+    (found,) = await read(world, direct, ("w.a",), 1, 1)
+    assert (found.subject, found.sequence) == ("w.a", 1)
+    assert found.timestamp == (await world.js.get_message(STREAM, 1)).time
+    assert (behind["a"].messages, behind["a"].seconds < 3600) == (1 if direct else -1, True)
 
 
 async def test_large_messages_come_too(world: World, direct: bool) -> None:

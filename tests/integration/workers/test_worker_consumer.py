@@ -215,7 +215,7 @@ async def test_a_worker_that_may_have_lost_its_id_leaves_the_consumer_alone(worl
         with pytest.raises(UpdateFailed, match="not sure of its id"):
             await consumer.update(wanted)
     with pytest.raises(Unavailable, match="not sure of its id"):
-        await consumer.rewind()
+        await consumer.reset("test-1", 1)
     assert (await world.consumer()).filters == ("w.a",)
     await consumer.close()
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from tests.support.pages import DOCS, check_examples
-from tests.support.streams import Streams
+from tests.support.pages import DOCS, apply_platform, check_examples
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.workers.metrics import METRICS
 
 
 def test_the_examples_print_what_the_page_says(
-    nats_server: EmbeddedServer, streams: Streams, monkeypatch: pytest.MonkeyPatch
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SERVERS", nats_server.url)
-    streams.make("FAB", subjects=["dc.>"])
+    apply_platform("workers.md", tmp_path, nats_server)
     check_examples("workers.md")
 
 

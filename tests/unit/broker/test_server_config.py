@@ -46,6 +46,14 @@ def test_raw_lines_come_last() -> None:
     assert text(extra="debug: true\ntrace: true").endswith("debug: true\ntrace: true\n")
 
 
+def test_users_are_written_as_the_server_reads_them() -> None:
+    """It knows few of JSON's escapes: a letter beyond ASCII, written as one, is an error to it."""
+    user = {"user": "sérvice", "password": 'p"ä\\', "permissions": {"publish": ["a.>"], "allow_responses": True}}
+    assert '"sérvice", "password": "p\\"ä\\\\", "permissions": {"publish": ["a.>"], ' in text(users=(user,))
+    with pytest.raises(ConfigError):
+        text(users=({"user": "a", "password": "b\x01"},))
+
+
 def test_strings_cannot_break_out_of_their_quotes() -> None:
     assert quoted('a"b\\c') == '"a\\"b\\\\c"'
     with pytest.raises(ConfigError):

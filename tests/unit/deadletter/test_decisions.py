@@ -19,6 +19,7 @@ from penstock.deadletter.selection import Selection, grouped
 from penstock.deadletter.tally import REFUSALS_KEPT, Tally
 from penstock.deadletter.targets import nowhere_to_go
 from penstock.errors import ConfigError
+from penstock.publish.advisories import Abandonment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 
@@ -93,9 +94,10 @@ def test_an_edit_that_is_no_json_object_is_refused_before_anything_is_done(patch
         merge_patch(patch)
 
 
-def test_an_edit_of_a_body_that_is_no_json_is_refused() -> None:
+@pytest.mark.parametrize("body", [b"\xff", b"[" * 100_000, b'{"a": "\\ud800"}'], ids=["bytes", "brackets", "surrogate"])
+def test_an_edit_of_a_body_that_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(NotEditable):
-        edited(filed(body=b"\xff").letter, merge_patch("{}"))
+        edited(filed(body=body).letter, merge_patch("{}"))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,8 @@ def test_an_edit_of_a_body_that_is_no_json_is_refused() -> None:
         ({"body_gone": True}, "body is gone"),
         ({"subject": ""}, "subject is not known"),
         ({"subject": "orders.*"}, "subject is not known"),
+        ({"subject": "orders.a\x1bb"}, "subject is not known"),
+        ({"subject": "orders." + "x" * 3_900}, "longer than"),
         ({"subject": "dlq.orders.placed"}, "dead letter itself"),
         ({"replays": 3}, "replayed 3 times"),
     ],
@@ -141,9 +145,22 @@ def advisory(**changed: object) -> bytes:
     return json.dumps(raw).encode()
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"type": 5}', advisory(type="other"), advisory(stream_seq="x")])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{}", b'{"type": 5}', advisory(type="other"), advisory(stream_seq="x"), b"[" * 100_000,
+     advisory(stream_seq=-4), advisory(stream_seq=0), advisory(stream_seq=2**64), advisory(deliveries=float("inf")),
+     advisory(stream=["a"]), advisory(stream="a b"), advisory(consumer="a.b"), advisory(consumer=">"),
+     advisory(timestamp=5), advisory(timestamp="9999-12-31T23:59:59-23:00")],
+    ids=lambda data: data[:70].decode(),
+)  # fmt: skip
 def test_what_is_no_advisory_is_passed_over(data: bytes) -> None:
+    """Whoever may publish there can write anything: it must not end those who read."""
     assert advisories.parse(data) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"5", b"[" * 100_000, b"{}", b'{"stream": "S", "timestamp": 5}'])
+def test_what_is_no_abandoned_batch_is_passed_over(data: bytes) -> None:
+    assert Abandonment.parse(data) is None
 
 
 def test_an_advisory_says_what_was_given_up_and_why() -> None:

@@ -24,6 +24,7 @@ from penstock.deadletter.letters import (
     read,
     unescaped,
 )
+from penstock.subjects import problem
 from penstock.wire import headers as header_block
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 891011, tzinfo=UTC)
@@ -71,6 +72,13 @@ def test_whatever_an_error_says_makes_headers_that_can_be_sent(message: str, sta
     made = letter(failure=Failure("E", message, stack), headers={name: (value,) for name, value in own.items()})
     header_block.encode(made.message_headers())
     assert read(carried(made)).id == made.id
+
+
+@pytest.mark.parametrize("subject", ["orders.\0", "orders.\udcff", "orders.a\x1bb"])
+def test_no_subject_stops_a_letter_nor_becomes_another_one(subject: str) -> None:
+    made = letter(subject=subject).message_headers()
+    header_block.encode(made)
+    assert problem(made["Penstock-Dlq-Subject"][0])
 
 
 def test_values_that_were_no_utf8_do_not_stop_a_letter() -> None:

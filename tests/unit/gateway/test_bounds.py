@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.gateway.bounds import MAX_JSON_DEPTH, json_depth
-from penstock.gateway.listener import Places, origin_of, places_within_descriptors
+from penstock.web.listener import Places, origin_of, places_within_descriptors
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,18 @@ def test_instructions_to_the_server_go_and_everything_else_stays(others: list[by
         assert made[number - 1] == ended + MARK % number
 
 
+@pytest.mark.parametrize("half", [b"\r", b"\n", b"\0\n", b"\n\0"])
+@pytest.mark.parametrize("line", [b"A: x%bPenstock-Origin: b S 99 j", b"Penstock-Origin: b S 99 j%bx"])
+def test_no_publisher_hides_or_forges_the_mark(line: bytes, half: bytes) -> None:
+    """Half a line end in a value begins no line, and ends none."""
+    hostile = line % half + b"\r\n"
+    for blocks in ([hostile], [b"B: 1\r\n", hostile], [hostile, b"\0: 1\r\n"]):
+        for number, made in enumerate(lines(*blocks), 1):
+            found = headers.parse(headers.block(made))
+            assert found["Penstock-Origin"] == [f"b S {number} i"]
+            assert mark_of(found) == ("b", "S", number, "i")
+
+
 def test_a_time_to_live_stays_where_the_destination_takes_it() -> None:
     assert lines(b"Nats-TTL: 5s\r\n") == [MARK % 1]
     assert lines(b"Nats-TTL: 5s\r\n", keep_ttl=True) == [b"Nats-TTL: 5s\r\n" + MARK % 1]

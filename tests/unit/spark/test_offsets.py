@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.spark.loss import Holes, MessagesGone, StreamReplaced, is_sparse, missing
-from penstock.spark.offsets import CheckpointMismatch, Offset, span, split, task_count
+from penstock.spark.offsets import CheckpointMismatch, Offset, TaskLimits, span, split, task_count
 
 
 def offset(sequence: int, *, created: str = "then", tasks: int = 1, end: int = 0, gone: int = 0) -> Offset:
@@ -57,9 +57,13 @@ def test_a_recreated_stream_is_read_from_its_start() -> None:
     assert span(offset(10, created="before"), offset(20)) == (1, 20)
 
 
-def test_small_ranges_get_one_task_and_large_ones_no_more_than_cores() -> None:
-    assert [task_count(rows, None, 4) for rows in (0, 10, 100_001, 10**9)] == [1, 1, 2, 4]
-    assert task_count(10, 7, 4) == 7
+def test_small_ranges_get_one_task_and_large_ones_as_many_as_their_bytes_are_worth() -> None:
+    limits = TaskLimits()
+    assert [task_count(rows, 0, limits, 4) for rows in (0, 10, 100_001, 10**9)] == [1, 1, 2, 4]
+    assert task_count(50_000, 10e9, limits, 2) == 75
+    assert task_count(10, 10e9, TaskLimits(exactly=7), 4) == 7
+    assert task_count(10, 0, TaskLimits(at_least=3), 1) == 3
+    assert task_count(1000, 0, TaskLimits(at_least=3, rows_each=100), 1) == 10
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,41 @@ def test_positions_are_names_sequences_and_times(text: str, expected: Position) 
         assert read(streaming=False, endingOffsets=text).ending == expected
 
 
+def test_offsets_by_stream_are_json() -> None:
+    given = {"streams": "A, B,A,C", "startingOffsets": '{"A": 5, "B": "latest", "C": -1}', "minOffsetsPerTrigger": "9"}
+    found = source_options(given, streaming=True)
+    assert (found.is_several, found.streams) == (True, ("A", "B", "C"))
+    assert [found.of(name).starting for name in "ABC"] == [Position(PositionKind.SEQUENCE, sequence=5), LATEST, LATEST]
+    assert (found.min_rows, found.of("A").min_rows) == (9, None)
+    assert source_options({"path": "A"}, streaming=True).stream == "A"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"startingOffsets": '{"A": 5}'}, "by stream is for several streams"),
+        ({"streams": "A"}, "each say what is read"),
+        ({"stream": "", "streams": "A", "startingOffsets": "{A}"}, "is no JSON"),
+        ({"stream": "", "streams": "A", "startingOffsets": '{"A": "x"}'}, "startingOffsets of A 'x' is none of"),
+        ({"stream": "", "streamPattern": "("}, "no regular expression"),
+        ({"maxTriggerDelay": "5"}, "maxTriggerDelay: '5' is not a duration"),
+        ({"partitions": "2", "minPartitions": "2"}, "leave out minPartitions"),
+        ({"decompress": "yes"}, "must be none or header"),
+        ({"asOf": "earliest"}, "nothing lies before"),
+        ({"provider": "jetstream"}, "CREATE TEMPORARY VIEW"),
+    ],
+)
+def test_what_cannot_be_meant_is_told(options: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        checked({"stream": "S", **options})
+
+
+def checked(options: dict[str, str]) -> None:
+    """What Spark has done of the options when it begins to read."""
+    check_source_names(options)
+    source_options(options, streaming=True)
+
+
 def test_sizes_are_written_as_people_write_them() -> None:
     assert read(maxBytesPerTrigger="64MiB").max_bytes == 64 * 1024 * 1024
     assert read(maxBytesPerTrigger="1000").max_bytes == 1000
@@ -68,7 +103,7 @@ def test_sizes_are_written_as_people_write_them() -> None:
     [
         ({"startingOffset": "1"}, "no option 'startingOffset'; did you mean 'startingOffsets'?"),
         ({"maxrowspertriger": "1"}, "did you mean 'maxRowsPerTrigger'?"),
-        ({"xyzzy": "1"}, "known are stream, subjects"),
+        ({"xyzzy": "1"}, "known are stream, streams"),
         ({"stream": ""}, "option stream is missing"),
         ({"stream": "a.b"}, "'a.b' is not a name"),
         ({"consumer": "a b"}, "'a b' is not a name"),
@@ -127,6 +162,24 @@ def test_sink_options_have_their_own_names() -> None:
         sink_options({"stream": "S", "startingOffsets": "1"})
     with pytest.raises(ConfigError, match="go together"):
         sink_options({"stream": "S", "txnAppId": "a"})
+
+
+def test_options_that_are_sparks_own_are_no_business_of_the_sink_but_one() -> None:
+    own = {"queryname": "q", "asyncprogresstrackingenabled": "false", "asyncprogresstrackingcheckpointintervalms": "1"}
+    assert sink_options({"stream": "S", **own}).stream == "S"
+    with pytest.raises(ConfigError, match="leave that option out"):
+        sink_options({"stream": "S", "asyncProgressTrackingEnabled": "true"})
+
+
+def test_dead_letters_of_a_write_have_a_subject_of_theirs_and_one_stream() -> None:
+    assert sink_options({"stream": "S", "deadLetters": "dlq.copy"}).letters == "dlq.copy"
+    for options, complaint in (
+        ({"stream": "S", "deadLetters": "copy.bad"}, "no subject for dead letters"),
+        ({"stream": "S", "deadLetters": "dlq.>"}, "wildcard"),
+        ({"deadLetters": "dlq.copy"}, "to one stream"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            sink_options(options)
 
 
 def test_only_pipelines_say_that_rows_are_dead_letters_and_no_hint_tells_how() -> None:

@@ -136,7 +136,13 @@ def test_an_empty_message_id_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "complaint"), [(None, "is null there"), ("p.x", "does not take subject"), ("o. x", "white space")]
+    ("subject", "complaint"),
+    [
+        (None, "is null there"),
+        ("p.x", "does not take subject"),
+        ("o. x", "white space"),
+        ("o." + 4000 * "x", "at most"),
+    ],
 )
 def test_a_row_with_an_unusable_subject_is_refused(subject: str | None, complaint: str) -> None:
     maker = RowMaker(columns_of(schema("data string; subject string"), "OUT", ["o.>"], None))

@@ -44,6 +44,12 @@ def one(keys: str, stream: str = S) -> str:
     return consumers(stream, f"c: {{stream: S, {CALM}{', ' if keys else ''}{keys}}}")
 
 
+def group(keys: str) -> str:
+    """A stream `S`, the dead letters, and a group `g` in line 5, with its keys from line 7 on."""
+    lines = "".join(f"    {key}\n" for key in keys.split(", "))
+    return f"streams:\n  S: {{{S}}}\n{DLQ}groups:\n  g:\n    stream: S\n{lines}"
+
+
 def swap(text: str, old: str, new: str) -> str:
     assert old in text, f"{old!r} is not in the case"
     return text.replace(old, new)
@@ -274,6 +280,12 @@ CASES = [
         5,
     ),
     LintCase("D07", one("dlq: dlq.s.a"), one("dlq: dlq.s.a, max_deliver: 5"), 5),
+    LintCase(
+        "D08",
+        consumers(S, f"c: {{stream: DLQ, {CALM}, max_deliver: 1}}"),
+        consumers(S, f"c: {{stream: DLQ, {CALM}}}"),
+        5,
+    ),
     # sources and mirrors
     LintCase(
         "O01",
@@ -396,6 +408,19 @@ CASES = [
         2,
     ),
     LintCase(
+        "O13",
+        streams(
+            "S: {subjects: [s.>], max_age: 1d}",
+            "T: {subjects: [t.>], max_age: 1d}",
+            "A: {max_age: 1d, duplicate_window: 2m, sources: [{name: S}, {name: T}]}",
+        ),
+        streams(
+            "S: {subjects: [s.>], max_age: 1d}",
+            "A: {max_age: 1d, duplicate_window: 2m, sources: [{name: S}]}",
+        ),
+        4,
+    ),
+    LintCase(
         "O11",
         streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: t.>}}"),
         streams("S: {subjects: [s.>], max_age: 1d}", "A: {max_age: 1d, mirror: {name: S, filter_subject: s.a}}"),
@@ -462,6 +487,15 @@ CASES = [
         one("").rstrip() + "\npipelines:\n  p: {from: {stream: S, consumer: p}, to: {format: parquet, path: x}}\n",
         7,
     ),
+    LintCase("G01", group("partitions: t.{x}, dlq: dlq.s.a"), group("partitions: s.{x}, dlq: dlq.s.a"), 7),
+    LintCase("G02", group("partitions: s.{x}"), group("partitions: s.{x}, dlq: dlq.s.a"), 5),
+    LintCase(
+        "G03",
+        group("partitions: s.{x}, dlq: dlq.s.a") + f"consumers:\n  g-1: {{stream: S, {CALM}, filter: s.a}}\n",
+        group("partitions: s.{x}, dlq: dlq.s.a") + f"consumers:\n  h-1: {{stream: S, {CALM}, filter: s.a}}\n",
+        10,
+    ),
+    LintCase("D02", group("partitions: s.{x}, dlq: dead.s.a"), group("partitions: s.{x}, dlq: dlq.s.a"), 8),
     LintCase(
         "N07",
         consumers(

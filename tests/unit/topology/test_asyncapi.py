@@ -122,6 +122,36 @@ def test_a_contradiction_is_an_error_that_names_both_values(tmp_path: Path, docu
     ]
 
 
+OPERATION_3 = VERSION_3 + "operations: {worker: {action: receive, channel: {$ref: '#/channels/a'}}}\n"
+OPERATION_2 = VERSION_2.replace("subscribe: {", "subscribe: {operationId: worker, ")
+
+
+@pytest.mark.parametrize("document", [OPERATION_2, OPERATION_3], ids=["2.6", "3.0"])
+@pytest.mark.parametrize(
+    ("address", "filter_", "agrees"),
+    [
+        ("s.a", "s.a", True),
+        ("s.b", "s.a", False),
+        ("s.{id}", "s.a", True),
+        ("t.{id}", "s.a", False),
+        ("s.b", "s.>", True),
+        ("s.b", "[s.a, s.b]", True),
+    ],
+)
+def test_the_address_of_the_operations_channel_is_what_the_consumer_reads(
+    tmp_path: Path, document: str, address: str, filter_: str, agrees: bool
+) -> None:
+    changed = document.replace(": s.a,", f': "{address}",').replace("  s.a:", f'  "{address}":')
+    text = PLATFORM.replace("filter: s.a", f"filter{'s' * (filter_[0] == '[')}: {filter_}")
+    said = [f.message for f in lint(platform(tmp_path, document=changed, text=text)) if f.code == "A01"]
+    read = address.replace("{id}", "*")
+    assert said == ([] if agrees else [f"consumer 'worker' has filter {filter_}, api.yaml:5 says address {read}"])
+
+
+def test_a_channel_without_an_address_says_nothing_about_subjects(tmp_path: Path) -> None:
+    assert "A01" not in codes(platform(tmp_path, document=OPERATION_3.replace("address: s.a, ", "")))
+
+
 def test_agreement_is_no_finding(tmp_path: Path) -> None:
     assert "A01" not in codes(platform(tmp_path, ", ack_wait: 45s, max_deliver: 20, dlq: dlq.s.a"))
 

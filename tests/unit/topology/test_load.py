@@ -323,7 +323,7 @@ def test_problems_survive_pickling(read: Load) -> None:
 
 @pytest.mark.parametrize("text", ["", "name: shop", "environments: {dev: {}}", "streams: {}\nconsumers:\n"])
 def test_a_file_that_declares_nothing_is_an_error(read: Load, text: str) -> None:
-    assert said(read, text) == ["1:1: this file declares nothing: add streams, consumers or pipelines"]
+    assert said(read, text) == ["1:1: this file declares nothing: add streams, consumers, groups or pipelines"]
 
 
 def test_no_platform_may_take_the_name_of_those_without_one(read: Load) -> None:

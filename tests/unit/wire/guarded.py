@@ -66,6 +66,8 @@ ODD_LINES += [
     b"A:\x0b\x0c",
     b"\x00: \xff",
 ]
+FIRST_LINES = [b"NATS/1.0\r\n"] * 30 + [b"", b"\r\n", b"NATS/1.0", b"NATS/1.0\n", b"x\r\n", b"NATS/1.0 503\r\n"]
+CLOSES = [b"\r\n"] * 30 + [b"", b"\n", b"\r", b"\r\n\r\n", b"x", b"\r\nA: b"]
 ENDS = [b"\r\n"] * 60 + [b"\n", b"\r", b"\r\r\n", b""]
 SUBJECTS = [b"a.b"] * 40 + [
     b"work.a\x1bb",
@@ -87,7 +89,8 @@ REPLIES += [b"$JS.ACK.S.c.1.%d.%d.9999999999999999999.3", b"$JS.ACK.S.c.1.%d.%d.
 def message(rng: random.Random, number: int, direct: bool) -> bytes:
     lines = [rng.choice(ODD_LINES) if rng.random() < 0.1 else line for line in LINES] if direct else []
     lines = [rng.choice(ODD_LINES) for _ in range(rng.choice([0, 0, 1, 3, 70]))] + lines
-    block = b"NATS/1.0\r\n" + b"".join(line + rng.choice(ENDS) for line in lines) + b"\r\n" if lines else b""
+    block = rng.choice(FIRST_LINES) + b"".join(line + rng.choice(ENDS) for line in lines) + rng.choice(CLOSES)
+    block = block if lines or rng.random() < 0.1 else b""
     body = rng.randbytes(rng.randrange(6))
     reply = b"" if direct else rng.choice(REPLIES) % (number, number) + b" "
     sizes = b"%d %d" % (len(block), len(block + body)) if block else b"%d" % len(body)

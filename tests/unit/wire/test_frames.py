@@ -166,5 +166,3 @@ def test_a_status_line_is_read() -> None:
     assert headers.status(b"NATS/1.0 100 FlowControl Request\r\n\r\n") == (100, "FlowControl Request")
     assert headers.status(b"NATS/1.0\r\nA: b\r\n\r\n") is None
     assert headers.status(b"") is None
-    with pytest.raises(ProtocolError):
-        headers.status(b"HTTP/1.1 200\r\n\r\n")

@@ -13,7 +13,7 @@ from tests.unit.wire.test_scan import SID, all_kernels, block, got, read
 
 from penstock import subjects
 from penstock.errors import ConfigError, ProtocolError
-from penstock.wire import compiled, frames
+from penstock.wire import compiled, frames, login
 from penstock.wire.scan import MAX_GROUPED_LINES, Scanner
 
 STORED = [b"work.a\x1bb", b"work.\x01", b"work.a\x0bb", b"work.a\x0cb", b"work.\x00", b"work.\x7f", b"\xff"]
@@ -108,6 +108,38 @@ def test_whatever_is_sent_machine_code_stays_within_its_buffers_and_agrees_with_
     done = subprocess.run([sys.executable, script, str(SEED), "1500"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
     assert int(done.stdout) > 1_200, "most messages were to be rows"
+
+
+# -- header blocks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "parsed"),
+    [
+        (b"garbage", {}),
+        (b"NATS/1.0\r\nA: b", {}),
+        (b"x\r\nA: b\r\nC: d", {"A": ["b"]}),
+        (b"NATS/1.0\n503 No Responders\n\n", {}),
+        (b"NATS/1.0\r\nA\r\n: b\r\nC:\xff\r\n\r\n", {"": ["b"], "C": ["\udcff"]}),
+    ],
+)
+def test_a_block_that_is_none_refuses_no_message(raw: bytes, parsed: dict[str, list[str]]) -> None:
+    message = frames.Message("a", 1, "", raw, b"x")
+    assert (message.header_values(), message.status) == (parsed, None)
+
+
+def test_a_delivery_is_no_status() -> None:
+    """Not every server takes a status out of what publishers store."""
+    raw = b"NATS/1.0 409 Consumer Deleted\r\n\r\n"
+    assert frames.Message("a", 1, "$JS.ACK.S.c.1.1.1.1.0", raw, b"x").status is None
+    assert frames.Message("a", 1, "", raw, b"x").status == (409, "Consumer Deleted")
+
+
+def test_servers_that_cannot_be_used_are_not_discovered() -> None:
+    through = login.Endpoint("known", 4222, True, "known")
+    named = ["ws://x:1", "[::1", "a:99999999", "", "x:abc", "known:4222", "other:4222"]
+    assert login.discovered([through], through, named) == (login.Endpoint("other", 4222, True, "known"),)
+    assert len(login.discovered([], through, [f"h{n}" for n in range(100_000)])) == login.MAX_DISCOVERED
 
 
 # -- times -------------------------------------------------------------------------------------------------------------

@@ -220,7 +220,6 @@ def test_the_end_of_a_direct_get_is_no_row(kernels: compiled.Kernels) -> None:
         b"MSG a  7 1\r\nx\r\n",
         b"MSG a 7 2\r\nxyz\r\n",
         b"HMSG a 7 20 10\r\n" + b"x" * 40,
-        b"HMSG a 7 4 4\r\nabcd\r\n",
         b"MSG a 7 99999999999\r\n",
         b"MSG a" + b"a" * 20_000,
         b"\x00",

@@ -135,3 +135,37 @@ def test_a_member_that_loses_a_label_loses_its_partitions() -> None:
     labelled = Partition("x", ("x.y",), labels=frozenset({"gpu"}))
     crowd = [Member("a"), Member("b", labels=frozenset({"gpu"}))]
     assert assign([labelled], crowd, {"x": "a"}).owners == {"x": "b"}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+@given(count=st.integers(0, 40), before=crowds, after=crowds)
+@settings(max_examples=150, deadline=None)
+def test_nobody_is_idle_while_another_has_two(strategy: Strategy, count: int, before: int, after: int) -> None:
+    some = partitions(count)
+    first = assign(some, members(before), strategy=strategy)
+    for owners, crowd in [(first.owners, before), (assign(some, members(after), first.owners, strategy).owners, after)]:
+        shares = sizes(dict(owners), members(crowd))
+        assert min(shares) > 0 or max(shares) < 2, shares
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: type(s).__name__)
+@given(count=st.integers(2, 40), crowd=st.integers(2, 8), pinned=st.integers(0, 39))
+@settings(max_examples=60, deadline=None)
+def test_a_pinned_partition_is_where_it_should_be_and_the_rest_makes_up_for_it(
+    strategy: Strategy, count: int, crowd: int, pinned: int
+) -> None:
+    some, pins = partitions(count), {f"p{pinned % count}": "worker-1"}
+    before = assign(some, members(crowd), strategy=strategy)
+    after = assign(some, members(crowd), before.owners, strategy, pins)
+    assert after.owners[f"p{pinned % count}"] == "worker-1"
+    assert assign(some, members(crowd), after.owners, strategy, pins) == after, "it stays like that"
+    shares = sizes(dict(after.owners), members(crowd))
+    assert min(shares) > 0 or max(shares) < 2
+    gone = assign(some, members(1), after.owners, strategy, pins)
+    assert set(gone.owners.values()) == {"worker-0"}, "nobody waits for a worker that is not there"
+
+
+def test_a_pin_does_not_overrule_labels() -> None:
+    some = partitions(2, labels=frozenset({"gpu"}))
+    crowd = [Member("worker-0", labels=frozenset({"gpu"})), Member("worker-1")]
+    assert set(assign(some, crowd, pins={"p0": "worker-1"}).owners.values()) == {"worker-0"}

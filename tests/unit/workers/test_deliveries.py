@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.wire import frames
 from penstock.wire.deliveries import take
-from penstock.workers.messages import Message, delivered, naks_of_range
+from penstock.workers.messages import Message, delivered
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SUBJECTS = st.sampled_from(["w.a", "w.ü.b", "dc.tool1.c2.completion"])
@@ -82,8 +82,3 @@ def test_an_unfinished_or_broken_frame_is_left_to_the_parser() -> None:
     whole = frame("w.a", 7, "$JS.ACK.S.c-1.1.1.1.1.0", b"data")
     for cut in (whole[:-1], whole[:10], whole.replace(b"data\r\n", b"datax\n"), b"", b"PING\r\n"):
         assert take(bytearray(cut), 0, 7, Message, NOW) == ([], 0)
-
-
-def test_naks_name_every_sequence_once() -> None:
-    raw = naks_of_range("S", "c-1", [4, 6], 9)
-    assert raw == b"PUB $JS.ACK.S.c-1.1.4.9.0.0 4\r\n-NAK\r\nPUB $JS.ACK.S.c-1.1.6.9.0.0 4\r\n-NAK\r\n"

@@ -30,7 +30,7 @@ class Story:
         caplog.set_level(logging.INFO, "penstock.workers.failures")
         self._caplog = caplog
         self.clock = Clock()
-        self.log = FailureLog(3, self.clock)
+        self.log = FailureLog(Retries(max_deliver=3), self.clock)
         self.sequence = 0
 
     def fail(self, error: Exception, times: int = 1) -> None:

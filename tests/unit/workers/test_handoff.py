@@ -22,6 +22,7 @@ from penstock.workers.handoff import (
 )
 from penstock.workers.identity import RETIRED, WorkerRecord
 from penstock.workers.partitions import Partition
+from penstock.workers.progress import Reached, Record
 
 FREE = Claim("p", 10, holders=("a",), revision=5)
 OWNED = Claim("p", 10, "a", "a-1", settled=True, acquired=3, revision=4)
@@ -116,18 +117,36 @@ def test_a_partition_that_comes_back_before_another_took_it_is_taken_and_not_let
 
 
 def test_the_ack_floor_counts_only_for_what_is_settled() -> None:
-    assert after_crash(OWNED, floor=70).handoff == 70
-    assert after_crash(OWNED, floor=3).handoff == 10
-    assert after_crash(OWNED, floor=None).handoff == 10
+    assert after_crash(OWNED, 70, None).handoff == 70
+    assert after_crash(OWNED, 3, None).handoff == 10
+    assert after_crash(OWNED, None, None).handoff == 10
     catching_up = replace(OWNED, settled=False)
-    assert after_crash(catching_up, floor=70).handoff == 10, "its consumer has passed over what it was reading"
-    assert after_crash(OWNED, 70).holders == ("a",)
+    assert after_crash(catching_up, 70, None).handoff == 10, "its consumer has passed over what it was reading"
+    assert after_crash(OWNED, 70, None).holders == ("a",)
+
+
+def test_a_record_counts_under_its_token_and_for_its_stream() -> None:
+    owned = replace(OWNED, stream="then")
+    record = Record("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token)})
+    assert after_crash(owned, 70, record).handoff == 90
+    assert after_crash(owned, 70, record).tries == (93, 2)
+    assert after_crash(owned, 95, record).handoff == 95
+    assert after_crash(replace(owned, settled=False), 70, record).handoff == 90, "what was caught up with is done"
+    other_token = Record("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token - 1)})
+    assert after_crash(owned, 70, other_token).handoff == 70
+    assert after_crash(replace(owned, stream="now"), 70, record).handoff == 70
+
+
+def test_of_a_stream_that_was_made_anew_nothing_is_done() -> None:
+    owned = replace(OWNED, tries=(11, 2))
+    assert owned.about("then") == replace(owned, stream="then"), "it did not say which"
+    assert owned.about("then").about("now") == replace(OWNED, handoff=0, stream="now")
 
 
 def test_tokens_rise_with_every_owner_and_stay_when_one_settles() -> None:
     taken = replace(FREE.taken("b", "b-1"), revision=6)
     settled = replace(taken.settled_at(50), revision=7)
-    again = replace(settled.freed(60).taken("c", "c-1"), revision=9)
+    again = replace(settled.freed(Reached(60)).taken("c", "c-1"), revision=9)
     assert (taken.token, settled.token, again.token) == (6, 6, 9)
     assert settled.handoff == 50
     assert settled.holders == ()
@@ -155,7 +174,7 @@ def test_the_consumer_of_a_dead_worker_stays_as_long_as_it_holds_something() -> 
 
 def test_whoever_covered_a_partition_is_known_until_somebody_has_settled() -> None:
     """a frees it, b takes it and dies while it catches up: both of their consumers are still needed."""
-    after = FREE.taken("b", "b-1").freed(None)
+    after = FREE.taken("b", "b-1").freed(Reached(0))
     assert after.holders == ("a", "b")
     assert after.taken("a", "a-2").settled_at(30).holders == ()
 

@@ -28,18 +28,35 @@ def test_messages_leave_in_the_order_of_the_stream(order: list[int]) -> None:
         left.append(found.sequence)
         lane.finish(found.sequence)
     assert left == sorted(order)
-    assert lane.done_through == 11
+    assert lane.done(0) == 11
 
 
-def test_nothing_passes_a_message_that_waits_for_its_redelivery() -> None:
+def test_nothing_passes_a_message_that_waits_for_its_next_try() -> None:
     lane, finished = Lane("p"), Finished()
     for sequence in (1, 2, 3):
         lane.offer(message(sequence), finished)
-    lane.delay(1)
+    lane.waits = True
     assert lane.next() is None
-    assert lane.done_through == 0
-    assert lane.offer(message(1, 2), finished) is Arrival.BACK
+    assert lane.done(0) == 0
+    assert lane.done(cursor=3) == 0
+    assert lane.offer(message(1, 2), finished) is Arrival.SAME
+    assert lane.next() is None
+    lane.waits = False
     assert lane.next() == message(1, 2)
+
+
+def test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came() -> None:
+    lane, finished = Lane("p"), Finished()
+    lane.offer(message(4), finished)
+    assert lane.done(cursor=9) == 3
+    lane.finish(4)
+    assert lane.done(cursor=9) == 9
+    assert lane.needs_from(cursor=9) == 9
+    lane.live = False
+    assert lane.done(cursor=9) == 0, "what the consumer passed over is not done"
+    assert lane.needs_from(cursor=9) is None
+    lane.live_from = 20
+    assert lane.needs_from(cursor=9) == 20
 
 
 def test_a_message_that_is_done_is_only_acknowledged_again() -> None:
@@ -67,7 +84,7 @@ def test_the_newest_delivery_is_the_one_to_acknowledge() -> None:
     assert lane.finish(1) == "reply.1.2"
 
 
-def test_what_was_put_aside_is_asked_for_from_below_and_is_no_try() -> None:
+def test_what_was_put_aside_comes_back_from_below_and_is_no_try() -> None:
     lane, finished = Lane("p"), Finished()
     for sequence in range(1, 11):
         lane.offer(message(sequence), finished)
@@ -77,11 +94,11 @@ def test_what_was_put_aside_is_asked_for_from_below_and_is_no_try() -> None:
     assert lane.wanted_back(4) == []
     for sequence in (1, 2, 3):
         lane.finish(sequence)
-    assert lane.wanted_back(4) == ["reply.5.1", "reply.6.1", "reply.7.1"]
-    lane.offer(message(5, 2), finished)
-    back = lane.items[5]
-    assert back is not None
-    assert lane.attempt(back) == 1
+    assert lane.wanted_back(4) == [5, 6, 7]
+    assert lane.bring_back(message(5)._replace(reply=""))
+    assert lane.items[5] == message(5), "it is acknowledged where it was delivered"
+    assert not lane.bring_back(message(5))
+    assert lane.attempt(5) == 1
 
 
 def test_a_quick_lane_puts_nothing_aside() -> None:
@@ -106,9 +123,9 @@ def test_advancing_lets_go_of_what_is_done_elsewhere() -> None:
     for sequence in (3, 5, 8):
         lane.offer(message(sequence), finished)
     assert sorted(lane.advance(5)) == ["reply.3.1", "reply.5.1"]
-    assert lane.done_through == 7
+    assert lane.done(0) == 7
     lane.finish(8)
-    assert lane.done_through == 8
+    assert lane.done(0) == 8
 
 
 class AnyLane(RuleBasedStateMachine):
@@ -148,7 +165,12 @@ class AnyLane(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         if found := self.lane.next():
-            self.lane.delay(found.sequence)
+            self.lane.tries[found.sequence] = self.lane.attempt(found.sequence)
+            self.lane.waits = True
+
+    @rule()
+    def try_again(self) -> None:
+        self.lane.waits = False
 
     @rule(keep=st.integers(1, 3))
     def park(self, keep: int) -> None:
@@ -156,8 +178,8 @@ class AnyLane(RuleBasedStateMachine):
 
     @rule()
     def ask_back(self) -> None:
-        for reply in self.lane.wanted_back(4):
-            self._deliver(int(reply.split(".")[1]))
+        for sequence in self.lane.wanted_back(4):
+            self.lane.bring_back(message(sequence))
 
     @invariant()
     def handled_once_and_in_order(self) -> None:
@@ -169,7 +191,7 @@ class AnyLane(RuleBasedStateMachine):
 
     @invariant()
     def everything_up_to_the_position_is_done(self) -> None:
-        assert set(range(1, self.lane.done_through + 1)) <= set(self.handled)
+        assert set(range(1, self.lane.done(0) + 1)) <= set(self.handled)
 
     @invariant()
     def the_count_is_right(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.broker.model import ConsumerInfo
@@ -50,6 +52,15 @@ def test_a_parked_partition_is_no_reason_for_a_new_assignment() -> None:
     parked = Published(version=1, members=("a",), partitions={"a": (P,)}, parked=("x",))
     assert situation(parked, workers(a=ACTIVE), [P, lonely]) is Situation.NONE
     assert situation(parked, workers(a=ACTIVE), [P]) is Situation.PLANNED
+
+
+def test_a_partition_that_is_not_where_an_operator_wants_it_is_a_reason_as_far_as_that_can_be() -> None:
+    everyone = workers(a=ACTIVE, b=ACTIVE)
+    assert situation(replace(IN_FORCE, pins={"p": "b"}), everyone, [P, Q]) is Situation.PLANNED
+    assert situation(replace(IN_FORCE, pins={"p": "a", "gone": "b", "q": "c"}), everyone, [P, Q]) is Situation.NONE
+    labelled = replace(P, labels=frozenset({"gpu"}))
+    tied = replace(IN_FORCE, partitions={"a": (labelled,), "b": (Q,)}, pins={"p": "b"})
+    assert situation(tied, everyone, [labelled, Q]) is Situation.NONE
 
 
 def consumer(worker: str, floor: int, *filters: str) -> ConsumerInfo:

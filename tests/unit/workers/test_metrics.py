@@ -123,3 +123,14 @@ def test_a_bucket_holds_its_upper_bound() -> None:
     for seconds in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(seconds)
     assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
+
+
+def test_the_share_of_quick_handlers_is_measured_against_their_own_percentile() -> None:
+    made = WorkerMetrics("3", "etch-3")
+    assert made.service_level() == (0.0, 1.0)
+    made.handled([0.01] * 97 + [0.019, 0.03, 0.04])
+    assert made.service_level() == (0.01, 0.98)
+    assert value(exposed(made), "parti_handler_p95_seconds") == 0.01
+    assert value(exposed(made), "parti_handler_within_ratio") == 0.98
+    made.handled([0.01] * 10_000)
+    assert made.service_level() == (0.01, 1.0), "only the latest count"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.workers.partitions import Partition, SubjectPattern
+from penstock.workers.partitions import Partition, SubjectPattern, refused
 
 TOKEN = st.text("abcXYZ019_-", min_size=1, max_size=6)
 
@@ -24,6 +24,14 @@ def test_a_subject_of_another_form_has_no_partition() -> None:
     pattern = SubjectPattern("dc.{tool}.{chamber}.completion")
     assert pattern.partition_id("dc.etch7.completion") is None
     assert pattern.partition_id("xx.etch7.c2.completion") is None
+
+
+def test_subjects_that_can_be_no_filter_are_no_partitions() -> None:
+    """Servers store them. A publisher would end every worker with one, or send all messages to one partition."""
+    pattern = SubjectPattern("w.{id}")
+    hostile = ["w.\0", "w.a\x1bb", "w.*", "w.>", "w.\x7f"]
+    assert pattern.partitions([*hostile, "w.a", "w.a*b"]) == [Partition("a", ("w.a",)), Partition("a*b", ("w.a*b",))]
+    assert all(map(refused, hostile))
 
 
 def test_wildcards_in_a_pattern_are_no_part_of_the_id() -> None:

@@ -15,11 +15,13 @@ from penstock.workers.upkeep import MANY, REST, TICK, Upkeep
 def upkeep(**state: Any) -> tuple[Upkeep, SimpleNamespace]:
     dispatcher = SimpleNamespace(**{"held": 0, "some_parked": False, "handled": 0, **state})
     consumer = SimpleNamespace(options=ConsumerOptions(stream="S", worker_id="1"))
-    return Upkeep(cast(Dispatcher, dispatcher), cast(WorkerConsumer, consumer), WorkerOptions()), dispatcher
+    return Upkeep(
+        cast(Dispatcher, dispatcher), cast(WorkerConsumer, consumer), WorkerOptions(), lambda lane, sequences: None
+    ), dispatcher
 
 
-def session(recalling: bool = False) -> Session:
-    return cast(Session, SimpleNamespace(recalling=recalling))
+def session() -> Session:
+    return cast(Session, SimpleNamespace())
 
 
 def test_a_worker_that_has_nothing_to_look_after_rests() -> None:
@@ -32,7 +34,6 @@ def test_a_worker_that_has_nothing_to_look_after_rests() -> None:
 def test_whatever_waits_here_is_looked_at_soon() -> None:
     assert upkeep(held=1)[0].pause(session()) == TICK
     assert upkeep(some_parked=True)[0].pause(session()) == TICK
-    assert upkeep()[0].pause(session(recalling=True)) == TICK
     assert upkeep()[0].pause(None) == TICK, "it begins to pull"
 
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.broker.jetstream import JetStream
 from penstock.cli.work import work
 from penstock.cli.work_flags import Asked, asked
+from penstock.errors import ConfigError
 from penstock.workers.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
 from penstock.workers.partitions import Partition
 
@@ -77,3 +78,12 @@ def test_hashed_partitions_are_known_before_a_server_is_asked() -> None:
     found = read("--group", "g", "--hashed", "3", "--pattern", "orders.{partition}.>")
     assert [one.subjects for one in found.known] == [("orders.0.>",), ("orders.1.>",), ("orders.2.>",)]
     assert tuple(partitions(found)) == found.known
+
+
+def test_where_a_handler_runs_and_how_long_it_may_take_to_stop() -> None:
+    found = read("--group", "g", "--pattern", "s.{p}", "--stop-within", "5s", "--inactive-threshold", "1h")
+    assert (found.worker.stop_within, found.worker.threads) == (5.0, 0)
+    assert found.consumer["inactive_threshold"] == 3600.0
+    assert read("--group", "g", "--pattern", "s.{p}", "--threads", "4").worker.threads == 4
+    with pytest.raises(ConfigError, match="in threads or in processes"):
+        read("--group", "g", "--pattern", "s.{p}", "--threads", "4", "--processes", "2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from penstock import subjects
 from penstock.topology.model import ConsumerSpec
 from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
 from penstock.units import format_duration, from_nanoseconds
@@ -14,11 +15,12 @@ from penstock.units import format_duration, from_nanoseconds
     "A01",
     Severity.ERROR,
     "contradicts the AsyncAPI document",
-    "Services are written from the one file and run by the other: they will be wrong about retries and dead letters.",
+    "Services are written from the one file and run by the other: they will be wrong about subjects, retries and dead "
+    "letters.",
 )
 def contradiction(case: Case) -> Iterator[Hit]:
     for consumer in case.platform.consumers.values():
-        for key, here, there in _differences(consumer):
+        for key, here, there in (*_differences(consumer), *_other_subjects(case, consumer)):
             assert consumer.contract is not None
             yield at(
                 consumer,
@@ -40,6 +42,15 @@ def _differences(consumer: ConsumerSpec) -> Iterator[tuple[str, str, str]]:
     for key, here, there in pairs:
         if there is not None and here != there:
             yield key, _shown(key, here), _shown(key, there)
+
+
+def _other_subjects(case: Case, consumer: ConsumerSpec) -> Iterator[tuple[str, str, str]]:
+    """What the consumer reads, where nothing of it is what the document describes."""
+    stream = case.platform.streams.get(consumer.stream)
+    read = consumer.filters or (stream.subjects if stream else ())
+    described = consumer.contract.subject if consumer.contract else None
+    if described and read and not subjects.any_overlap([described], read):
+        yield "filter", ", ".join(read), f"address {described}"
 
 
 def _shown(key: str, value: Any) -> str:

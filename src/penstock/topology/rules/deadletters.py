@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penstock import subjects
 from penstock.subjects import DLQ, DLQ_SUBJECTS
-from penstock.topology.model import StreamSpec
+from penstock.topology.model import ConsumerSpec, GroupSpec, StreamSpec
 from penstock.topology.rules.consumers import each
 from penstock.topology.rules.rule import Case, Hit, Severity, at, rule
 
@@ -19,6 +19,10 @@ def holds_dead_letters(stream: StreamSpec) -> bool:
 def is_captured(case: Case, subject: str) -> bool:
     """Whether some stream captures subjects of this form."""
     return next(case.captures.overlapping(subject), None) is not None
+
+
+def _kind(spec: ConsumerSpec | GroupSpec) -> str:
+    return "group" if isinstance(spec, GroupSpec) else "consumer"
 
 
 @rule(
@@ -47,12 +51,12 @@ def needs_dlq(case: Case) -> Iterator[Hit]:
     "Dead letters published to a subject that no stream captures are gone.",
 )
 def captured(case: Case) -> Iterator[Hit]:
-    for consumer in case.platform.consumers.values():
-        if consumer.dlq and not is_captured(case, f"{consumer.dlq}.*.*"):  # each letter on a subject of its own
+    for spec in case.platform.handled:
+        if spec.dlq and not is_captured(case, f"{spec.dlq}.*.*"):  # each letter on a subject of its own
             yield at(
-                consumer,
+                spec,
                 "dlq",
-                f"no stream captures '{consumer.dlq}.>', the dead letters of consumer {consumer.name!r}",
+                f"no stream captures '{spec.dlq}.>', the dead letters of {_kind(spec)} {spec.name!r}",
                 f"declare a stream with `subjects: [{DLQ_SUBJECTS}]`, or correct the subject",
             )
     for flow in case.platform.pipelines.values():
@@ -72,13 +76,13 @@ def captured(case: Case) -> Iterator[Hit]:
     "Tools find dead letters under `dlq.<domain>.<event>`.",
 )
 def convention(case: Case) -> Iterator[Hit]:
-    for consumer in case.platform.consumers.values():
-        tokens = (consumer.dlq or "").split(".")
-        if consumer.dlq and (tokens[0] != DLQ or len(tokens) != 3):
+    for spec in case.platform.handled:
+        tokens = (spec.dlq or "").split(".")
+        if spec.dlq and (tokens[0] != DLQ or len(tokens) != 3):
             yield at(
-                consumer,
+                spec,
                 "dlq",
-                f"{consumer.dlq!r} is not of the form {DLQ}.<domain>.<event>",
+                f"{spec.dlq!r} is not of the form {DLQ}.<domain>.<event>",
                 "use that form",
             )
 
@@ -160,3 +164,18 @@ def unreachable(case: Case) -> Iterator[Hit]:
         if consumer.dlq and (consumer.max_deliver or -1) <= 0:
             message = f"consumer {consumer.name!r} has a dlq and no max_deliver"
             yield at(consumer, "dlq", message, "add `max_deliver:`")
+
+
+@rule(
+    "D08",
+    Severity.WARNING,
+    "letters out of sight",
+    "A consumer of dead letters with a `max_deliver` never delivers a letter again that was fetched and not confirmed. "
+    "The letter stays in its stream: `penstock dlq ls` lists it, the consumer does not.",
+)
+def out_of_sight(case: Case) -> Iterator[Hit]:
+    for consumer, stream in each(case):
+        if stream.is_dead_letters and (consumer.max_deliver or -1) > 0:
+            message = f"consumer {consumer.name!r} of dead letters delivers each {consumer.max_deliver} times at most"
+            fix = "leave max_deliver out, or look at letters with `penstock dlq`, and say so with `ignore:`"
+            yield at(consumer, "max_deliver", message, fix)

@@ -201,6 +201,10 @@ def _readers(case: Case, stream: str) -> list[Reader]:
         Reader(f"consumer {spec.name!r}", spec.filters, spec.line, f"consumers.{spec.name}")
         for spec in case.readers[stream]
     ]
+    readers += [
+        Reader(f"group {spec.name!r}", spec.filters, spec.line, f"groups.{spec.name}")
+        for spec in platform.groups_of(stream)
+    ]
     for flow in platform.pipelines.values():
         if stream in platform.streams_read_by(flow) and flow.source.consumer not in platform.consumers:
             where = f"pipelines.{flow.name}.from"

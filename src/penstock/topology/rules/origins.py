@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from penstock import subjects
+from penstock.sourcing import modes
 from penstock.topology.document import nearest
 from penstock.topology.model import Platform, SourceSpec, StreamSpec
 from penstock.topology.resource import deliver_subject
@@ -271,3 +272,18 @@ def shared_deliveries(case: Case) -> Iterator[Hit]:
         if used[subject] > 1 and len(consumers[subject]) > 1:  # the same consumer twice: O07
             message = f"the source {origin.name!r} of {stream.name!r} receives on {subject!r}, and so does another one"
             yield at(stream, origin, message, "give each a deliver_subject of its own, or write `server_managed: true`")
+
+
+@rule(
+    "O13",
+    Severity.WARNING,
+    "duplicate window over several origins",
+    "The window compares message ids, whatever origin they come from: of two messages with one id the second is "
+    "dropped in silence, and its origin is told that it is stored. A stream with sources has no window without it.",
+)
+def shared_window(case: Case) -> Iterator[Hit]:
+    for stream in case.platform.streams.values():
+        if modes.shares_window(stream.config):
+            message = f"stream {stream.name!r} has a duplicate_window, and messages of several origins in it"
+            fix = "leave duplicate_window out, or say with `ignore:` that no id is used at two origins"
+            yield at(stream, stream.sources[0], message, fix)

@@ -9,9 +9,10 @@ from functools import cached_property
 
 from penstock.subjects import Index
 from penstock.topology.lock import Lock
-from penstock.topology.model import ConsumerSpec, PipelineSpec, Platform, StreamSpec
+from penstock.topology.model import ConsumerSpec, GroupSpec, PipelineSpec, Platform, StreamSpec
 
-Spec = StreamSpec | ConsumerSpec | PipelineSpec
+Spec = StreamSpec | ConsumerSpec | GroupSpec | PipelineSpec
+SECTIONS = {StreamSpec: "streams", ConsumerSpec: "consumers", GroupSpec: "groups", PipelineSpec: "pipelines"}
 
 
 class Severity(StrEnum):
@@ -129,7 +130,6 @@ def rule(code: str, severity: Severity, title: str, why: str) -> Callable[[Check
 
 
 def at(spec: Spec, key: str | None, message: str, fix: str) -> Hit:
-    """A hit at a key of a stream, consumer or pipeline, or at the thing itself."""
-    section = {StreamSpec: "streams", ConsumerSpec: "consumers", PipelineSpec: "pipelines"}[type(spec)]
-    path = f"{section}.{spec.name}" + (f".{key}" if key else "")
+    """A hit at a key of a stream, consumer, group or pipeline, or at the thing itself."""
+    path = f"{SECTIONS[type(spec)]}.{spec.name}" + (f".{key}" if key else "")
     return Hit(message, fix, spec.line_of(key) if key else spec.line, path, spec.ignore)

@@ -274,7 +274,7 @@ def volatile(case: Case) -> Iterator[Hit]:
     "An interest stream keeps only what some consumer waits for: without one, every message goes at once.",
 )
 def no_interest(case: Case) -> Iterator[Hit]:
-    read = {c.stream for c in case.platform.consumers.values()}
+    read = {one.stream for one in case.platform.handled}
     read |= {name for flow in case.platform.pipelines.values() for name in case.platform.streams_read_by(flow)}
     read |= {origin.name for stream in case.platform.streams.values() for origin in stream.origins}
     for stream in case.platform.streams.values():

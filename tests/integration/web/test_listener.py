@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.gateway import listener
-from penstock.gateway.listener import Listener, Places
 from penstock.testing import eventually_async
+from penstock.web import listener
+from penstock.web.listener import Listener, Places
 
 
 class Greets(asyncio.Protocol):

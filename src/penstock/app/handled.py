@@ -1,0 +1,74 @@
+"""Events whose handler has finished, by their id, so that it is not started again for them.
+
+    1. look for the event's id in the bucket        there: the message is only acknowledged
+    2. run the handler
+    3. write the id                                  crash before: the handler is run again
+    4. acknowledge the message                       crash before: it comes again, and 1 finds the id
+
+So a handler is never started again for an event whose id was written, for as long as ids are kept. It promises no more:
+a handler that was killed before it finished, or between 2 and 3, is run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from penstock.app.message import Message
+from penstock.broker.model import NANOSECONDS
+from penstock.deadletter import letters
+from penstock.errors import AlreadyExists, MessageNotFound
+from penstock.publish.atomic import Publisher
+
+BUCKET = "penstock-handled"
+STREAM = f"KV_{BUCKET}"
+
+
+class Handled:
+    """Passes over events that are handled."""
+
+    def __init__(self, publisher: Publisher, consumer: str, call: Callable[[Message], Awaitable[Any]]) -> None:
+        self._publisher = publisher
+        self._consumer = consumer
+        self._call = call
+
+    @classmethod
+    async def around(
+        cls, publisher: Publisher, consumer: str, keep: float, call: Callable[[Message], Awaitable[Any]]
+    ) -> Handled:
+        """The call, with a bucket that keeps ids for `keep` seconds at least."""
+        config = {
+            "name": STREAM,
+            "subjects": [f"$KV.{BUCKET}.>"],
+            "max_msgs_per_subject": 1,
+            "max_age": int(keep * NANOSECONDS),
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,
+            "deny_delete": True,
+            "discard": "new",
+        }
+        try:
+            await publisher.jetstream.create_stream(config)
+        except AlreadyExists:  # another app keeps ids for longer or shorter: the longer time holds
+            longest = {"max_age": config["max_age"]}
+            await publisher.jetstream.update_stream(
+                STREAM, lambda now: {**now, "max_age": max(now.get("max_age", 0), longest["max_age"])}
+            )
+        return cls(publisher, consumer, call)
+
+    async def __call__(self, message: Message) -> Any:
+        subject = f"$KV.{BUCKET}.{self._consumer}.{key_of(message)}"
+        try:
+            await self._publisher.jetstream.get_message(STREAM, last_of=subject)
+            return
+        except MessageNotFound:
+            pass
+        await self._call(message)
+        await self._publisher.connection.request(subject, b"%d" % message.sequence)
+
+
+def key_of(message: Message) -> str:
+    """Made of the event's id; without one, of the place of its message."""
+    found = letters.event_id(message.data, message.headers) or f"{message.stream}#{message.sequence}"
+    return hashlib.blake2b(found.encode(), digest_size=16).hexdigest()

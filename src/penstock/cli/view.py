@@ -1,0 +1,209 @@
+"""`penstock view`: messages of any stream, as they lie there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+import click
+
+from penstock.app.client import connect
+from penstock.broker.model import Json, StoredMessage
+from penstock.cli.common import Context, err, json_option, out, sync, table
+from penstock.cli.terminal import echo, echo_data
+from penstock.errors import ConfigError, UsageError
+from penstock.printable import json_text
+from penstock.units import parse_duration
+
+LIMIT = 20
+SHOWN = 60
+"""Characters of a message's data in the table."""
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--subject", "subjects", multiple=True, metavar="FILTER", help="Only these subjects. Repeatable.")
+@click.option("--since", metavar="TIME", help="Stored since then: `15m`, `2h`, or a time such as 2026-11-16T12:00:00Z.")
+@click.option("--first", type=click.IntRange(min=1), metavar="SEQ", help="Begin with this sequence.")
+@click.option("--last", type=click.IntRange(min=1), metavar="SEQ", help="End with this sequence.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help=f"So many at most.  [default: the last {LIMIT}]")
+@click.option(
+    "--json-path", "paths", multiple=True, metavar="PATH",
+    help="Show this field of the data, such as payload.project_id; PATH=VALUE: only messages that have it. Repeatable.",
+)  # fmt: skip
+@click.option("--raw", is_flag=True, help="The data and nothing else, one message a line.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@json_option
+@click.pass_obj
+@sync
+async def view(
+    context: Context, /, stream: str, subjects: tuple[str, ...], since: str | None, first: int | None, last: int | None,
+    limit: int | None, paths: tuple[str, ...], raw: bool, follow: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Look at the messages of STREAM, whatever its retention. No consumer is made, and nothing is acknowledged.
+
+    Without --first or --since the last ones are shown. --json prints one object a line.
+
+    \b
+    Example:
+      penstock view BILLING --subject 'platform.billing.usage.>' --since 1h --json-path payload.project_id=proj-001
+      penstock view ORDERS -f --raw
+    """
+    if raw and as_json:
+        raise UsageError("--raw and --json do not go together")
+    fields, wanted = [path.partition("=")[0] for path in paths], [path.split("=", 1) for path in paths if "=" in path]
+    show = Lines(raw, fields) if raw or as_json or follow else Rows(fields)
+    async with connect(context.settings()) as client:
+        if first is None and since is None and not subjects and not wanted:  # the last ones can be computed
+            end = last or (await client.stream(stream).info()).state.last_seq
+            first = max(1, end - (limit or LIMIT) + 1)
+        options: Any = {"since": _moment(since), "first": first, "last": last, "follow": follow}
+        found = (one async for one in client.stream(stream).messages(subjects, **options) if _has(one, wanted))
+        newest = first is None and since is None and not follow
+        async for one in _last(found, limit or LIMIT) if newest else _at_most(found, limit):
+            show.add(one, as_json)
+    show.end(stream)
+
+
+class Lines:
+    """One message a line, as it comes."""
+
+    def __init__(self, raw: bool, fields: list[str]) -> None:
+        self._raw = raw
+        self._fields = fields
+
+    def add(self, message: StoredMessage, as_json: bool) -> None:
+        if self._raw:
+            echo_data(message.data)
+        elif as_json:
+            echo(_json_line(message))
+        else:
+            out.print(*map(str, _cells(message, self._fields)), markup=False, soft_wrap=True)
+        sys.stdout.flush()
+
+    def end(self, stream: str) -> None: ...
+
+
+class Rows:
+    """A table."""
+
+    def __init__(self, fields: list[str]) -> None:
+        self._fields = fields
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add(self, message: StoredMessage, as_json: bool) -> None:
+        self._rows.append(_cells(message, self._fields))
+
+    def end(self, stream: str) -> None:
+        if not self._rows:
+            err.print(f"no messages in {stream} match", markup=False)
+            return
+        out.print(
+            table(None, [("seq", "right"), "stored", ("subject", "name"), *(self._fields or ["data"])], self._rows)
+        )
+
+
+def _cells(message: StoredMessage, fields: list[str]) -> tuple[Any, ...]:
+    stored = f"{message.time:%Y-%m-%d %H:%M:%S}" if message.time else ""
+    if fields:
+        document = _document(message)
+        shown = [_shown(field_of(document, field)) for field in fields]
+    else:
+        text = message.data.decode(errors="backslashreplace")
+        shown = [text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"]
+    return (message.sequence, stored, message.subject, *shown)
+
+
+def _json_line(message: StoredMessage) -> str:
+    try:
+        return json_text(_json(message, _document(message)), allow_nan=False)
+    except (ValueError, RecursionError):  # no JSON for others: NaN, or nested too deeply
+        return json_text(_json(message, None))
+
+
+def _json(message: StoredMessage, document: Any) -> Json:
+    try:
+        text = message.data.decode()
+    except UnicodeDecodeError:
+        text = None
+    body = (
+        {"json": document}
+        if document is not None
+        else {"text": text}
+        if text is not None
+        else {"hex": message.data.hex()}
+    )
+    return {
+        "stream": message.stream,
+        "sequence": message.sequence,
+        "time": message.time.isoformat() if message.time else None,
+        "subject": message.subject,
+        "headers": message.headers,
+        **body,
+    }
+
+
+def _document(message: StoredMessage) -> Any:
+    try:
+        return json.loads(message.data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def field_of(document: Any, path: str) -> Any:
+    """What lies at a path such as `payload.items.0.id`; None where there is nothing."""
+    for part in path.split("."):
+        if isinstance(document, dict):
+            document = document.get(part)
+        elif isinstance(document, list) and part.isdecimal() and int(part) < len(document):
+            document = document[int(part)]
+        else:
+            return None
+    return document
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def _has(message: StoredMessage, wanted: list[list[str]]) -> bool:
+    if not wanted:
+        return True
+    document = _document(message)
+    return all(_shown(field_of(document, path)) == value for path, value in wanted)
+
+
+def _moment(text: str | None) -> Any:
+    if text is None:
+        return None
+    with suppress(ConfigError):
+        return parse_duration(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise UsageError(
+            f"--since: {text!r} is neither a duration such as 15m nor a time such as 2026-11-16T12:00:00Z"
+        ) from exc
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+async def _at_most(found: AsyncIterator[StoredMessage], limit: int | None) -> AsyncIterator[StoredMessage]:
+    count = 0
+    async for one in found:
+        yield one
+        count += 1
+        if count == limit:
+            return
+
+
+async def _last(found: AsyncIterator[StoredMessage], limit: int) -> AsyncIterator[StoredMessage]:
+    kept: deque[StoredMessage] = deque(maxlen=limit)
+    async for one in found:
+        kept.append(one)
+    for one in kept:
+        yield one

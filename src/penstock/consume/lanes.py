@@ -1,0 +1,167 @@
+"""Which messages in hand are handled when: so many at a time, those with one key in order, or gathered in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Protocol
+
+from penstock.workers.messages import Message
+
+log = logging.getLogger(__name__)
+
+Unit = Message | list[Message]
+"""What is handled in one call."""
+
+MOMENT = 0.25
+"""Seconds: about as much as is handled in that time is kept in hand, so that other instances get their share."""
+MOST = 4096
+
+
+class Choices(Protocol):
+    """The options that say how messages are handled."""
+
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def within(self) -> float: ...
+    @property
+    def ordered_by(self) -> Callable[[Message], Hashable] | None: ...
+
+
+class Lane:
+    """Messages with one key, the first of which is being handled or waits for its next try."""
+
+    __slots__ = ("key", "waiting")
+
+    def __init__(self, key: Hashable, first: Message) -> None:
+        self.key = key
+        self.waiting = deque([first])
+
+
+class Lanes:
+    """Calls the handler for what is in hand."""
+
+    def __init__(self, handle: Callable[[Unit], Awaitable[float | None]], choices: Choices) -> None:
+        """`handle` returns the seconds after which a message is to be handled again before others with its key."""
+        self.in_hand: dict[int, Message] = {}
+        """Messages that came and are not answered, by sequence."""
+        self._handle = handle
+        self._choices = choices
+        self._concurrency = choices.concurrency
+        self._ready: deque[Unit | Lane] = deque()
+        self._lanes: dict[Hashable, Lane] = {}
+        self._gathered: list[Message] = []
+        self._due: asyncio.TimerHandle | None = None
+        self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._least = choices.concurrency * max(choices.batch, 1)
+        self._window = self._least
+        self._since = 0.0
+        self._finished = 0
+
+    def room(self) -> int:
+        """Messages that may still come."""
+        return self._window - len(self.in_hand)
+
+    def add(self, message: Message) -> None:
+        self.in_hand[message.sequence] = message
+        if self._choices.batch:
+            self._gather(message)
+        elif key_of := self._choices.ordered_by:
+            self._line_up(key_of(message), message)
+        else:
+            self._ready.append(message)
+        self._start()
+
+    def _line_up(self, key: Hashable, message: Message) -> None:
+        if lane := self._lanes.get(key):
+            lane.waiting.append(message)
+        else:
+            self._lanes[key] = lane = Lane(key, message)
+            self._ready.append(lane)
+
+    def _gather(self, message: Message) -> None:
+        self._gathered.append(message)
+        if len(self._gathered) >= self._choices.batch:
+            self._hand_on()
+        elif self._due is None:
+            self._due = asyncio.get_running_loop().call_later(self._choices.within, self._hand_on)
+
+    def _hand_on(self) -> None:
+        if self._due:
+            self._due.cancel()
+            self._due = None
+        if self._gathered:
+            self._ready.append(self._gathered)
+            self._gathered = []
+            self._start()
+
+    def _start(self) -> None:
+        if not self._closed and self._ready and len(self._running) < self._concurrency:
+            task = asyncio.create_task(self._work())
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a handler's task ended", exc_info=error)
+        self._start()
+
+    async def _work(self) -> None:
+        while self._ready:
+            item = self._ready.popleft()
+            self._start()
+            if isinstance(item, Lane):
+                await self._next_of(item)
+            else:
+                await self._handle(item)
+                self._count(len(item) if isinstance(item, list) else 1)
+
+    async def _next_of(self, lane: Lane) -> None:
+        after = await self._handle(lane.waiting[0])
+        if after is not None:
+            asyncio.get_running_loop().call_later(after, self._again, lane)
+            return
+        lane.waiting.popleft()
+        self._count(1)
+        if lane.waiting:
+            self._ready.append(lane)
+        else:
+            del self._lanes[lane.key]
+
+    def _again(self, lane: Lane) -> None:
+        self._ready.append(lane)
+        self._start()
+
+    def _count(self, finished: int) -> None:
+        """Hold about as many in hand as are handled in a moment."""
+        self._finished += finished
+        if self._finished < self._window:
+            return
+        now = asyncio.get_running_loop().time()
+        took = now - self._since
+        if took < MOMENT:
+            self._window = min(self._window * 2, MOST)
+        elif took > 4 * MOMENT:
+            self._window = max(self._window // 2, self._least)
+        self._since, self._finished = now, 0
+
+    async def drained(self, within: float) -> None:
+        """Finish what is in hand; whatever takes longer is cancelled."""
+        self._hand_on()
+        try:
+            async with asyncio.timeout(within):
+                while self._running:
+                    await asyncio.wait(self._running)
+        except TimeoutError:
+            log.warning("%d handlers did not finish within %g s, and are cancelled", len(self._running), within)
+        self._closed = True  # nothing begins any more, also not what waits for its next try
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)

@@ -1,0 +1,93 @@
+"""Where letters go back to that a service has written itself, without Penstock's headers.
+
+Such a letter lies on the `dlq:` of the consumer that gave up, and says nothing else about where it came from. The
+consumers that declare the subject do, as long as they agree on one literal subject.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.deadletter.capturer import dlq_of
+from penstock.deadletter.letters import FiledLetter
+from penstock.subjects import is_dead_letter, is_literal
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a message came from."""
+
+    subject: str
+    stream: str
+    consumer: str | None = None
+    """Who gave up on it; None when several share the subject of their letters."""
+
+
+Addresses = Mapping[str, Address]
+"""By the subject of the letters."""
+
+
+async def declared(js: JetStream) -> Addresses:
+    """What the consumers of the server say, by their `dlq:`."""
+    found: dict[str, list[Address]] = defaultdict(list)
+    for stream in await js.streams():
+        for consumer in await js.consumers(stream.name) if stream.state.consumers else ():
+            if dlq := dlq_of(consumer):
+                found[dlq].append(Address(_subject(consumer, stream), stream.name, consumer.name))
+    return {dlq: address for dlq, some in found.items() if (address := _agreed(some))}
+
+
+async def named(js: JetStream, subject: str) -> Address:
+    """The address of a subject that somebody has named."""
+    streams = await js.stream_names(subject)
+    return Address(subject, streams[0] if len(streams) == 1 else "")
+
+
+def is_foreign(filed: FiledLetter) -> bool:
+    """Whether the letter does not say where it came from."""
+    return not filed.letter.subject
+
+
+def addressed(filed: FiledLetter, addresses: Addresses, otherwise: Address | None = None) -> FiledLetter:
+    """The letter with where it came from, where that can be known; `otherwise` is for the rest."""
+    if not is_foreign(filed):
+        return filed
+    address = addresses.get(filed.subject)
+    if otherwise and (address is None or not address.subject):
+        address = replace(otherwise, consumer=address.consumer if address else None)
+    if address is None:
+        return filed
+    letter = replace(
+        filed.letter,
+        subject=address.subject,
+        stream=filed.letter.stream or address.stream,
+        consumer=filed.letter.consumer or address.consumer,
+    )
+    return replace(filed, letter=letter)
+
+
+def overlooked(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:
+    """Consumers of letters that deliver each a few times only, with how many they may not deliver again, at most."""
+    found = {}
+    for one in consumers:
+        given_up = one.delivered_consumer_seq - one.ack_floor_consumer_seq - one.ack_pending
+        if one.config.get("max_deliver", -1) > 0 and given_up > 0:
+            found[f"{one.stream}/{one.name}"] = given_up
+    return found
+
+
+def _subject(consumer: ConsumerInfo, stream: StreamInfo) -> str:
+    """The one subject that the consumer reads; empty when there may be several."""
+    subjects = consumer.filters or tuple(stream.config.get("subjects") or ())
+    one = subjects[0] if len(subjects) == 1 else ""
+    return one if is_literal(one) and not is_dead_letter(one) else ""
+
+
+def _agreed(some: list[Address]) -> Address | None:
+    if len({(one.subject, one.stream) for one in some}) > 1:
+        return None
+    return some[0] if len(some) == 1 else replace(some[0], consumer=None)

@@ -1,0 +1,18 @@
+"""Names that a package offers, imported when they are asked for: a Spark task, or a command, needs few of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazily(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package; `where` is the module of each name."""
+
+    def find(name: str) -> Any:
+        if name not in where:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(where[name]), name)
+
+    return find

@@ -1,0 +1,325 @@
+"""What flows from where to where: a graph of publishers, streams, readers and what they write. Pure.
+
+It is laid out by the declared platform. What is on the server and not in the file is in it too, and marked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from penstock import subjects
+from penstock.observe.pipelines import FAILED, NEVER, SILENT
+from penstock.observe.snapshot import Rates, Snapshot
+from penstock.observe.status import ConsumerStatus, StreamStatus
+from penstock.topology.model import Platform
+
+BEHIND_SECONDS = 10.0
+"""From this age of the oldest unacknowledged message on, a reader is behind."""
+INTERNAL = ("KV_", "OBJ_", "DLQ_ADVISORIES", "DLQ_AUDIT", "BATCH_ADVISORIES", "PENSTOCK_HISTORY")
+"""So begin the names of streams that only lists show: buckets, and what Penstock keeps for itself."""
+
+
+class State(StrEnum):
+    """How something is, from good to bad."""
+
+    OK = "ok"
+    IDLE = "idle"
+    BEHIND = "behind"
+    UNATTENDED = "nobody reads"
+    FAILED = "failed"
+
+
+BADNESS = {state: place for place, state in enumerate(State)}
+
+
+class Kind(StrEnum):
+    """What a node of the graph is."""
+
+    PUBLISHER = "publisher"
+    ORIGIN = "origin"
+    STREAM = "stream"
+    SERVICE = "service"
+    CONSUMER = "consumer"
+    GROUP = "group"
+    PIPELINE = "pipeline"
+    OUTPUT = "output"
+    TABLE = "table"
+    LETTERS = "dead letters"
+
+
+COLUMN = {
+    Kind.PUBLISHER: 0, Kind.ORIGIN: 0, Kind.STREAM: 1, Kind.SERVICE: 2, Kind.CONSUMER: 2, Kind.GROUP: 2,
+    Kind.PIPELINE: 2, Kind.OUTPUT: 3, Kind.TABLE: 3, Kind.LETTERS: 3,
+}  # fmt: skip
+COLUMNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Something that messages flow through."""
+
+    kind: Kind
+    name: str
+    state: State = State.OK
+    detail: str = ""
+    declared: bool = True
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Messages on their way from one node to another."""
+
+    source: str
+    target: str
+    rate: float | None = None
+    """Messages a second; None where nobody counts them."""
+    lag: int = 0
+    seconds: float = 0.0
+    """Age of the oldest message that waits."""
+    state: State = State.OK
+
+
+@dataclass(slots=True)
+class Flow:
+    """The whole graph."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    edges: dict[tuple[str, str], Edge] = field(default_factory=dict)
+
+    def add(self, node: Node) -> str:
+        """Add a node, or make one that is there as bad as this one says."""
+        known = self.nodes.get(node.id)
+        if known is None:
+            self.nodes[node.id] = node
+        elif BADNESS[node.state] > BADNESS[known.state]:
+            self.nodes[node.id] = replace(known, state=node.state)
+        return node.id
+
+    def connect(self, edge: Edge) -> None:
+        """Add an edge; several between the same two are one."""
+        at = (edge.source, edge.target)
+        if known := self.edges.get(at):
+            rate = None if known.rate is None and edge.rate is None else (known.rate or 0) + (edge.rate or 0)
+            edge = replace(
+                edge,
+                rate=rate,
+                lag=known.lag + edge.lag,
+                seconds=max(known.seconds, edge.seconds),
+                state=worst((known.state, edge.state)),
+            )
+        self.edges[at] = edge
+
+
+def worst(states: Iterable[State]) -> State:
+    return max(states, key=BADNESS.__getitem__, default=State.OK)
+
+
+def state_of(consumer: ConsumerStatus) -> State:
+    """How a consumer gets on."""
+    if consumer.is_unattended:
+        return State.UNATTENDED
+    if consumer.lag_messages and consumer.lag.total_seconds() >= BEHIND_SECONDS:
+        return State.BEHIND
+    return State.OK
+
+
+def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> Flow:
+    """The graph of a snapshot. What the platform declares and the server lacks is in it, as failed."""
+    graph = Flow()
+    shown = {one.name: one for one in snapshot.status.streams if not one.name.startswith(INTERNAL)}
+    for stream in shown.values():
+        graph.add(_stream_node(stream, rates, platform))
+        for source in stream.sources:
+            _add_source(graph, stream, source.name, source.lag, bool(source.error), shown)
+    if platform:
+        for name, spec in platform.streams.items():
+            if name not in shown:
+                kind = Kind.LETTERS if spec.is_dead_letters else Kind.STREAM
+                graph.add(Node(kind, name, State.FAILED, "declared, not on the server"))
+        _add_publishers(graph, platform, shown.values())
+    _add_consumers(graph, snapshot, rates, shown, platform)
+    _add_groups(graph, snapshot, rates, platform)
+    _add_pipelines(graph, snapshot, rates, shown, platform)
+    return graph
+
+
+def _stream_node(stream: StreamStatus, rates: Rates, platform: Platform | None) -> Node:
+    kind = Kind.LETTERS if stream.is_dead_letters else Kind.STREAM
+    rate = rates.stored.get(stream.name, 0.0)
+    detail = f"{stream.messages:,} messages" + (f", {per_second(rate)}" if rate else "")
+    bad = stream.healthy_replicas < stream.replicas
+    state = State.FAILED if bad else State.BEHIND if kind is Kind.LETTERS and stream.messages else State.OK
+    return Node(kind, stream.name, state, detail, platform is None or stream.name in platform.streams)
+
+
+def _add_source(
+    graph: Flow, stream: StreamStatus, origin: str, lag: int, failing: bool, shown: dict[str, StreamStatus]
+) -> None:
+    here = origin in shown and origin != stream.name
+    source = f"{Kind.STREAM}:{origin}" if here else graph.add(Node(Kind.ORIGIN, origin, detail="another place"))
+    graph.connect(Edge(source, _id_of(stream), None, lag, state=State.FAILED if failing else State.OK))
+
+
+def _id_of(stream: StreamStatus) -> str:
+    return f"{Kind.LETTERS if stream.is_dead_letters else Kind.STREAM}:{stream.name}"
+
+
+def _add_publishers(graph: Flow, platform: Platform, streams: Iterable[StreamStatus]) -> None:
+    listed = list(streams)
+    for service in platform.services.values():
+        written = (*service.publishes, *service.appends)
+        for stream in listed:
+            if not stream.is_dead_letters and subjects.any_overlap(written, stream.subjects):
+                graph.connect(Edge(graph.add(Node(Kind.PUBLISHER, service.name)), _id_of(stream)))
+
+
+def _add_consumers(
+    graph: Flow, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
+) -> None:
+    known = platform.consumers if platform else {}
+    of_pipelines = {(stream, one.consumer) for one in snapshot.pipelines for stream in one.streams}
+    for consumer in snapshot.status.consumers:
+        key = (consumer.stream, consumer.name)
+        if consumer.stream not in shown or consumer.group or consumer.carries or key in of_pipelines:
+            continue
+        declared = platform is None or consumer.name in known
+        state = state_of(consumer)
+        kind, name = (Kind.SERVICE, consumer.service) if consumer.service else (Kind.CONSUMER, consumer.name)
+        target = graph.add(Node(kind, name, state, declared=declared))
+        source = _id_of(shown[consumer.stream])
+        seconds = consumer.lag.total_seconds()
+        graph.connect(Edge(source, target, rates.settled.get(key, 0.0), consumer.lag_messages, seconds, state))
+        if consumer.dead_letters or consumer.given_up:
+            for letters in shown.values():
+                if consumer.dlq and letters.is_dead_letters and subjects.any_overlap([consumer.dlq], letters.subjects):
+                    count = (consumer.dead_letters or 0) + consumer.given_up
+                    graph.connect(Edge(target, _id_of(letters), None, count, state=State.BEHIND))
+
+
+def _add_groups(graph: Flow, snapshot: Snapshot, rates: Rates, platform: Platform | None) -> None:
+    for group in snapshot.groups:
+        theirs = [one for one in snapshot.status.consumers if one.group == group.group and one.stream == group.stream]
+        active = sum(worker.state == "active" for worker in group.workers)
+        lag = sum(one.lag_messages for one in theirs)
+        seconds = max((one.lag.total_seconds() for one in theirs), default=0.0)
+        idle = State.UNATTENDED if lag else State.IDLE
+        state = (State.BEHIND if lag and seconds >= BEHIND_SECONDS else State.OK) if active else idle
+        detail = f"{active} workers, {len(group.partitions)} partitions"
+        target = graph.add(Node(Kind.GROUP, group.group, state, detail))
+        if f"{Kind.STREAM}:{group.stream}" in graph.nodes:
+            rate = sum(rates.settled.get((one.stream, one.name), 0.0) for one in theirs)
+            graph.connect(Edge(f"{Kind.STREAM}:{group.stream}", target, rate, lag, seconds, state))
+
+
+def _add_pipelines(
+    graph: Flow, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
+) -> None:
+    for one in snapshot.pipelines:
+        state = State.FAILED if one.state in (FAILED, SILENT) else State.IDLE if one.state == NEVER else State.OK
+        spec = platform.pipelines.get(one.name) if platform else None
+        name = graph.add(Node(Kind.PIPELINE, one.name, state, one.state, platform is None or spec is not None))
+        for stream in one.streams:
+            if stream in shown:
+                consumer = snapshot.consumer(stream, one.consumer)
+                lag = consumer.lag_messages if consumer else 0
+                seconds = consumer.lag.total_seconds() if consumer else 0.0
+                rate = rates.settled.get((stream, one.consumer), 0.0)
+                graph.connect(Edge(_id_of(shown[stream]), name, rate, lag, seconds, state))
+        for sink in spec.sinks if spec else ():
+            kind = Kind.OUTPUT if sink.stream else Kind.TABLE
+            written = graph.add(Node(kind, sink.stream or sink.path or "console", detail=sink.format or ""))
+            graph.connect(Edge(name, written))
+
+
+def per_second(rate: float) -> str:
+    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A node and its place."""
+
+    node: Node
+    column: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Nodes in columns, so that most edges run from left to right and few cross."""
+
+    placed: dict[str, Placed]
+    edges: tuple[Edge, ...]
+    rows: int
+    left_out: int
+    """Nodes that are not in the picture, since there are too many; those that need attention are in it."""
+
+
+def layout(graph: Flow, most: int = 60) -> Layout:
+    """Place at most `most` nodes a column."""
+    columns: list[list[Node]] = [[] for _ in range(COLUMNS)]
+    for node in graph.nodes.values():
+        columns[COLUMN[node.kind]].append(node)
+    weight = _weights(graph)
+    left_out = 0
+    for place, nodes in enumerate(columns):
+        left_out += max(0, len(nodes) - most)
+        kept = sorted(nodes, key=lambda node: (-BADNESS[node.state], -weight[node.id]))[:most]
+        columns[place] = sorted(kept, key=lambda node: (node.kind, node.name))
+    neighbours = _neighbours(graph)
+    for place in (*range(1, COLUMNS), *range(COLUMNS - 2, -1, -1), *range(1, COLUMNS)):
+        _untangle(columns, place, neighbours)
+    placed = {
+        node.id: Placed(node, column, row) for column, nodes in enumerate(columns) for row, node in enumerate(nodes)
+    }
+    edges = tuple(one for one in graph.edges.values() if one.source in placed and one.target in placed)
+    return Layout(placed, edges, max(map(len, columns), default=0), left_out)
+
+
+def _weights(graph: Flow) -> dict[str, float]:
+    weight: dict[str, float] = defaultdict(float)
+    for edge in graph.edges.values():
+        for end in (edge.source, edge.target):
+            weight[end] += edge.lag + (edge.rate or 0.0) + 0.1
+    return weight
+
+
+def _neighbours(graph: Flow) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for source, target in graph.edges:
+        found[source].append(target)
+        found[target].append(source)
+    return found
+
+
+def _untangle(columns: list[list[Node]], place: int, neighbours: dict[str, list[str]]) -> None:
+    """Order a column by where the neighbours of its nodes are; those without any stay at the end."""
+    rows = {
+        node.id: row / max(1, len(nodes))
+        for at, nodes in enumerate(columns)
+        if at != place
+        for row, node in enumerate(nodes)
+    }
+
+    def middle(node: Node) -> float:
+        found = [rows[one] for one in neighbours[node.id] if one in rows]
+        return sum(found) / len(found) if found else 2.0
+
+    columns[place].sort(key=lambda node: (middle(node), node.kind, node.name))
+
+
+def needs_attention(graph: Flow) -> Iterator[tuple[Node, list[Edge]]]:
+    """What is behind, not read or failed, with the edges that show it, the worst first."""
+    bad = [node for node in graph.nodes.values() if BADNESS[node.state] >= BADNESS[State.BEHIND]]
+    for node in sorted(bad, key=lambda node: (-BADNESS[node.state], node.kind, node.name)):
+        yield node, [edge for edge in graph.edges.values() if edge.target == node.id and edge.state is not State.OK]

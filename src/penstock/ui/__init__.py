@@ -1,0 +1,1 @@
+"""`penstock ui`: streams, readers and what flows between them, in a browser."""

@@ -1,0 +1,405 @@
+"""The pages that show: flow, streams, messages, consumers, groups, pipelines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from shlex import quote
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from penstock.app.browse import Browser
+from penstock.broker.jetstream import JetStream
+from penstock.broker.model import ConsumerInfo, StoredMessage, StreamInfo
+from penstock.errors import ConfigError, MessageNotFound
+from penstock.observe import flow as flows
+from penstock.observe.status import StreamStatus
+from penstock.settings import without_login
+from penstock.topology import actual
+from penstock.topology.plan import Change, plan
+from penstock.topology.resource import Desired
+from penstock.ui import charts
+from penstock.ui.page import Page, moment
+from penstock.units import parse_duration
+from penstock.workers.lag import Lag
+from penstock.workers.overview import PartitionOverview
+
+SHOWN = 50
+"""Messages of a page."""
+ROWS = 200
+"""Streams or consumers of a page; the rest is found by its name."""
+SEARCHED = 20_000
+"""Messages that are looked through for a page of those that match."""
+PARTS = 48
+"""Bars of a histogram."""
+MAX_COMMAND = 32_768
+"""Characters of a command that is offered for copying."""
+CELLS = 1_000
+"""Fields of a heat map."""
+BATCH_ID = "Nats-Batch-Id"
+
+
+async def flow(page: Page) -> Response:
+    """What flows from where to where."""
+    snapshot = await page.snapshot()
+    graph = flows.flow(snapshot, page.rates, page.watch.platform)
+    placed = flows.layout(graph)
+    outgoing: dict[str, list[flows.Edge]] = {}
+    for edge in graph.edges.values():
+        outgoing.setdefault(edge.source, []).append(edge)
+    return page.show(
+        "flow.html",
+        "/",
+        "Flow",
+        picture=charts.picture(placed),
+        left_out=placed.left_out,
+        graph=graph,
+        outgoing=outgoing,
+        attention=list(flows.needs_attention(graph)),
+        seen=snapshot.status,
+    )
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+async def streams(page: Page) -> Response:
+    snapshot, part = await page.snapshot(), page.asked("q").lower()
+    found = [one for one in snapshot.status.streams if part in one.name.lower()]
+    return page.show(
+        "streams.html",
+        "/streams",
+        "Streams",
+        streams=[(one, _full_in(one, page), _declared(one.name, page)) for one in found[:ROWS]],
+        found=len(found),
+        q=part,
+    )
+
+
+def _declared(stream: str, page: Page) -> bool:
+    return page.watch.platform is None or stream in page.watch.platform.streams or stream.startswith(flows.INTERNAL)
+
+
+def _full_in(stream: StreamStatus, page: Page) -> timedelta | None:
+    """How long until the stream is full, if it goes on growing like now."""
+    grows = page.rates.grown.get(stream.name, 0.0)
+    if stream.max_bytes is None or grows <= 0:
+        return None
+    return timedelta(seconds=max(0, stream.max_bytes - stream.bytes) / grows)
+
+
+async def stream(page: Page) -> Response:
+    name = page.at("stream")
+    snapshot = await page.snapshot()
+    js = (await page.watch.control()).jetstream
+    info = (
+        await js.stream_info(name, subjects_filter=">") if await _few_subjects(js, name) else await js.stream_info(name)
+    )
+    found = snapshot.stream(name)
+    return page.show(
+        "stream.html",
+        "/streams",
+        name,
+        info=info,
+        stream=found,
+        full_in=_full_in(found, page) if found else None,
+        known=_declared(name, page),
+        drift=await drift(page, name),
+        subjects=sorted(info.state.subjects.items(), key=lambda item: -item[1])[:200],
+        consumers=[one for one in snapshot.status.consumers if one.stream == name],
+        bars=charts.bars(await histogram(js, info)),
+    )
+
+
+async def drift(page: Page, stream: str) -> list[str]:
+    """How the server differs from the file, about this stream and its consumers, as `penstock plan` has it."""
+    if page.watch.platform is None:
+        return []
+    js = (await page.watch.control()).jetstream
+    desired = Desired.of(page.watch.platform)
+    found = plan(desired, await actual.read(js, desired))
+    return [_difference(one) for one in found.changes if one.resource.stream == stream]
+
+
+def _difference(change: Change) -> str:
+    names = ", ".join(field.name for field in change.fields)
+    why = change.reason or f"differs in {names}"
+    return f"{change.resource}: {change.kind} ({why})"
+
+
+async def _few_subjects(js: JetStream, stream: str) -> bool:
+    return await js.subject_count(stream, ">") <= 2_000
+
+
+async def histogram(js: JetStream, info: StreamInfo) -> list[tuple[str, int, int, int]]:
+    """Sequences given out in each part of the time that the stream spans: label, count, first and last sequence."""
+    first, last = info.state.first_time, info.state.last_time
+    if not info.state.messages or first is None or last is None or last <= first:
+        return []
+    step = (last - first) / PARTS
+    ends = [info.state.first_seq]
+    for part in range(1, PARTS):
+        try:
+            found = (await js.get_message(info.name, since=first + step * part)).sequence
+        except MessageNotFound:
+            found = info.state.last_seq + 1
+        ends.append(max(found, ends[-1]))
+    ends.append(info.state.last_seq + 1)
+    return [
+        (moment(first + step * part), ends[part + 1] - ends[part], ends[part], ends[part + 1] - 1)
+        for part in range(PARTS)
+    ]
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a person looks for among messages."""
+
+    subject: str = ""
+    header: str = ""
+    """`Name` or `Name=value`."""
+    field: str = ""
+    """A path into JSON, `payload.id` or `payload.id=7`."""
+    since: str = ""
+    first: int | None = None
+    last: int | None = None
+
+    @classmethod
+    def of(cls, page: Page) -> Wanted:
+        def sequence(name: str) -> int | None:
+            text = page.asked(name)
+            if text and not text.isdecimal():
+                raise ConfigError(f"{name}: {text!r} is not a sequence")
+            return int(text) if text else None
+
+        texts = {name: page.asked(name) for name in ("subject", "header", "field", "since")}
+        return cls(**texts, first=sequence("first"), last=sequence("last"))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it says nothing about what is in a message."""
+        return not (self.subject or self.header or self.field or self.since)
+
+    def matches(self, message: StoredMessage) -> bool:
+        return self._has_header(message) and self._has_field(message)
+
+    def _has_header(self, message: StoredMessage) -> bool:
+        if not self.header:
+            return True
+        name, _, value = self.header.partition("=")
+        values = next((found for key, found in message.headers.items() if key.lower() == name.strip().lower()), None)
+        return values is not None and (not value or value.strip() in values)
+
+    def _has_field(self, message: StoredMessage) -> bool:
+        if not self.field:
+            return True
+        path, equals, value = self.field.partition("=")
+        try:
+            found: Any = json.loads(message.data)
+        except (ValueError, RecursionError):
+            return False
+        for part in path.strip().split("."):
+            if isinstance(found, dict) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                return False
+        return not equals or (found if isinstance(found, str) else json.dumps(found)) == value.strip()
+
+
+async def messages(page: Page) -> Response:
+    """Messages as they lie there; no consumer is made for it."""
+    name, wanted = page.at("stream"), Wanted.of(page)
+    control = await page.watch.control()
+    info = await control.jetstream.stream_info(name)
+    first = wanted.first
+    if first is None and wanted.is_plain:
+        first = max(1, info.state.last_seq - SHOWN + 1)
+    await control.ready()
+    found, looked, reached = [], 0, 0
+    filters = [wanted.subject] if wanted.subject else []
+    browser = Browser(control.connection, name)
+    options: dict[str, Any] = {"since": _since(wanted.since), "first": first, "last": wanted.last}
+    async for one in browser.messages(filters, **options):
+        looked, reached = looked + 1, one.sequence
+        if wanted.matches(one):
+            found.append(one)
+        if len(found) >= SHOWN or looked >= SEARCHED:
+            break
+    more = 0 < reached < min(info.state.last_seq, wanted.last or info.state.last_seq)
+    servers = ",".join(map(without_login, page.watch.settings.servers))
+    return page.show(
+        "messages.html",
+        "/streams",
+        f"Messages of {name}",
+        stream=name,
+        info=info,
+        wanted=wanted,
+        rows=[(one, sign, publish_command(one, servers)) for one, sign in zip(found, _brackets(found), strict=True)],
+        searched_all=looked < SEARCHED or len(found) >= SHOWN,
+        next=reached + 1 if more else None,
+        servers=servers,
+    )
+
+
+def publish_command(message: StoredMessage, servers: str) -> str:
+    """A command line that publishes the message once more; empty when a line of text cannot hold it.
+
+    Headers that told the server how to store it are left out: it would act on them again.
+    """
+    kept = {name: values for name, values in message.headers.items() if not name.lower().startswith("nats-")}
+    try:
+        body = message.data.decode()
+        line = json.dumps({"subject": message.subject, "headers": kept, "data": body}, ensure_ascii=False)
+        line.encode()
+    except UnicodeError:
+        return ""
+    if len(line) > MAX_COMMAND or "\0" in line:
+        return ""
+    fields = "--subject-field subject --headers-field headers --data-field data"
+    return f"printf '%s\\n' {quote(line)} | penstock --servers {quote(servers)} publish {fields}"
+
+
+def _since(text: str) -> datetime | timedelta | None:
+    if not text:
+        return None
+    with suppress(ConfigError):
+        return parse_duration(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise ConfigError(
+            f"since: {text!r} is neither a duration such as 15m nor a time such as 2026-11-16T12:00:00Z"
+        ) from exc
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _brackets(found: Sequence[StoredMessage]) -> list[str]:
+    """Signs that hold together the messages of one atomic batch."""
+    ids = [next(iter(one.headers.get(BATCH_ID, ())), None) for one in found]
+    signs = []
+    for place, id_ in enumerate(ids):
+        before = place > 0 and ids[place - 1] == id_
+        after = place + 1 < len(ids) and ids[place + 1] == id_
+        signs.append("" if id_ is None else "│" if before and after else "└" if before else "┌" if after else "·")
+    return signs
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+async def consumers(page: Page) -> Response:
+    """Those that need attention first."""
+    snapshot = await page.snapshot()
+    service, name, part = page.asked("service"), page.asked("name"), page.asked("q").lower()
+    found = [
+        one
+        for one in snapshot.status.consumers
+        if (not service or one.service == service)
+        and (not name or one.name == name)
+        and part in f"{one.name} {one.stream} {one.service}".lower()
+    ]
+    found.sort(key=lambda one: -flows.BADNESS[flows.state_of(one)])
+    title = f"Consumers of {service}" if service else "Consumers"
+    return page.show("consumers.html", "/consumers", title, consumers=found[:ROWS], found=len(found), q=part)
+
+
+async def consumer(page: Page) -> Response:
+    stream, name = page.at("stream"), page.at("name")
+    snapshot = await page.snapshot()
+    info = await (await page.watch.control()).jetstream.consumer_info(stream, name)
+    points = list(page.watch.trends.get((stream, name), ()))
+    return page.show(
+        "consumer.html",
+        "/consumers",
+        name,
+        consumer=snapshot.consumer(stream, name),
+        info=info,
+        settings=_settings(info),
+        points=points,
+        rate=page.rates.settled.get((stream, name), 0.0),
+    )
+
+
+def _settings(info: ConsumerInfo) -> list[tuple[str, str]]:
+    """The configuration as the server has it, in the words of the server."""
+    return [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(info.config.items())]
+
+
+# -- groups and pipelines ----------------------------------------------------------------------------------------------
+
+
+async def groups(page: Page) -> Response:
+    return page.show("groups.html", "/groups", "Groups", groups=(await page.snapshot()).groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A field of the heat map: one partition, or several of a worker in a large group."""
+
+    partitions: tuple[PartitionOverview, ...]
+    lag: int | None
+    """Of the one that is most behind; None while that is not known."""
+
+    @property
+    def name(self) -> str:
+        return self.partitions[0].id
+
+    @property
+    def moving(self) -> str | None:
+        return next((one.move for one in self.partitions if one.move), None)
+
+
+async def group(page: Page) -> Response:
+    found = (await page.snapshot()).group(page.at("name"))
+    if found is None:
+        raise HTTPException(404, f"there is no group {page.at('name')!r} on this server")
+    lags = {} if page.past else await page.watch.lags(found)
+    owners = {worker.id: list[PartitionOverview]() for worker in found.workers}
+    nobody: list[PartitionOverview] = []
+    for one in found.partitions:
+        owners.get(one.owner or "", nobody).append(one)
+    size = max(1, -(-len(found.partitions) // CELLS))
+    values: dict[str, Any] = {
+        "group": found,
+        "cells": {worker: _cells(some, size, lags) for worker, some in owners.items()},
+        "nobody": _cells(nobody, size, lags),
+        "most": max((known.messages for known in lags.values()), default=0),
+        "size": size,
+        "measured": len(lags),
+    }
+    return page.show("group.html", "/groups", found.group, **values)
+
+
+def _cells(partitions: Sequence[PartitionOverview], size: int, lags: Mapping[str, Lag]) -> list[Cell]:
+    """Partitions, so many to a field."""
+    cells = []
+    for start in range(0, len(partitions), size):
+        some = tuple(partitions[start : start + size])
+        known = [abs(lags[one.id].messages) for one in some if one.id in lags]
+        cells.append(Cell(some, max(known, default=None)))
+    return cells
+
+
+async def pipelines(page: Page) -> Response:
+    snapshot = await page.snapshot()
+    return page.show("pipelines.html", "/pipelines", "Pipelines", pipelines=snapshot.pipelines)
+
+
+async def pipeline(page: Page) -> Response:
+    snapshot = await page.snapshot()
+    found = snapshot.pipeline(page.at("name"))
+    if found is None:
+        raise HTTPException(404, f"there is no pipeline {page.at('name')!r}, declared or on this server")
+    spec = page.watch.platform.pipelines.get(found.name) if page.watch.platform else None
+    places = [(name, snapshot.stream(name), snapshot.consumer(name, found.consumer)) for name in found.streams]
+    return page.show("pipeline.html", "/pipelines", found.name, pipeline=found, spec=spec, places=places)

@@ -1,0 +1,1 @@
+"""Serving HTTP: listeners, connections and TLS."""

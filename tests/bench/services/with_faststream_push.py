@@ -1,0 +1,23 @@
+import asyncio
+import os
+
+from faststream import FastStream
+from faststream.nats import JStream, NatsBroker
+from pydantic import BaseModel
+
+broker = NatsBroker(os.environ["NATS_URL"])
+app = FastStream(broker)
+
+
+class Usage(BaseModel):
+    project: str
+    seconds: int
+
+
+@broker.subscriber("usage.metered", stream=JStream("USAGE", declare=False), durable="charge")
+async def charge(usage: Usage) -> None:
+    assert usage.seconds >= 0
+
+
+if __name__ == "__main__":
+    asyncio.run(app.run())

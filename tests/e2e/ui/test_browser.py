@@ -1,0 +1,141 @@
+"""The pages in a real browser: they move by themselves, keep to their width, and run no stranger's script."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.support.pages_served import Served, chromium, served
+from tests.support.streams import Streams
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.topology.load import load
+from penstock.ui.access import Access
+from penstock.wire.blocking import run
+
+FILE = """
+name: shop
+environments: {dev: {servers: ["%s"]}}
+streams:
+  ORDERS: {subjects: [orders.>], max_age: 1d, max_bytes: 1MiB, allow_direct: true}
+consumers:
+  bill: {stream: ORDERS, filter: orders.>, service: billing, ack_wait: 30s, max_deliver: 3, deliver: all,
+         purpose: writes bills, may_miss: true}
+"""
+PATHS = ["/", "/streams", "/streams/ORDERS", "/streams/ORDERS/messages", "/consumers", "/consumers/ORDERS/bill"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def shop(nats_server: EmbeddedServer, streams: Streams, tmp_path: Path) -> Iterator[Served]:
+    file = tmp_path / "penstock.yaml"
+    file.write_text(FILE % nats_server.url)
+    streams.make("ORDERS")
+    billing = {"metadata": {"penstock.service": "billing"}, "ack_policy": "explicit", "filter_subject": "orders.>"}
+    run(streams.api.create_consumer("ORDERS", {"durable_name": "bill", **billing}))
+    with served(nats_server.settings, load(file, "dev"), Access(actions=True)) as pages:
+        yield pages
+
+
+@pytest.fixture
+def tab(browser: Browser, shop: Served) -> Iterator[Page]:
+    """A tab that fails the test when anything is written to its console."""
+    page = browser.new_page(base_url=shop.url, viewport={"width": 1280, "height": 900})
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    yield page
+    page.close()
+    assert [one for one in said if "ERR_" not in one] == [], "the browser complains"
+
+
+def test_what_nobody_reads_appears_by_itself_and_goes_again(tab: Page, streams: Streams) -> None:
+    tab.goto("/")
+    expect(tab.locator("#attention")).to_contain_text("Nothing is behind")
+    streams.number("orders.paid", 1, 5)
+    expect(tab.locator("#attention")).to_contain_text("nobody reads", timeout=30_000)
+    expect(tab.locator("#attention")).to_contain_text("5 waiting")
+    expect(tab.locator("svg.flow")).to_contain_text("5 waiting")
+    run(streams.api.purge_stream("ORDERS"))
+    expect(tab.locator("#attention")).to_contain_text("Nothing is behind", timeout=30_000)
+
+
+def test_a_broker_that_is_away_is_told_and_the_page_comes_back_by_itself(
+    tab: Page, nats_server: EmbeddedServer
+) -> None:
+    tab.goto("/streams")
+    nats_server.kill()
+    expect(tab.locator("#trouble")).to_contain_text("does not answer", timeout=60_000)
+    nats_server.start()
+    expect(tab.locator("#trouble")).not_to_contain_text("does not answer", timeout=60_000)
+
+
+def test_a_body_with_a_script_is_text(tab: Page, streams: Streams) -> None:
+    streams.publish("orders.paid", [b"<script>document.title='taken'</script><img src=x onerror=alert(1)>"])
+    tab.goto("/streams/ORDERS/messages")
+    expect(tab.locator("pre").first).to_contain_text("<script>document.title=")
+    assert "taken" not in tab.title()
+    assert tab.locator("img[src=x]").count() == 0
+
+
+def test_nothing_is_cut_off_on_a_phone(tab: Page, streams: Streams) -> None:
+    streams.publish("orders." + "long" * 40, [b'{"payload": "' + b"x" * 3000 + b'"}'], **{"X-" + "h" * 100: "v" * 300})
+    tab.set_viewport_size({"width": 390, "height": 800})
+    for path in PATHS:
+        tab.goto(path)
+        wide = tab.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 390, f"{path} is {wide} pixels wide"
+    tab.goto("/")
+    expect(tab.locator(".flow-list")).to_be_visible()
+    expect(tab.locator(".picture")).not_to_be_visible()
+
+
+def test_an_action_is_asked_about_and_done_with_the_keyboard(tab: Page, streams: Streams) -> None:
+    tab.goto("/consumers/ORDERS/bill")
+    tab.get_by_role("button", name="Pause").focus()
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".effect")).to_contain_text("nothing is lost")
+    assert not streams.consumer("ORDERS", "bill").paused
+    tab.get_by_role("button", name="Yes, pause").press("Enter")
+    expect(tab).to_have_url(re.compile("/consumers/ORDERS/bill$"))
+    expect(tab.locator("#facts")).to_contain_text("Paused for")
+    assert streams.consumer("ORDERS", "bill").paused
+
+
+def test_a_range_is_chosen_by_drawing_over_the_bars(tab: Page, streams: Streams) -> None:
+    streams.number("orders.paid", 1, 400)
+    streams.number("orders.paid", 401, 500)
+    tab.goto("/streams/ORDERS")
+    bars = tab.locator("svg.histogram")
+    box = bars.bounding_box()
+    assert box
+    middle = box["y"] + box["height"] - 3
+    tab.mouse.move(box["x"] + 2, middle)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] / 2, middle, steps=5)
+    tab.mouse.up()
+    expect(tab).to_have_url(re.compile(r"messages\?first=1&last=\d+"))
+    expect(tab.locator("article").first).to_contain_text("#1 ")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_from_their_ground(browser: Browser, shop: Served, scheme: str) -> None:
+    page = browser.new_page(base_url=shop.url, color_scheme=scheme)  # type: ignore[arg-type]  # one of its words
+    page.goto("/")
+    colours = page.evaluate(
+        """() => { const of = (one, what) => getComputedStyle(document.querySelector(one))[what];
+        return [of('h1', 'color'), of('body', 'backgroundColor')]; }"""
+    )
+    page.close()
+    (ink, ground) = (sum(int(part) for part in re.findall(r"\d+", colour)[:3]) for colour in colours)
+    assert abs(ink - ground) > 400, colours

@@ -1,0 +1,36 @@
+"""The page of a pipeline: what its driver wrote down, where it stands, and Spark's own pages."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from tests.support.pages_served import served
+from tests.support.streams import Streams
+
+from penstock.broker.embedded import EmbeddedServer
+from penstock.observe.pipelines import BUCKET, BUCKET_CONFIG, FAILED, Progress
+from penstock.wire.blocking import run
+
+NOW = datetime(2026, 11, 17, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("ui", "is_link"), [("http://driver:4040", True), ("javascript:alert(1)", False), ("data:text/html,x", False)]
+)
+def test_the_link_to_sparks_pages_is_one_that_can_be_followed(
+    nats_server: EmbeddedServer, streams: Streams, ui: str, is_link: bool
+) -> None:
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    record = Progress(
+        pipeline="p", state=FAILED, streams=("S",), consumer="c", host="<b>h", pid=1, started=NOW, heard=NOW,
+        error="<script>boom</script>", ui=ui,
+    )  # fmt: skip
+    streams.connection.request(f"$KV.{BUCKET}.p", json.dumps(record.json()).encode())
+    with served(nats_server.settings) as pages:
+        page = pages.get("/pipelines/p").text
+    assert (f'href="{ui}"' in page) == is_link
+    assert "&lt;script&gt;boom" in page
+    assert "<script>boom" not in page
+    assert "<b>h" not in page

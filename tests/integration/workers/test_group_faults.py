@@ -1,0 +1,270 @@
+"""What goes wrong in a group, one thing at a time: a handler that hangs, keys that go, a worker that is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.integration.workers.test_group import PARTITIONS, World, world
+from tests.support.streams import make_stream
+
+from penstock.errors import PenstockError
+from penstock.settings import Settings
+from penstock.testing import eventually_async
+from penstock.testing.proxy import LossyProxy
+from penstock.workers import claims, publication
+from penstock.workers.claims import Claim, claim_key
+from penstock.workers.consumer import stream_identity
+from penstock.workers.following import Following
+from penstock.workers.group import WorkerGroup
+from penstock.workers.holder import Holder
+from penstock.workers.identity import RETIRED, ClaimLost, worker_key
+from penstock.workers.kv import Bucket, Control
+from penstock.workers.messages import Message, MessageContext
+from penstock.workers.options import ConsumerOptions
+from penstock.workers.partitions import SubjectPattern
+from penstock.workers.sources import KEY, SeenInStream
+from penstock.workers.worker import Worker
+
+__all__ = ["world"]
+
+PATTERN = SubjectPattern("s.{partition}")
+QUICK: dict[str, Any] = {"window": 0.01, "min_interval": 0.02}
+
+
+def seen(control: Control, _: Bucket) -> SeenInStream:
+    return SeenInStream(control.jetstream, "S", PATTERN)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+async def test_new_is_what_came_since_the_group_began_also_of_subjects_that_are_seen_later(
+    world: World, before: int
+) -> None:
+    await make_stream(world.control.jetstream, allow_direct=True)
+    for _ in range(before):
+        await world.control.connection.request("s.old", b"0")
+    await world.join(source=seen, start="new")
+    for number in range(4):
+        await world.publish(f"n{number}", 10)
+    if before:
+        await world.publish("old", 2)
+    await world.all_done()
+
+
+async def test_a_handler_that_does_not_end_keeps_no_other_partition_from_moving(world: World) -> None:
+    await world.prepare()
+    ends = asyncio.Event()
+    handle = world.handle
+
+    async def hangs(message: Message, context: MessageContext) -> None:
+        if context.partition_id == "p0" and context.worker_id == "worker-0":
+            await ends.wait()
+        await handle(message, context)
+
+    world.handle = hangs  # type: ignore[method-assign]  # of this one world
+    first = await world.join()
+    await world.shared(6)
+    await world.publish("p0")
+    second = await world.join()
+    await eventually_async(lambda: len(second.statistics().partitions) >= 2, 20, "healthy partitions to move")
+    for partition in PARTITIONS[1:]:
+        await world.publish(partition.id, 5)
+    rest = {partition.id: [1, 2, 3, 4, 5] for partition in PARTITIONS[1:]}
+    await eventually_async(lambda: dict(world.done) == rest, 20, "the rest to be handled", state=lambda: world.done)
+    assert "p0" in first.statistics().partitions, "it is still handled there"
+    ends.set()
+    await world.all_done()
+
+
+async def test_a_partition_that_is_taken_off_the_list_is_let_go_on_an_interest_stream_too(world: World) -> None:
+    await world.prepare("interest")
+    await world.join()
+    await world.shared(6)
+    await world.publish("p5")
+    await world.all_done()
+    await world.source.write(PARTITIONS[:5])
+
+    async def let_go() -> bool:
+        consumers = await world.control.jetstream.consumers("S")
+        return not any("s.p5" in consumer.filters for consumer in consumers)
+
+    await eventually_async(let_go, 30, "its subject to be covered by nobody")
+
+
+@pytest.mark.parametrize("key", [claim_key("p0"), publication.HEAD, "leader.lease"])
+async def test_a_key_that_somebody_deletes_is_made_again(world: World, key: str) -> None:
+    await world.prepare()
+    await world.join(ttl=1.5)
+    await world.join(ttl=1.5)
+    await world.shared(3, 3)
+    entry = await world.source.bucket.get(key)
+    assert entry
+    await world.source.bucket.delete(key, entry.revision)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    await world.all_done()
+
+    async def back() -> bool:
+        found = await world.source.bucket.entries(claims.FAMILY, publication.FAMILY, "leader")
+        return key in found
+
+    await eventually_async(back, 30, "the key to be there")
+    await world.join(ttl=1.5)  # partitions still move
+    await world.shared(2, 2, 2)
+
+
+async def test_a_list_with_a_mistake_is_told_and_the_group_goes_on_as_before(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.prepare()
+    await world.join()
+    await world.shared(6)
+    await world.source.bucket.put(KEY, {"v": 1, "partitions": [{"idd": "p0", "subjects": ["s.p0"]}]})
+    await eventually_async(
+        lambda: any(
+            "is no list of partitions" in one.getMessage() for one in caplog.records if one.levelname == "WARNING"
+        )
+    )
+    await world.publish("p0", 3)
+    await world.all_done()
+    await world.source.write(PARTITIONS[:3])
+    await world.shared(3)
+
+
+async def test_a_worker_that_is_alone_learns_of_new_subjects_after_its_connection_was_lost(world: World) -> None:
+    await make_stream(world.control.jetstream, allow_direct=True)
+    options = ConsumerOptions(stream="S", worker_id="1", **QUICK)
+    source = seen(world.control, world.source.bucket)
+    async with Worker(world.server.settings, options, world.handle) as worker:
+        holder = Holder(world.control.jetstream, "S", options.consumer, source)
+        following = Following(worker, source, holder, look_every=0.05)
+        await following.begin()
+        running = asyncio.create_task(following.run())
+        await world.publish("a")
+        await world.all_done()
+        await asyncio.to_thread(world.server.kill)
+        await asyncio.to_thread(world.server.start)
+        await eventually_async(lambda: _published(world, "b"), 30, "the server to be back")
+        await world.all_done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def _published(world: World, partition: str) -> bool:
+    before = world.published[partition]
+    try:
+        await world.control.ready()
+        await world.publish(partition)
+    except PenstockError:
+        world.published[partition] = before
+        return False
+    return True
+
+
+class Cut:
+    """A proxy that passes nothing on once it is told to; connections stay open."""
+
+    def __init__(self, proxy: LossyProxy) -> None:
+        self.proxy = proxy
+
+    def off(self) -> None:
+        self.proxy.drop_up = self.proxy.drop_down = lambda _: True
+
+
+@pytest.fixture
+def cut(world: World) -> Iterator[Cut]:
+    with LossyProxy(int(world.server.url.rsplit(":", 1)[1])) as proxy:
+        yield Cut(proxy)
+        proxy.cut()
+
+
+async def test_a_leader_that_is_cut_off_handles_nothing_beside_its_successor_which_does_not_wait_for_two_leases(
+    world: World, cut: Cut
+) -> None:
+    """Alone behind its proxy it does not know that the server is there for others: its lease ends all the same."""
+    await world.prepare()
+    ttl, began = 4.0, defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
+
+    def joining(name: str) -> Callable[[Message, MessageContext], Any]:
+        async def handle(message: Message, context: MessageContext) -> None:
+            began[context.partition_id][name].append(time.monotonic())
+            await asyncio.sleep(0.1)
+
+        return handle
+
+    def member(name: str, settings: Settings) -> WorkerGroup:
+        made = WorkerGroup(settings, world.options(ttl=ttl), joining(name), consumer=QUICK)
+        world.groups.append(made)
+        return made
+
+    first = member("first", Settings(servers=(cut.proxy.url,), timeout=1.0))
+    await first.start()
+    await world.shared(6)
+    assert first.statistics().leads
+    second = member("second", world.server.settings)
+    await second.start()
+    await world.shared(3, 3)
+    theirs = first.statistics().partitions
+    for partition in theirs:
+        await world.publish(partition, 150)  # more than it can handle in a lease
+    cut.off()
+    since = time.monotonic()
+    await eventually_async(lambda: len(second.statistics().partitions) == 6, 30, "the other to have all")
+    assert time.monotonic() - since < 1.9 * ttl
+    await eventually_async(lambda: all(began[p]["second"] for p in theirs), 30, "the other to handle them")
+    # What the first one has begun before may still run: its token is refused where effects are kept.
+    late = {p: [at for at in began[p]["first"] if at > began[p]["second"][0]] for p in theirs}
+    assert not any(late.values()), late
+    world.groups.remove(first)
+    stopping = asyncio.create_task(first.stop())
+    cut.proxy.drop_up = cut.proxy.drop_down = lambda _: False
+    await stopping
+
+
+async def test_a_claim_about_a_stream_of_before_says_nothing_to_a_worker_that_had_nothing_of_it(world: World) -> None:
+    await world.prepare(partitions=[])
+    group = await world.join()
+    await eventually_async(lambda: group.member and group.member.assigned, 30, "it to know the stream")
+    jetstream = world.control.jetstream
+    before = stream_identity(await jetstream.stream_info("S"))
+    await jetstream.delete_stream("S")
+    await make_stream(jetstream, allow_direct=True)
+    await claims.store(world.source.bucket, [Claim("p0", 50, stream=before)])
+    await world.publish("p0", 5)
+    await world.source.write(PARTITIONS)
+    await world.all_done()
+
+
+async def test_a_worker_that_is_told_to_stop_while_it_takes_part_anew_stops(world: World) -> None:
+    """It was given up, and has not claimed another id yet: there is nobody to hand over, and nobody to wait for."""
+    await world.prepare()
+    group = await world.join(ttl=1.5)
+    await world.shared(6)
+    member, key = group.member, worker_key("worker-0")
+    assert member
+    entry = await world.source.bucket.get(key)
+    assert entry
+    await world.source.bucket.put(key, {**entry.value, "state": RETIRED})
+    await eventually_async(lambda: member.identity.lost, 30, "it to find out")
+    await asyncio.wait_for(group.stop(), 20)
+    world.groups.remove(group)
+    await world.join()
+    await world.shared(6)
+
+
+async def test_of_two_with_one_instance_name_the_older_stops_once_and_says_why(world: World) -> None:
+    await world.prepare()
+    first = await world.join(instance="pod-1")
+    await world.shared(6)
+    second = await world.join(instance="pod-1")
+    with pytest.raises(ClaimLost, match="was started as instance 'pod-1' too, and replaces it"):
+        await first.until_stopped()
+    assert second.worker_id == "worker-0"
+    await world.shared(6)
+    await world.publish("p0", 3)
+    await world.all_done()
+    assert (second.worker_id, second.health().broken) == ("worker-0", "")
