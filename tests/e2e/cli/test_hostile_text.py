@@ -11,6 +11,7 @@ from tests.support.commands import here
 
 from penstock.broker.embedded import EmbeddedServer
 from penstock.printable import ACTED_ON
+from penstock.testing import eventually_async
 from penstock.wire import aio
 
 ESC = "\x1b[2J"
@@ -28,6 +29,10 @@ def served(nats_server: EmbeddedServer) -> EmbeddedServer:
     async def prepare() -> None:
         async with await aio.connect(nats_server.settings) as connection:
             stage = Stage(nats_server.settings, connection)
+
+            async def everything_is_stored() -> bool:
+                return (await stage.js.stream_info("ORDERS")).state.messages == 2 + len(ODD_HEADS)
+
             await stage.build()
             head = f"NATS/1.0\r\nX-Note: n\x9b{ESC}\r\n\r\n".encode()
             body = f'{{"event_id": "e{ESC}"}}'.encode()
@@ -37,6 +42,7 @@ def served(nats_server: EmbeddedServer) -> EmbeddedServer:
             for head in ODD_HEADS:
                 await connection.send(b"HPUB orders.odd %d %d\r\n%b\r\n" % (len(head), len(head), head))
             await stage.consumer(MARKUP)
+            await eventually_async(everything_is_stored, what="the messages to be stored: nobody acknowledges them")
             await bury(stage, 1, error=f"no price {ESC}\x07")
 
     asyncio.run(prepare())
