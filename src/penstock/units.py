@@ -1,9 +1,10 @@
-"""Durations and sizes as people write them: `1h30m`, `250ms`, `64MiB`, `1GB`."""
+"""Durations, sizes and times as people write them: `1h30m`, `250ms`, `64MiB`, `1GB`, `2026-01-31T12:00:00Z`."""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 
 from penstock.errors import ConfigError
 
@@ -36,6 +37,7 @@ SIZE_UNITS = {
 """Decimal units count in 1000s, binary ones in 1024s; a bare `k`, `M` or `G` is refused, for it could mean both."""
 
 DURATION_HELP = "write a number and a unit (w, d, h, m, s, ms, us), such as 30s, 1h30m or 7d"
+TIME_HELP = "write RFC 3339, such as 2026-01-31T12:00:00Z"
 SIZE_HELP = "write a number and a unit (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB), such as 64MiB"
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(w|d|h|ms|us|µs|m|s)")
@@ -62,6 +64,27 @@ def parse_duration(text: str | int | float) -> timedelta:
             f"{_short(written)!r} is too long a time: the server counts at most {INT64} ns, about 292 years"
         )
     return total
+
+
+def parse_moment(text: str) -> datetime:
+    """The time that `text` says, in UTC. A time without a zone is refused: it means another moment in each place."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(f"{_short(text)!r} is not a time: {TIME_HELP}") from None
+    if moment.tzinfo is None:
+        raise ConfigError(f"{_short(text)!r} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return moment.astimezone(UTC)
+
+
+def parse_since(text: str) -> datetime:
+    """The time that `text` says, or as long ago as the duration that it says."""
+    with suppress(ConfigError):
+        return datetime.now(UTC) - parse_duration(text)
+    try:
+        return parse_moment(text)
+    except ConfigError as exc:
+        raise ConfigError(f"{exc}; or write a duration, such as 15m") from None
 
 
 def parse_size(text: str | int | float) -> int:

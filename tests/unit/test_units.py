@@ -1,8 +1,9 @@
-"""Durations and sizes as people write them."""
+"""Durations, sizes and times as people write them."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -101,3 +102,22 @@ def test_a_size_is_shown_with_three_digits(size: int, shown: str) -> None:
 )
 def test_a_duration_is_shown_by_its_two_largest_units(seconds: float, shown: str) -> None:
     assert units.approximate_duration(timedelta(seconds=seconds)) == shown
+
+
+@pytest.mark.parametrize("parse", [units.parse_moment, units.parse_since])
+def test_a_time_says_its_zone(parse: Callable[[str], datetime]) -> None:
+    assert parse("2026-01-31T12:00:00+02:00") == datetime(2026, 1, 31, 10, tzinfo=UTC)
+    assert parse("2026-01-31T12:00:00Z").tzinfo is UTC
+    for text in ("2026-01-31T12:00:00", "2026-01-31"):
+        with pytest.raises(ConfigError, match="has no time zone"):
+            parse(text)
+    with pytest.raises(ConfigError, match="'yesterday' is not a time: write RFC 3339"):
+        parse("yesterday")
+
+
+def test_a_duration_is_a_time_ago_only_where_that_makes_sense() -> None:
+    before = datetime.now(UTC)
+    found = units.parse_since("15m")
+    assert before <= found + timedelta(minutes=15) <= datetime.now(UTC)
+    with pytest.raises(ConfigError, match="is not a time"):
+        units.parse_moment("15m")

@@ -11,7 +11,7 @@ from penstock import subjects
 from penstock.broker.jetstream import JetStream
 from penstock.broker.model import StoredMessage, parse_time
 from penstock.errors import ConfigError, MessageNotFound, Unavailable
-from penstock.units import parse_duration
+from penstock.units import parse_since
 from penstock.wire import aio, frames
 
 PAGE = 256
@@ -45,8 +45,8 @@ class Browser:
     ) -> AsyncIterator[StoredMessage]:
         """Messages in order, that match one of the filters; all of them without one.
 
-        `since`: stored at that time or later; a duration such as "1h" counts back from now. `first` and `last`:
-        sequences, both included. `follow`: goes on with what comes.
+        `since`: stored at that time or later; a text is a time, or a duration such as "1h" that counts back from now.
+        `first` and `last`: sequences, both included. `follow`: goes on with what comes.
         """
         self._filters = tuple(filters)
         for one in self._filters:
@@ -77,7 +77,7 @@ class Browser:
         if since is None:
             return 1
         if isinstance(since, str):
-            since = parse_duration(since)
+            since = parse_since(since)
         moment = datetime.now(UTC) - since if isinstance(since, timedelta) else since
         try:
             return (await self._jetstream.get_message(self._stream, since=moment)).sequence

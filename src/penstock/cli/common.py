@@ -156,12 +156,12 @@ class Read(click.ParamType[T]):
 
 
 @contextmanager
-def flag_values() -> Iterator[None]:
-    """What is refused in this block came from the command line: wrong usage."""
+def flag_values(flag: str = "") -> Iterator[None]:
+    """What is refused in this block came from the command line, in `flag` if it is given: wrong usage."""
     try:
         yield
     except ConfigError as exc:
-        raise UsageError(str(exc)) from exc
+        raise UsageError(f"{flag} {exc}".lstrip()) from exc
 
 
 CONNECTION_OPTIONS = [

@@ -31,7 +31,7 @@ from penstock.cli.terminal import Text
 from penstock.errors import MessageNotFound
 from penstock.facts.governance import described
 from penstock.sourcing import resets as sourcing
-from penstock.units import counted, format_duration, from_nanoseconds, parse_duration
+from penstock.units import counted, format_duration, from_nanoseconds, parse_duration, parse_moment
 
 COLUMNS: list[Column] = [
     "CONSUMER, FILTERS",
@@ -142,7 +142,7 @@ async def pause(context: Context, stream: str, name: str, length: str | None, un
     """
     if (length is None) == (until is None):
         usage("say how long: --for DURATION or --until TIME")
-    when = _after(length) if length is not None else _time(str(until))
+    when = _after(length) if length is not None else _time(str(until), "--until")
     if when <= datetime.now(UTC):
         usage(f"a pause ends in the future, not at {when.isoformat()}")
     async with connect(context.settings()) as broker:
@@ -264,7 +264,7 @@ async def _target(
     if to_time is None:
         return info.ack_floor_stream_seq + 1
     try:
-        return (await js.get_message(stream.name, since=_time(to_time))).sequence
+        return (await js.get_message(stream.name, since=_time(to_time, "--to-time"))).sequence
     except MessageNotFound:
         return stream.state.last_seq + 1
 
@@ -291,14 +291,9 @@ def _effect(foreseen: ResetEffect) -> dict[str, Any]:
     }
 
 
-def _time(text: str) -> datetime:
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        usage(f"{text!r} is not a time: write RFC 3339, such as 2030-01-31T08:00:00Z")
-    if when.tzinfo is None:
-        usage(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
-    return when.astimezone(UTC)
+def _time(text: str, flag: str) -> datetime:
+    with flag_values(flag):
+        return parse_moment(text)
 
 
 def _after(length: str) -> datetime:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import reduce
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import ConfigError, NotFound
 from penstock.settings import Settings
 from penstock.subjects import is_dead_letter, is_literal, problem
-from penstock.units import counted, parse_duration
+from penstock.units import counted, parse_since
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,21 +79,14 @@ def _selection(
 ) -> Selection:
     if not all(text.strip() for text in (*ids, *readers, *errors)):
         usage("an id, --consumer or --error is empty, which every letter would match")
-    return Selection(readers=readers, errors=errors, since=_when(since), until=_when(until), ids=ids)
+    return Selection(
+        readers=readers, errors=errors, since=_when(since, "--since"), until=_when(until, "--until"), ids=ids
+    )
 
 
-def _when(text: str | None) -> datetime | None:
-    """A time as it is written, or as long ago."""
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        with flag_values():
-            return datetime.now(UTC) - parse_duration(text)
-    if moment.tzinfo is None:
-        usage(f"{text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
-    return moment.astimezone(UTC)
+def _when(text: str | None, flag: str) -> datetime | None:
+    with flag_values(flag):
+        return None if text is None else parse_since(text)
 
 
 @click.group()
@@ -363,7 +356,7 @@ async def audit_(context: Context, since: str | None, as_json: bool) -> int:
     Example:
       penstock dlq audit --since 1d
     """
-    settings, moment = context.settings(), _when(since)
+    settings, moment = context.settings(), _when(since, "--since")
     async with connect(settings) as broker:
         try:
             info = await broker.jetstream.stream_info(streams.AUDIT)

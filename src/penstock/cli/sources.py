@@ -21,6 +21,7 @@ from penstock.cli.common import (
     Context,
     err,
     fail,
+    flag_values,
     json_option,
     out,
     print_json,
@@ -42,6 +43,7 @@ from penstock.topology import actual, delivery, ownership
 from penstock.topology.load import load
 from penstock.topology.model import Platform, SourceSpec, StreamSpec
 from penstock.topology.resource import Actual, Desired, Resource, deliver_subject, managed_consumers, source_consumer
+from penstock.units import parse_moment
 
 COLUMNS: list[Column] = [
     "STREAM",
@@ -232,13 +234,8 @@ def _check_start(sequence: int | None, time: str | None, last_per_subject: bool)
 
 def _moment(text: str) -> str:
     """A time as the server takes it."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        usage(f"--start-time {text!r} is no time such as 2026-01-31T12:00:00Z")
-    if moment.tzinfo is None:
-        usage(f"--start-time {text!r} has no time zone: add Z for UTC, or an offset such as +02:00")
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    with flag_values("--start-time"):
+        return parse_moment(text).isoformat().replace("+00:00", "Z")
 
 
 def _user_managed(platform: Platform, stream: str, origin: str | None) -> SourceSpec:

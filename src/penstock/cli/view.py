@@ -6,19 +6,17 @@ import json
 import sys
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 import click
 
 from penstock.app.client import connect
 from penstock.broker.model import Json, StoredMessage
-from penstock.cli.common import Context, err, json_option, out, sync, table
+from penstock.cli.common import Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
-from penstock.errors import ConfigError, UsageError
+from penstock.errors import UsageError
 from penstock.printable import json_text
-from penstock.units import parse_duration
+from penstock.units import parse_since
 
 LIMIT = 20
 SHOWN = 60
@@ -58,11 +56,13 @@ async def view(
         raise UsageError("--raw and --json do not go together")
     fields, wanted = [path.partition("=")[0] for path in paths], [path.split("=", 1) for path in paths if "=" in path]
     show = Lines(raw, fields) if raw or as_json or follow else Rows(fields)
+    with flag_values("--since"):
+        moment = None if since is None else parse_since(since)
     async with connect(context.settings()) as client:
         if first is None and since is None and not subjects and not wanted:  # the last ones can be computed
             end = last or (await client.stream(stream).info()).state.last_seq
             first = max(1, end - (limit or LIMIT) + 1)
-        options: Any = {"since": _moment(since), "first": first, "last": last, "follow": follow}
+        options: Any = {"since": moment, "first": first, "last": last, "follow": follow}
         found = (one async for one in client.stream(stream).messages(subjects, **options) if _has(one, wanted))
         newest = first is None and since is None and not follow
         async for one in _last(found, limit or LIMIT) if newest else _at_most(found, limit):
@@ -176,20 +176,6 @@ def _has(message: StoredMessage, wanted: list[list[str]]) -> bool:
         return True
     document = _document(message)
     return all(_shown(field_of(document, path)) == value for path, value in wanted)
-
-
-def _moment(text: str | None) -> Any:
-    if text is None:
-        return None
-    with suppress(ConfigError):
-        return parse_duration(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise UsageError(
-            f"--since: {text!r} is neither a duration such as 15m nor a time such as 2026-11-16T12:00:00Z"
-        ) from exc
-    return moment if moment.tzinfo else moment.astimezone()
 
 
 async def _at_most(found: AsyncIterator[StoredMessage], limit: int | None) -> AsyncIterator[StoredMessage]:

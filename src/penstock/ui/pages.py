@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from shlex import quote
 from typing import Any
 
@@ -25,7 +24,6 @@ from penstock.topology.plan import Change, plan
 from penstock.topology.resource import Desired
 from penstock.ui import charts
 from penstock.ui.page import Page, moment
-from penstock.units import parse_duration
 from penstock.workers.lag import Lag
 from penstock.workers.overview import PartitionOverview
 
@@ -228,7 +226,7 @@ async def messages(page: Page) -> Response:
     found, looked, reached = [], 0, 0
     filters = [wanted.subject] if wanted.subject else []
     browser = Browser(control.connection, name)
-    options: dict[str, Any] = {"since": _since(wanted.since), "first": first, "last": wanted.last}
+    options: dict[str, Any] = {"since": wanted.since or None, "first": first, "last": wanted.last}
     async for one in browser.messages(filters, **options):
         looked, reached = looked + 1, one.sequence
         if wanted.matches(one):
@@ -267,20 +265,6 @@ def publish_command(message: StoredMessage, servers: str) -> str:
         return ""
     fields = "--subject-field subject --headers-field headers --data-field data"
     return f"printf '%s\\n' {quote(line)} | penstock --servers {quote(servers)} publish {fields}"
-
-
-def _since(text: str) -> datetime | timedelta | None:
-    if not text:
-        return None
-    with suppress(ConfigError):
-        return parse_duration(text)
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError as exc:
-        raise ConfigError(
-            f"since: {text!r} is neither a duration such as 15m nor a time such as 2026-11-16T12:00:00Z"
-        ) from exc
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _brackets(found: Sequence[StoredMessage]) -> list[str]:

@@ -409,8 +409,8 @@ async def test_create_consumer_makes_it_where_it_can_and_prints_it_where_it_cann
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--start-time", "yesterday"], "--start-time 'yesterday' is no time such as"),
-        (["--start-time", "2026-01-01T00:00:00"], "has no time zone"),
+        (["--start-time", "yesterday"], "--start-time 'yesterday' is not a time: write RFC 3339, such as"),
+        (["--start-time", "2026-01-01T00:00:00"], "--start-time '2026-01-01T00:00:00' has no time zone"),
         (["--filter", "a..b"], "--filter 'a..b': a subject cannot have an empty token"),
         (
             ["--start-sequence", "5", "--last-per-subject"],

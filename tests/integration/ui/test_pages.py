@@ -82,6 +82,8 @@ def test_messages_of_a_work_queue_are_found_and_no_consumer_is_left(pages: Serve
     assert "1 of 301 messages" in pages.get("/streams/ORDERS/messages?subject=orders.sent").text
     assert "3 of 301 messages" in pages.get("/streams/ORDERS/messages?first=5&last=7").text
     assert pages.get("/streams/ORDERS/messages?since=yesterday").status == 400
+    assert pages.get("/streams/ORDERS/messages?since=2026-01-01T00:00:00").status == 400
+    assert "301 messages" in pages.get("/streams/ORDERS/messages?since=2026-01-01T00:00:00Z").text
     assert pages.get("/streams/ORDERS/messages?first=x").status == 400
     assert pages.get("/streams/ORDERS/messages?subject=a..b").status == 400
     assert streams.info("ORDERS").state.messages == 301
