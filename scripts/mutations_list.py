@@ -49,36 +49,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="With `once`, the id of a finished event is not written, so its handler is started again.",
         tests=("tests/integration/app/test_app.py::test_an_event_that_was_finished_is_not_started_again",),
     ),
-    # -- broker ----------------------------------------------------------------------------------------------------
-    Mutation(
-        name="repeat-a-lost-delete",
-        file="src/penstock/broker/jetstream.py",
-        old="return await self._repeat(what, verb, body, _nothing_was_done)",
-        new="return await self._repeat(what, verb, body, retry.is_retryable)",
-        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
-        tests=("tests/unit/broker/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
-    ),
-    Mutation(
-        name="absent-when-nobody-answers",
-        file="src/penstock/broker/jetstream.py",
-        old='if missing := answer.get("missing"):',
-        new='if (missing := answer.get("missing")) and not answer:',
-        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
-        tests=(
-            "tests/unit/broker/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
-        ),
-    ),
-    Mutation(
-        name="reset-beyond-the-end",
-        file="src/penstock/broker/jetstream.py",
-        old="refuse_beyond_end(await self.stream_info(stream), seq)",
-        new="await self.stream_info(stream)",
-        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
-        tests=(
-            "tests/integration/broker/test_jetstream_api.py"
-            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
-        ),
-    ),
     # -- cli -------------------------------------------------------------------------------------------------------
     Mutation(
         name="plan-always-exits-0",
@@ -226,6 +196,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="A caller may append facts to subjects that are not granted to it.",
         tests=("tests/integration/gateway/test_gateway.py::test_whatever_is_not_granted_is_refused",),
     ),
+    # -- jetstream -------------------------------------------------------------------------------------------------
+    Mutation(
+        name="repeat-a-lost-delete",
+        file="src/penstock/jetstream/api.py",
+        old="return await self._repeat(what, verb, body, _nothing_was_done)",
+        new="return await self._repeat(what, verb, body, retry.is_retryable)",
+        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
+        tests=("tests/unit/jetstream/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
+    ),
+    Mutation(
+        name="absent-when-nobody-answers",
+        file="src/penstock/jetstream/api.py",
+        old='if missing := answer.get("missing"):',
+        new='if (missing := answer.get("missing")) and not answer:',
+        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
+        tests=(
+            "tests/unit/jetstream/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
+        ),
+    ),
+    Mutation(
+        name="reset-beyond-the-end",
+        file="src/penstock/jetstream/api.py",
+        old="refuse_beyond_end(await self.stream_info(stream), seq)",
+        new="await self.stream_info(stream)",
+        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
+        tests=(
+            "tests/integration/jetstream/test_jetstream_api.py"
+            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
+        ),
+    ),
+    Mutation(
+        name="trust-a-lagging-replica",
+        file="src/penstock/jetstream/reader.py",
+        old="if info.state.last_seq < wanted.last:\n            return True",
+        new="if info.state.last_seq < wanted.last:\n            return False",
+        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
+        tests=("tests/integration/jetstream/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
+    ),
     # -- observe ---------------------------------------------------------------------------------------------------
     Mutation(
         name="age-of-an-acknowledged-message",
@@ -297,6 +305,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         new='or (self.options.on_doubt == "fail" and without_id and not doubtful):',
         breaks="Rows without a message id that a restarted server may have stored are sent again: duplicates.",
         tests=("tests/unit/publish/test_ingest.py::test_a_forgotten_batch_leaves_rows_without_an_id_in_doubt",),
+    ),
+    # -- server ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="monitoring-for-everybody",
+        file="src/penstock/server/server_config.py",
+        old="f\"http: {quoted(f'{LOOPBACK}:-1')}\",",
+        new="f\"http: {quoted(f'{config.host}:-1')}\",",
+        breaks="A server that takes clients from other machines shows them its monitoring pages too, without a login.",
+        tests=(
+            "tests/unit/server/test_server_config.py"
+            "::test_another_host_opens_clients_and_leaf_nodes_but_not_monitoring_and_routes",
+        ),
     ),
     # -- sourcing --------------------------------------------------------------------------------------------------
     Mutation(
@@ -532,14 +552,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if end > len(raw):",
         breaks="A delivery without its end is taken for complete, so a handler gets the bytes of a broken frame.",
         tests=("tests/unit/workers/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
-    ),
-    Mutation(
-        name="trust-a-lagging-replica",
-        file="src/penstock/wire/reader.py",
-        old="if info.state.last_seq < wanted.last:\n            return True",
-        new="if info.state.last_seq < wanted.last:\n            return False",
-        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
-        tests=("tests/integration/wire/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
     ),
     # -- workers ---------------------------------------------------------------------------------------------------
     Mutation(

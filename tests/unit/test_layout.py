@@ -11,7 +11,7 @@ import penstock
 ROOT = Path(penstock.__file__).parent
 
 OWNERS = {
-    "nats": {"broker"},
+    "nats": {"jetstream"},
     "pyspark": {"spark"},
     "deltalake": {"spark"},
     "pyiceberg": {"spark"},
@@ -42,10 +42,10 @@ INNER = {
     "units",
     "subjects",
 }
-MIDDLE = {"publish", "broker", "web", "wire"}
+MIDDLE = {"publish", "server", "web"}
 OUTER = {"spark", "consume", "workers", "facts", "gateway", "sourcing", "deadletter", "topology", "observe"}
 EDGE = {"app", "cli", "testing", "bench", "examples", "ui"}
-LAYERS = [INNER, MIDDLE, OUTER, EDGE]
+LAYERS = [INNER, {"wire"}, {"jetstream"}, MIDDLE, OUTER, EDGE]
 
 
 def imported_modules(path: Path) -> Iterator[str]:

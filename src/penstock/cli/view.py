@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from penstock.app.client import connect
-from penstock.broker.model import Json, StoredMessage
 from penstock.cli.common import Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
 from penstock.errors import UsageError
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.printable import json_text
 from penstock.units import parse_since
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from penstock.broker import JetStream
-from penstock.broker.model import Json
 from penstock.errors import NotFound, StreamNotFound
+from penstock.jetstream import JetStream
+from penstock.jetstream.model import Json
 from penstock.observe.status import ConsumerStatus, consumer_status
 
 BUCKET = "penstock_pipelines"

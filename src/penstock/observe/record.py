@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, Json, StreamInfo
 from penstock.errors import AlreadyExists, MessageNotFound, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS, Json, StreamInfo
 from penstock.observe.snapshot import Snapshot
 
 STREAM = "PENSTOCK_HISTORY"

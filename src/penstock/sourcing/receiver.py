@@ -13,9 +13,9 @@ from typing import Self
 
 import pyarrow as pa
 
-from penstock.broker.jetstream import MOVABLE, JetStream
-from penstock.broker.model import ConsumerInfo, Json
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
+from penstock.jetstream.api import MOVABLE, JetStream
+from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.flow import Flow

@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StoredMessage, StreamInfo
 from penstock.errors import OutcomeUnknown, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StoredMessage, StreamInfo
+from penstock.jetstream.reader import next_sequence
 from penstock.retry import is_retryable, retrying_blocking
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, run
-from penstock.wire.reader import next_sequence
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Self
 
-from penstock.broker.codes import api_error
-from penstock.broker.model import Json
+from penstock.jetstream.codes import api_error
+from penstock.jetstream.model import Json
 from penstock.observe.pipelines import BUCKET, BUCKET_CONFIG, STREAM, Progress
 from penstock.spark.link import Link
 

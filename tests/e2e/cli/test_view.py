@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import here
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire.blocking import connect
 
 

@@ -11,10 +11,10 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import headers
 from penstock.errors import ConfigError
 from penstock.observe.pipelines import FINISHED, Declared, collect_pipelines
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.outputs import as_messages
 from penstock.spark.pipelines import Pipeline, pipeline
 from penstock.spark.runs import Run, run

@@ -16,8 +16,8 @@ from tests.support.pages_served import Answer, Served, served
 from tests.support.streams import Streams
 
 import penstock
-from penstock.broker.embedded import EmbeddedServer
 from penstock.observe import record
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, eventually_async, stream_messages
 from penstock.topology.model import Platform
 from penstock.ui.access import Access

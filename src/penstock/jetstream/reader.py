@@ -16,11 +16,11 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import MessageNotFound, PenstockError, Unavailable
+from penstock.jetstream import direct, pull
+from penstock.jetstream.api import JetStream
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
-from penstock.wire import direct, pull
 from penstock.wire.blocking import Connection, connect, run
 from penstock.wire.scan import REPLACE
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -25,6 +23,8 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo
 from penstock.wire import frames
 from penstock.wire.blocking import Connection, run
 from penstock.wire.scan import REPLACE, Scanner, Stop

@@ -11,16 +11,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from penstock import retry
-from penstock.broker import codes, features
-from penstock.broker.model import (
-    AccountInfo,
-    ConsumerInfo,
-    ConsumerReset,
-    Json,
-    StoredMessage,
-    StreamInfo,
-    parse_time,
-)
 from penstock.errors import (
     ApiError,
     ConfigError,
@@ -29,6 +19,16 @@ from penstock.errors import (
     OutcomeUnknown,
     ServerBusy,
     Unavailable,
+)
+from penstock.jetstream import codes, features
+from penstock.jetstream.model import (
+    AccountInfo,
+    ConsumerInfo,
+    ConsumerReset,
+    Json,
+    StoredMessage,
+    StreamInfo,
+    parse_time,
 )
 from penstock.wire import headers
 
