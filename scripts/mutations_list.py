@@ -257,14 +257,6 @@ MUTATIONS: tuple[Mutation, ...] = (
             "::test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one",
         ),
     ),
-    Mutation(
-        name="silent-pipeline-is-running",
-        file="src/penstock/observe/pipelines.py",
-        old="now - self.heard > SILENT_AFTER",
-        new="self.heard > now + SILENT_AFTER",
-        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
-        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
-    ),
     # -- publish ---------------------------------------------------------------------------------------------------
     Mutation(
         name="commit-without-the-last-message",
@@ -469,6 +461,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=(
             "tests/integration/spark/test_source_decisions.py::test_what_publishers_remove_between_planning_and_reading_is_no_loss",
         ),
+    ),
+    Mutation(
+        name="silent-pipeline-is-running",
+        file="src/penstock/spark/progress.py",
+        old="now - self.heard > SILENT_AFTER",
+        new="self.heard > now + SILENT_AFTER",
+        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
+        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
     ),
     # -- testing ---------------------------------------------------------------------------------------------------
     Mutation(

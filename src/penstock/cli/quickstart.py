@@ -41,7 +41,7 @@ from penstock.units import counted
 from penstock.workers import failures
 
 if TYPE_CHECKING:  # Spark takes a second to import
-    from penstock.observe.pipelines import Progress
+    from penstock.spark.progress import Progress
     from penstock.spark.runs import PipelineResult
 
 T = TypeVar("T")

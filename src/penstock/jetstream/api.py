@@ -16,6 +16,7 @@ from penstock.errors import (
     ConfigError,
     ConnectionLost,
     DeadlineExceeded,
+    MessageNotFound,
     OutcomeUnknown,
     ServerBusy,
     Unavailable,
@@ -197,6 +198,13 @@ class JetStream:
             data=base64.b64decode(raw.get("data") or ""),
             headers=headers.parse(base64.b64decode(raw.get("hdrs") or "")),
         )
+
+    async def next_sequence(self, stream: str, first: int, subject: str = ">") -> int:
+        """The sequence of the first message of the subject at or after `first`, as the leader knows it; 0: none."""
+        try:
+            return (await self.get_message(stream, max(first, 1), next_of=subject)).sequence
+        except MessageNotFound:
+            return 0
 
     async def delete_message(self, stream: str, seq: int, erase: bool = False) -> None:
         """Remove one message; `erase` also overwrites its bytes on disk."""

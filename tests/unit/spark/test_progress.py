@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.observe.pipelines import HEARTBEAT, RUNNING, SILENT, STOPPED, Progress
-from penstock.spark.progress import Batch, new_batches
+from penstock.spark.progress import HEARTBEAT, RUNNING, SILENT, STOPPED, Batch, Progress, new_batches
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
