@@ -27,7 +27,7 @@ from penstock.errors import AccessDenied, AlreadyExists, ConfigError, NotFound, 
 from penstock.jetstream import metadata
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, StoredMessage
-from penstock.retry import Backoff
+from penstock.retry import Backoff, Tries
 from penstock.settings import Settings
 from penstock.subjects import DLQ, DLQ_SUBJECTS, overlap
 from penstock.wire import aio
@@ -79,17 +79,16 @@ class Capturer:
     async def run(self, stop: asyncio.Event | None = None, *, until_caught_up: bool = False) -> CaptureStatistics:
         """Capture until `stop` is set, or until no advisory is left. Losses of the connection are waited out."""
         stop = stop or asyncio.Event()
-        delays = Backoff(first=0.1).delays()
+        tries = Tries(backoff=Backoff(first=0.1), tell=lambda exc: self._note(last_error=str(exc)))
         while not stop.is_set():
             try:
                 async with await aio.connect(self._settings, name="penstock dlq capture") as connection:
                     await self._session(connection, stop, until_caught_up)
                 return self._statistics
             except Unavailable as exc:
-                if until_caught_up or not exc.retryable:
+                if until_caught_up:
                     raise
-                self._note(last_error=str(exc))
-                await asyncio.sleep(next(delays))
+                await tries.failed(exc, stop)
         return self._statistics
 
     async def _session(self, connection: aio.Connection, stop: asyncio.Event, until_caught_up: bool) -> None:

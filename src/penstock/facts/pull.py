@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from penstock.errors import ConsumerNotFound, DeadlineExceeded, ProtocolError, ServerBusy, Unavailable
-from penstock.facts.link import Link
 from penstock.facts.pages import Delivery
+from penstock.jetstream.connection import Broker
 from penstock.wire import aio, frames
 from penstock.wire.frames import Message
 from penstock.wire.session import NO_RESPONDERS
@@ -58,7 +58,7 @@ def ack_subject(ack: str, one: Delivery) -> str:
     return f"{ack}.{one.attempt}.{one.sequence}.{one.number}.0.0"
 
 
-async def pull(link: Link, stream: str, consumer: str, want: Want) -> list[Delivered]:
+async def pull(link: Broker, stream: str, consumer: str, want: Want) -> list[Delivered]:
     """What is there at once, up to the limits; with `wait`, what is there once there is something."""
     subject = link.jetstream.subject(f"CONSUMER.MSG.NEXT.{stream}.{consumer}")
     now = {"batch": want.limit, "no_wait": True, "max_bytes": want.max_bytes}
@@ -72,7 +72,7 @@ async def pull(link: Link, stream: str, consumer: str, want: Want) -> list[Deliv
     return found
 
 
-async def _asked(link: Link, subject: str, ask: dict[str, Any]) -> list[Delivered]:
+async def _asked(link: Broker, subject: str, ask: dict[str, Any]) -> list[Delivered]:
     connection = await link.ready()
     answers = _Answers(ask["batch"])
     inbox = link.settings.new_inbox()
@@ -126,7 +126,7 @@ class _Answers:
         self.ended.set()
 
 
-async def _complete(link: Link, connection: aio.Connection, ended: asyncio.Event, within: float, what: str) -> None:
+async def _complete(link: Broker, connection: aio.Connection, ended: asyncio.Event, within: float, what: str) -> None:
     """Wait for an event that the connection's messages set; raise when it can no longer come."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within
@@ -144,7 +144,7 @@ async def _complete(link: Link, connection: aio.Connection, ended: asyncio.Event
             continue
 
 
-async def acknowledge(link: Link, ack: str, deliveries: Iterable[Delivery], within: float) -> list[Delivery]:
+async def acknowledge(link: Broker, ack: str, deliveries: Iterable[Delivery], within: float) -> list[Delivery]:
     """Acknowledge deliveries, and wait until the server has written each of them down; returns those unanswered."""
     left = {str(number): one for number, one in enumerate(deliveries)}
     if not left:
@@ -176,7 +176,7 @@ def _acks(ack: str, deliveries: dict[str, Delivery], inbox: str) -> bytes:
     return "".join(lines).encode()
 
 
-async def give_back(link: Link, found: Iterable[Delivered]) -> None:
+async def give_back(link: Broker, found: Iterable[Delivered]) -> None:
     """Tell the server that these were not taken; whether it hears it only decides how soon they come again."""
     try:
         connection = await link.ready()

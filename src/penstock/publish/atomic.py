@@ -71,7 +71,6 @@ class Publisher:
         self._in_flight = in_flight
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._streams = KnownStreams()
-        self._opening = asyncio.Lock()
         self._closed = False
 
     @classmethod
@@ -203,9 +202,7 @@ class Publisher:
         """Have an open connection."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
-        async with self._opening:
-            if not self.connection.connected:
-                await self.connection.reconnect()
+        await self.connection.ready()
 
     async def _known(self, batch: Batch) -> KnownStream:
         if known := self._streams.recent(batch.stream, time.monotonic()):

@@ -218,8 +218,7 @@ class BlockingPublisher:
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
         self.notice_loss()
-        if not self.connection.connected:
-            self.connection.reconnect()
+        self.connection.ready()
 
     def _known(self, content: Batch) -> KnownStream:
         if known := self._streams.recent(content.stream, time.monotonic()):

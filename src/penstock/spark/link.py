@@ -36,8 +36,7 @@ class Link:
         """Call until it gets an answer, or fails for good, or patience ends; connects first when there is need."""
 
         def connected_call() -> T:
-            if not self.connection.connected:
-                self.connection.reconnect()
+            self.connection.ready()
             return call()
 
         return retrying_blocking(connected_call, self.patience, retry_on=retry_on or _may_ask_again)
