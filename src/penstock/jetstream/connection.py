@@ -49,23 +49,20 @@ class Broker:
         self.settings = settings
         self.connection = aio.Connection(settings, name=name)
         self.jetstream = JetStream(self.request, settings.domain, settings.timeout)
+        self.server_version = ""
+        """The version of the server that we are, or were last, connected to, such as `2.15.1`."""
         self._opened = 0
         self.opened_at = 0.0
         """When the connection was opened, on the monotonic clock: what the server did before, it did before then."""
         self.denied: AccessDenied | None = None
         """The last publish or subscription that the server refused on this connection."""
 
-    @property
-    def server_version(self) -> str:
-        """The version of the server we are connected to, such as `2.15.1`."""
-        return self.connection.info.version
-
     async def ready(self) -> aio.Connection:
         """The connection, open. Raises `BrokerUnreachable` when no server answers, `AccessDenied` when one refuses."""
         await self.connection.ready()
         if self.connection.opened != self._opened:
             self._opened, self.opened_at = self.connection.opened, time.monotonic()
-            self.denied = None
+            self.server_version, self.denied = self.connection.info.version, None
             self.connection.on_denied(self._deny)
         return self.connection
 
