@@ -348,7 +348,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="forged-subject-of-direct-get",
-        file="src/penstock/workers/stored.py",
+        file="src/penstock/workers/pull/stored.py",
         old="values[name][-1]",
         new="values[name][0]",
         breaks="A publisher chooses by a header as which subject and sequence a worker handles its message.",
@@ -488,7 +488,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="if not any(dead.message.sequence == message.sequence for dead in self._run.dead):",
         new="if message:",
         breaks="The handler kit reports messages that were given up as done, so a user's test hides a dead letter.",
-        tests=("tests/unit/workers/test_handler_kit.py::test_what_is_given_up_comes_with_its_reason",),
+        tests=("tests/unit/workers/dispatch/test_handler_kit.py::test_what_is_given_up_comes_with_its_reason",),
     ),
     # -- topology --------------------------------------------------------------------------------------------------
     Mutation(
@@ -551,63 +551,74 @@ MUTATIONS: tuple[Mutation, ...] = (
         old='if not ended(b"\\r\\n", end):',
         new="if end > len(raw):",
         breaks="A delivery without its end is taken for complete, so a handler gets the bytes of a broken frame.",
-        tests=("tests/unit/workers/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
+        tests=("tests/unit/wire/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
+    ),
+    # -- metrics ---------------------------------------------------------------------------------------------------
+    Mutation(
+        name="bucket-without-its-bound",
+        file="src/penstock/metrics/families.py",
+        old="rows.append((bound, float(running)))",
+        new="rows.append((bound, float(count)))",
+        breaks="The buckets of a histogram do not add up, so Prometheus computes wrong percentiles.",
+        tests=("tests/unit/consume/test_metrics.py::test_a_bucket_holds_its_upper_bound",),
     ),
     # -- workers ---------------------------------------------------------------------------------------------------
     Mutation(
         name="skip-the-worker-fence",
-        file="src/penstock/workers/dispatch.py",
+        file="src/penstock/workers/dispatch/dispatcher.py",
         old="if token_of(lane_id) != token:",
         new="if token is None:",
         breaks="A worker acknowledges a message whose partition went to another worker, where it may still fail: loss.",
         tests=(
-            "tests/unit/workers/test_dispatch.py"
+            "tests/unit/workers/dispatch/test_dispatch.py"
             "::test_a_message_that_was_handled_while_the_lease_was_in_doubt_is_done_once_it_is_not",
         ),
     ),
     Mutation(
         name="handoff-sequence-plus-one",
-        file="src/penstock/workers/lanes.py",
+        file="src/penstock/workers/dispatch/lanes.py",
         old="return self.order[0] - 1 if self.order else max(self.last_done, self.floor, cursor)",
         new="return self.order[0] if self.order else max(self.last_done, self.floor, cursor)",
         breaks="The handoff sequence is one too high: the next owner never handles the first message that was left.",
-        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
+        tests=("tests/unit/workers/dispatch/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
         name="handoff-goes-back",
-        file="src/penstock/workers/claims.py",
+        file="src/penstock/workers/group/claims.py",
         old="done = max(self.handoff, reached.done)",
         new="done = reached.done",
         breaks="The claim of a worker that died without a known ack floor starts over at 0: everything comes twice.",
-        tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
+        tests=("tests/unit/workers/group/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
     ),
     Mutation(
         name="record-under-any-token",
-        file="src/penstock/workers/progress.py",
+        file="src/penstock/workers/group/progress.py",
         old="return found if found and found.token == token else None",
         new="return found",
         breaks="What a worker wrote down before it lost a partition counts for its next owner: messages are lost.",
-        tests=("tests/unit/workers/test_handoff.py::test_a_record_counts_under_its_token_and_for_its_stream",),
+        tests=("tests/unit/workers/group/test_handoff.py::test_a_record_counts_under_its_token_and_for_its_stream",),
     ),
     Mutation(
         name="caught-up-by-the-cursor",
-        file="src/penstock/workers/lanes.py",
+        file="src/penstock/workers/dispatch/lanes.py",
         old="        if not self.live:\n            return self.floor",
         new="        if False:\n            return self.floor",
         breaks="A backlog that the consumer passed over counts as done, since its cursor is beyond it: it is lost.",
-        tests=("tests/unit/workers/test_lanes.py::test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came",),
+        tests=(
+            "tests/unit/workers/dispatch/test_lanes.py::test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came",
+        ),
     ),
     Mutation(
         name="ack-floor-while-catching-up",
-        file="src/penstock/workers/handoff.py",
+        file="src/penstock/workers/group/handoff.py",
         old="acknowledged = floor or 0 if claim.settled else 0",
         new="acknowledged = floor or 0",
         breaks="The ack floor of a worker that died while catching up counts as its handoff: the backlog is skipped.",
-        tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
+        tests=("tests/unit/workers/group/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
     ),
     Mutation(
         name="token-outlives-the-lease",
-        file="src/penstock/workers/claims.py",
+        file="src/penstock/workers/group/claims.py",
         old="return claim.token if claim and self._lease.valid else None",
         new="return claim.token if claim else None",
         breaks="A worker handles messages after its lease has ended, at the same time as the next owner.",
@@ -615,20 +626,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="pass-a-message-that-waits",
-        file="src/penstock/workers/lanes.py",
+        file="src/penstock/workers/dispatch/lanes.py",
         old="if self.held or self.waits or not self.order:",
         new="if self.held or not self.order:",
         breaks="A message that waits for its next try is tried at once, again and again, whatever the backoff says.",
-        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
+        tests=("tests/unit/workers/dispatch/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
         name="acknowledge-without-a-letter",
-        file="src/penstock/workers/dispatch.py",
+        file="src/penstock/workers/dispatch/dispatcher.py",
         old="            self._watch.failed(exc)\n            return False",
         new="            self._watch.failed(exc)\n            return True",
         breaks="A message whose dead letter could not be stored is acknowledged all the same: it is lost.",
         tests=(
-            "tests/unit/workers/test_dispatch.py"
+            "tests/unit/workers/dispatch/test_dispatch.py"
             "::test_a_message_that_is_given_up_is_acknowledged_only_once_its_letter_is_stored",
         ),
     ),

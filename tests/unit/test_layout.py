@@ -31,6 +31,7 @@ ORDER = [
     "jetstream",
     "server",
     "web",
+    "metrics",
     "publish",
     # what is done with messages
     "deadletter",
@@ -51,9 +52,7 @@ ORDER = [
 ]
 """Packages and modules of `penstock` from the bottom to the top: each may import what stands before it."""
 
-TO_MEND = {
-    ("consume", "workers"): "what handlers of apps and of groups share is still in workers",
-}
+TO_MEND: dict[tuple[str, str], str] = {}
 """Imports against the order that are known. Remove a line here once the import is gone."""
 
 OWNERS = {
@@ -68,7 +67,7 @@ OWNERS = {
     "nkeys": {"wire"},
     "numba": {"wire"},
     "numpy": {"wire", "spark"},  # offsets of Arrow columns: those that are scanned, and those that Spark hands out
-    "prometheus_client": {"workers"},
+    "prometheus_client": {"metrics"},
     "protobuf": {"gateway"},
     "py4j": {"spark"},
     "pyarrow": {"wire", "spark"},  # columns from received bytes; columns for Spark

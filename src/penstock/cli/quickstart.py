@@ -25,6 +25,7 @@ from penstock.cli.letters_story import repair, show_failures
 from penstock.cli.services_story import INSTANCES, run_group, run_services
 from penstock.cli.status import render
 from penstock.cli.terminal import Text
+from penstock.consume import failures
 from penstock.errors import NotFound
 from penstock.examples import example_dir, load_module
 from penstock.jetstream import Broker, JetStream, connect
@@ -38,7 +39,6 @@ from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.topology.resource import Desired
 from penstock.units import counted
-from penstock.workers import failures
 
 if TYPE_CHECKING:  # Spark takes a second to import
     from penstock.spark.progress import Progress

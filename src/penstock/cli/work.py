@@ -31,24 +31,24 @@ from penstock.cli.common import (
 from penstock.cli.serving import Serving, serve_app, served
 from penstock.cli.terminal import log_to_stderr
 from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
+from penstock.consume import handlers
+from penstock.consume.handlers import Handler
+from penstock.consume.hooks import Hooks
+from penstock.consume.metrics import WorkerMetrics
 from penstock.jetstream.api import JetStream
+from penstock.metrics.endpoint import Health
+from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.units import counted
-from penstock.workers import handlers
-from penstock.workers.endpoint import Health
-from penstock.workers.following import FOLLOW_EVERY, Following
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions
-from penstock.workers.handlers import Handler
-from penstock.workers.holder import Holder
-from penstock.workers.hooks import Hooks
-from penstock.workers.kv import Control
-from penstock.workers.metrics import WorkerMetrics
+from penstock.workers.group.following import FOLLOW_EVERY, Following
+from penstock.workers.group.holder import Holder
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.overlap import Overlap
+from penstock.workers.group.overview import look
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions
-from penstock.workers.overlap import Overlap
-from penstock.workers.overview import look
 from penstock.workers.partitions import Partition
 from penstock.workers.worker import Worker
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.app.browse import Browser
+from penstock.consume.metrics import Lag
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
@@ -24,8 +25,7 @@ from penstock.topology.plan import Change, plan
 from penstock.topology.resource import Desired
 from penstock.ui import charts
 from penstock.ui.page import Page, moment
-from penstock.workers.lag import Lag
-from penstock.workers.overview import PartitionOverview
+from penstock.workers.group.overview import PartitionOverview
 
 SHOWN = 50
 """Messages of a page."""

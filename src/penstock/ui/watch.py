@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from penstock.consume.metrics import Lag
 from penstock.errors import PenstockError
 from penstock.observe import record
 from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
+from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
-from penstock.workers.kv import Control
-from penstock.workers.lag import Lag
-from penstock.workers.overview import GroupOverview
-from penstock.workers.watching import GroupWatches
+from penstock.workers.group.overview import GroupOverview
+from penstock.workers.group.watching import GroupWatches
 
 log = logging.getLogger(__name__)
 

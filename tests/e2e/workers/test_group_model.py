@@ -25,8 +25,8 @@ from penstock.errors import ApiError, ConsumerNotFound, PenstockError, StreamNot
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy, keep_all
-from penstock.workers import claims, progress, publication
-from penstock.workers.holder import holder_name
+from penstock.workers.group import claims, progress, publication
+from penstock.workers.group.holder import holder_name
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import InBucket
 

@@ -243,7 +243,7 @@ def test_the_gateway_serves_under_its_permissions(tmp_path: Path) -> None:
 
 HANDLERS = """
 from pathlib import Path
-from penstock.workers.verdicts import Reject
+from penstock.consume.verdicts import Reject
 
 def handle(message, context):
     if message.data == b"bad":

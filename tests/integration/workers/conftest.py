@@ -8,8 +8,8 @@ import pytest
 from tests.integration.workers.world import World
 
 from penstock.publish import Publisher
+from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
-from penstock.workers.kv import Control
 
 
 @pytest.fixture

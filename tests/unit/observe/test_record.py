@@ -15,7 +15,7 @@ from penstock.observe.record import decode, encode
 from penstock.observe.snapshot import Snapshot
 from penstock.observe.status import SourceStatus
 from penstock.spark.progress import Progress
-from penstock.workers.overview import GroupOverview, PartitionOverview, WorkerOverview
+from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
 PROGRESS = Progress(

@@ -10,7 +10,7 @@ from penstock.cli.work import work
 from penstock.cli.work_flags import Asked, asked
 from penstock.errors import ConfigError
 from penstock.jetstream.api import JetStream
-from penstock.workers.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
+from penstock.workers.group.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
 from penstock.workers.partitions import Partition
 
 FOUR = [f"--partition=p{n}=shop.p{n}" for n in range(4)]
