@@ -164,7 +164,7 @@ class Publisher:
         return ack
 
     async def _dropped_or_found(self, ref: BatchRef) -> BatchAck | None:
-        await self._ready()
+        await self.ready()
         connection, subject = self.connection, ref.subject.encode()
         dropped, reached = connection.inbox(ref.subject), connection.inbox(ref.subject)
         try:
@@ -181,7 +181,7 @@ class Publisher:
 
         Asks by batches that are never stored. Raises `ServerBusy` while one of them is being stored.
         """
-        await self._ready()
+        await self.ready()
         stored: set[str] = set()
         for start in range(0, len(messages), ASKED_AT_ONCE):
             part = messages[start : start + ASKED_AT_ONCE]
@@ -198,7 +198,7 @@ class Publisher:
 
     # -- for the batches -------------------------------------------------------------------------------------------
 
-    async def _ready(self) -> None:
+    async def ready(self) -> None:
         """Have an open connection."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
@@ -341,7 +341,7 @@ class AtomicBatch:
         """All that can go wrong before anything is sent."""
         if self._slot is None:
             self._slot = await self._publisher._take_slot(self.content)
-        await self._publisher._ready()
+        await self._publisher.ready()
         known = await self._publisher._known(self.content)
         self.content.check_subjects(known.subjects)
         self.content.check_sizes(self._connection.info.max_payload)
