@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from typing import Self
 
 from penstock.broker import JetStream
 from penstock.broker.model import Json
 from penstock.errors import NotFound, StreamNotFound
+from penstock.observe.codec import plain, typed
 from penstock.observe.status import ConsumerStatus, consumer_status
 
 BUCKET = "penstock_pipelines"
@@ -26,6 +27,9 @@ SILENT_AFTER = 6 * HEARTBEAT
 
 RUNNING, FINISHED, STOPPED, FAILED, SILENT, NEVER = "running", "finished", "stopped", "failed", "silent", "never ran"
 
+MAX_RECENT = 20
+"""Micro-batches of a pipeline that its record lists."""
+
 BUCKET_CONFIG: Json = {
     "name": STREAM,
     "description": "Penstock: progress of Spark pipelines",
@@ -36,6 +40,35 @@ BUCKET_CONFIG: Json = {
     "deny_delete": True,
     "discard": "new",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class InputRange:
+    """The part of a stream that one micro-batch read."""
+
+    stream: str
+    first: int | None
+    """None for the first micro-batch of a query: Spark does not report where it began."""
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch of a pipeline, as Spark reported it."""
+
+    number: int
+    ended: datetime
+    seconds: float
+    rows: int
+    """Messages it read."""
+    state_rows: int = 0
+    state_bytes: int = 0
+    late_rows: int = 0
+    inputs: tuple[InputRange, ...] = ()
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +102,8 @@ class Progress:
     bad_records: int = 0
     batches: int = 0
     error: str | None = None
+    recent: tuple[MicroBatch, ...] = ()
+    """The last micro-batches of this run, the newest last."""
     ui: str | None = None
     """Where Spark's own pages about it are; None when they are off, or the driver cannot tell."""
 
@@ -85,21 +120,18 @@ class Progress:
         """Whether there is something new, or it is time for a sign of life."""
         return (self.batches, self.state) != (later.batches, later.state) or later.heard - self.heard >= HEARTBEAT
 
+    def micro_batch(self, number: int) -> MicroBatch | None:
+        """A micro-batch of this run, if it is among the last ones."""
+        return next((one for one in self.recent if one.number == number), None)
+
     def json(self) -> Json:
-        values = {
-            name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(self).items()
-        }
-        return {"version": VERSION, **values}
+        return {"version": VERSION, **plain(self)}
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
-        """A record of this version, or of a later one, whose further fields are passed over."""
-        known = {field.name for field in fields(cls)}
-        values: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
-        for name in ("started", "heard", "batch_ended"):
-            if values.get(name):
-                values[name] = datetime.fromisoformat(values[name])
-        return cls(**{**values, "streams": tuple(values["streams"])})
+        """A record of this version, or of a later one, whose further fields are ignored."""
+        found: Self = typed(cls, raw)
+        return found
 
 
 async def recorded(js: JetStream) -> dict[str, Progress]:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.observe.pipelines import FAILED, FINISHED, RUNNING, STOPPED, Progress, now
+from penstock.observe.pipelines import FAILED, FINISHED, MAX_RECENT, RUNNING, STOPPED, Progress, now
 from penstock.settings import Settings
 from penstock.spark import register
 from penstock.spark.failures import readable
@@ -161,6 +161,7 @@ class Run:
                 late_rows=self.progress.late_rows + batch.late_rows,
                 rows_read=self.progress.rows_read + batch.rows,
                 batches=self.progress.batches + 1,
+                recent=(*self.progress.recent, batch)[-MAX_RECENT:],
             )
         counts = self._outputs.counts
         self.progress = replace(

@@ -14,6 +14,7 @@ from penstock.topology.model import Platform
 from penstock.ui.access import Access, is_loopback
 from penstock.ui.app import application
 from penstock.ui.page import Site
+from penstock.ui.runs import Runs
 from penstock.ui.watch import Watch
 from penstock.web.listener import places_within_descriptors
 from penstock.web.server import address_of, http_config, http_server, server_context, told_by_signals, until_started
@@ -64,7 +65,8 @@ async def serve(
     watch = Watch(settings, platform)
     servers = ", ".join(map(without_login, settings.servers))
     place = f"{platform.environment.name} at {servers}" if platform else servers
-    app = application(watch, access, Site(platform.name if platform else "NATS JetStream", place))
+    runs = Runs()
+    app = application(watch, access, Site(platform.name if platform else "NATS JetStream", place), runs)
     places = places_within_descriptors(CONNECTIONS, CONNECTIONS)
     server, bound = http_server(http_config(app, context, FINISH), listen.host, listen.port, places, Counter())
     told = stop or told_by_signals()
@@ -78,4 +80,5 @@ async def serve(
         server.should_exit = True
         looking.cancel()
         await asyncio.gather(running, looking, return_exceptions=True)
+        await runs.close()
         await watch.close()

@@ -155,13 +155,47 @@ def test_letters_are_replayed_and_discarded_from_their_page(
     assert "1 dead letters: replay" in asked.text
     assert len(stream_messages(nats_server.settings, "DLQ")) == 2, "nothing is done before somebody is sure"
     done = acting.post("/letters/replay", token=own, id=ids[0], sure="yes", patch='{"price": 1}', reason="fixed")
-    assert done.status == 303, done.text
+    assert "<b>1 replayed</b>" in over(acting, done)
     assert "1 of 1 messages" in acting.get("/streams/ORDERS/messages?field=price%3D1").text
     assert acting.post("/letters/discard", token=own, id=ids[1], sure="yes").status == 400, "a reason is needed"
-    assert acting.post("/letters/discard", token=own, id=ids[1], sure="yes", reason="nobody misses it").status == 303
+    done = acting.post("/letters/discard", token=own, id=ids[1], sure="yes", reason="nobody misses it")
+    assert "<b>1 discarded</b>" in over(acting, done)
     assert stream_messages(nats_server.settings, "DLQ") == []
     assert acting.post("/letters/replay", token=own, sure="yes").status == 400, "that would be all of them"
     assert "nobody misses it" in acting.get("/letters/audit").text
+
+
+def test_a_replay_shows_how_far_it_is_and_goes_on_behind_its_page(
+    acting: Served, nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    streams.publish("orders.paid", [b'{"event_id": "e%d", "price": -1}' % number for number in range(600)])
+    bury(nats_server)
+    page = acting.get("/letters")
+    link = re.search(r'href="/letters/of\?reader=([^"&]+)', page.text)
+    assert link
+    own = token(acting.get(f"/letters/of?reader={link[1]}"))
+    began = acting.post("/letters/replay", token=own, sure="yes", reader=link[1], rate="300")
+    shown = acting.get(began.headers["location"]).text
+    assert "so far" in shown
+    assert '<progress max="600"' in shown
+    assert "at most 300/s" in shown
+    assert "<b>600 replayed</b>" in over(acting, began)
+    assert stream_messages(nats_server.settings, "DLQ") == []
+
+
+def over(pages: Served, answer: Answer) -> str:
+    """The page of a replay or a discard, once it is over."""
+    assert answer.status == 303, answer.text
+    page = ""
+
+    def is_over() -> bool:
+        nonlocal page
+        page = pages.get(answer.headers["location"]).text
+        assert "It failed" not in page
+        return "so far" not in page
+
+    eventually(is_over, 30, "the run to end")
+    return page
 
 
 def bury(server: EmbeddedServer) -> None:
