@@ -43,7 +43,7 @@ INNER = {
     "subjects",
 }
 MIDDLE = {"publish", "broker", "web", "wire"}
-OUTER = {"spark", "consume", "workers", "facts", "gateway", "sourcing", "deadletter", "topology", "observe"}
+OUTER = {"spark", "consume", "workers", "facts", "gateway", "sourcing", "deadletter", "topology", "observe", "events"}
 EDGE = {"app", "cli", "testing", "bench", "examples", "ui"}
 LAYERS = [INNER, MIDDLE, OUTER, EDGE]
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +19,6 @@ from penstock.broker.jetstream import JetStream
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
-    PLATFORM_FILE,
     Context,
     err,
     flag_values,
@@ -33,7 +31,6 @@ from penstock.cli.serving import Serving, serve_app, served
 from penstock.cli.terminal import log_to_stderr
 from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
 from penstock.settings import Settings
-from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.units import counted
 from penstock.workers import handlers
@@ -88,7 +85,7 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
         with flag_values():
             app.consumer(name, **consumer_options(given, chosen))(handlers.load(handler, takes_context=False))
         return await serve_app(app, (), flags, as_json)
-    platform = _platform(context) if given["group"] else None
+    platform = context.platform() if given["group"] else None
     if platform and (spec := platform.groups.get(given["group"])):
         given |= declared_values(spec, chosen)
     elif not context.file and not context.env:
@@ -109,16 +106,9 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
 
 def _app(context: Context) -> App:
     """An app for a handler on a durable consumer that the platform file declares, or the server has."""
-    platform = _platform(context)
+    platform = context.platform()
     settings = _settings(context, platform)
     return App(platform.path if platform else None, context.env if platform else None, settings)
-
-
-def _platform(context: Context) -> Platform | None:
-    """The platform file that was named, or the one here."""
-    if context.file or context.env or Path(PLATFORM_FILE).exists():
-        return load(context.file or PLATFORM_FILE, context.env)
-    return None
 
 
 def _settings(context: Context, platform: Platform | None) -> Settings:

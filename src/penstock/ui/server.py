@@ -23,6 +23,10 @@ CONNECTIONS = 256
 FINISH = 1.0
 """Seconds that requests may take to end after the last word; open streams of events never do by themselves."""
 
+FIRST_LOOK_WITHIN = 15.0
+"""Seconds after which the URL is told although the first look at the server is not over: it takes longest of all, and
+whoever opens a page right after the start should not wait for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
@@ -74,6 +78,7 @@ async def serve(
     running = asyncio.create_task(server.serve([bound]))
     try:
         await until_started(lambda: server.started, [running])
+        await watch.first_look(FIRST_LOOK_WITHIN)
         on_ready(f"{'https' if context else 'http'}://{address_of(bound)}")
         await told.wait()
     finally:

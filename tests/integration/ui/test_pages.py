@@ -8,9 +8,11 @@ import json
 import re
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.binary_events import AVRO, avro_datum
 from tests.support.commands import ended
 from tests.support.pages_served import Answer, Served, served
 from tests.support.streams import Streams
@@ -19,6 +21,7 @@ import penstock
 from penstock.broker.embedded import EmbeddedServer
 from penstock.observe import record
 from penstock.testing import eventually, eventually_async, stream_messages
+from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.ui.access import Access
 from penstock.wire.blocking import run
@@ -163,6 +166,25 @@ def test_letters_are_replayed_and_discarded_from_their_page(
     assert stream_messages(nats_server.settings, "DLQ") == []
     assert acting.post("/letters/replay", token=own, sure="yes").status == 400, "that would be all of them"
     assert "nobody misses it" in acting.get("/letters/audit").text
+
+
+def test_a_message_is_decoded_by_the_schema_of_its_pipeline(
+    nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
+) -> None:
+    (tmp_path / "usage.avsc").write_text(json.dumps(AVRO))
+    file = tmp_path / "penstock.yaml"
+    event = "event: {format: avro, schema: usage.avsc}, to: [{format: console}]"
+    file.write_text(
+        f"environments: {{dev: {{servers: ['{nats_server.url}']}}}}\nstreams: {{S: {{subjects: [s.>]}}}}\n"
+        f"pipelines: {{usage: {{from: {{stream: S}}, {event}}}}}"
+    )
+    streams.make("S", subjects=["s.>"])
+    streams.publish("s.avro", [avro_datum(), b'{"id": "b"}'])
+    with served(nats_server.settings, load(file)) as pages:
+        page = pages.get("/streams/S/messages?field=price%3D12.34").text
+    assert "1 of 2 messages" in page
+    assert "decoded by the schema" in page
+    assert "&#34;kind&#34;: &#34;GPU&#34;" in page
 
 
 def test_a_replay_shows_how_far_it_is_and_goes_on_behind_its_page(
