@@ -49,36 +49,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="With `once`, the id of a finished event is not written, so its handler is started again.",
         tests=("tests/integration/app/test_app.py::test_an_event_that_was_finished_is_not_started_again",),
     ),
-    # -- broker ----------------------------------------------------------------------------------------------------
-    Mutation(
-        name="repeat-a-lost-delete",
-        file="src/penstock/broker/jetstream.py",
-        old="return await self._repeat(what, verb, body, _nothing_was_done)",
-        new="return await self._repeat(what, verb, body, retry.is_retryable)",
-        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
-        tests=("tests/unit/broker/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
-    ),
-    Mutation(
-        name="absent-when-nobody-answers",
-        file="src/penstock/broker/jetstream.py",
-        old='if missing := answer.get("missing"):',
-        new='if (missing := answer.get("missing")) and not answer:',
-        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
-        tests=(
-            "tests/unit/broker/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
-        ),
-    ),
-    Mutation(
-        name="reset-beyond-the-end",
-        file="src/penstock/broker/jetstream.py",
-        old="refuse_beyond_end(await self.stream_info(stream), seq)",
-        new="await self.stream_info(stream)",
-        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
-        tests=(
-            "tests/integration/broker/test_jetstream_api.py"
-            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
-        ),
-    ),
     # -- cli -------------------------------------------------------------------------------------------------------
     Mutation(
         name="plan-always-exits-0",
@@ -162,6 +132,15 @@ MUTATIONS: tuple[Mutation, ...] = (
             "::test_a_message_whose_letter_cannot_be_stored_stays_in_its_stream",
         ),
     ),
+    # -- events ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="leftover-bytes-are-fine",
+        file="src/penstock/events/avro.py",
+        old="if left := len(body) - source.tell():",
+        new="if left := 0:",
+        breaks="A body with bytes behind its Avro datum is read as if it were whole: other data is shown than sent.",
+        tests=("tests/unit/events/test_documents.py::test_a_body_with_more_than_its_event_is_not_read_by_the_schema",),
+    ),
     # -- facts -----------------------------------------------------------------------------------------------------
     Mutation(
         name="forged-receipt",
@@ -226,6 +205,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="A caller may append facts to subjects that are not granted to it.",
         tests=("tests/integration/gateway/test_gateway.py::test_whatever_is_not_granted_is_refused",),
     ),
+    # -- jetstream -------------------------------------------------------------------------------------------------
+    Mutation(
+        name="repeat-a-lost-delete",
+        file="src/penstock/jetstream/api.py",
+        old="return await self._repeat(what, verb, body, _nothing_was_done)",
+        new="return await self._repeat(what, verb, body, retry.is_retryable)",
+        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
+        tests=("tests/unit/jetstream/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
+    ),
+    Mutation(
+        name="absent-when-nobody-answers",
+        file="src/penstock/jetstream/api.py",
+        old='if missing := answer.get("missing"):',
+        new='if (missing := answer.get("missing")) and not answer:',
+        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
+        tests=(
+            "tests/unit/jetstream/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
+        ),
+    ),
+    Mutation(
+        name="reset-beyond-the-end",
+        file="src/penstock/jetstream/api.py",
+        old="refuse_beyond_end(await self.stream_info(stream), seq)",
+        new="await self.stream_info(stream)",
+        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
+        tests=(
+            "tests/integration/jetstream/test_jetstream_api.py"
+            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
+        ),
+    ),
+    Mutation(
+        name="trust-a-lagging-replica",
+        file="src/penstock/jetstream/reader.py",
+        old="if info.state.last_seq < wanted.last:\n            return True",
+        new="if info.state.last_seq < wanted.last:\n            return False",
+        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
+        tests=("tests/integration/jetstream/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
+    ),
     # -- observe ---------------------------------------------------------------------------------------------------
     Mutation(
         name="age-of-an-acknowledged-message",
@@ -248,14 +265,6 @@ MUTATIONS: tuple[Mutation, ...] = (
             "tests/integration/observe/test_status.py"
             "::test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one",
         ),
-    ),
-    Mutation(
-        name="silent-pipeline-is-running",
-        file="src/penstock/observe/pipelines.py",
-        old="now - self.heard > SILENT_AFTER",
-        new="self.heard > now + SILENT_AFTER",
-        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
-        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
     ),
     # -- publish ---------------------------------------------------------------------------------------------------
     Mutation(
@@ -297,6 +306,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         new='or (self.options.on_doubt == "fail" and without_id and not doubtful):',
         breaks="Rows without a message id that a restarted server may have stored are sent again: duplicates.",
         tests=("tests/unit/publish/test_ingest.py::test_a_forgotten_batch_leaves_rows_without_an_id_in_doubt",),
+    ),
+    # -- server ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="monitoring-for-everybody",
+        file="src/penstock/server/server_config.py",
+        old="f\"http: {quoted(f'{LOOPBACK}:-1')}\",",
+        new="f\"http: {quoted(f'{config.host}:-1')}\",",
+        breaks="A server that takes clients from other machines shows them its monitoring pages too, without a login.",
+        tests=(
+            "tests/unit/server/test_server_config.py"
+            "::test_another_host_opens_clients_and_leaf_nodes_but_not_monitoring_and_routes",
+        ),
     ),
     # -- sourcing --------------------------------------------------------------------------------------------------
     Mutation(
@@ -450,6 +471,14 @@ MUTATIONS: tuple[Mutation, ...] = (
             "tests/integration/spark/test_source_decisions.py::test_what_publishers_remove_between_planning_and_reading_is_no_loss",
         ),
     ),
+    Mutation(
+        name="silent-pipeline-is-running",
+        file="src/penstock/spark/progress.py",
+        old="now - self.heard > SILENT_AFTER",
+        new="self.heard > now + SILENT_AFTER",
+        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
+        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
+    ),
     # -- testing ---------------------------------------------------------------------------------------------------
     Mutation(
         name="eventually-gives-up-quietly",
@@ -532,14 +561,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if end > len(raw):",
         breaks="A delivery without its end is taken for complete, so a handler gets the bytes of a broken frame.",
         tests=("tests/unit/workers/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
-    ),
-    Mutation(
-        name="trust-a-lagging-replica",
-        file="src/penstock/wire/reader.py",
-        old="if info.state.last_seq < wanted.last:\n            return True",
-        new="if info.state.last_seq < wanted.last:\n            return False",
-        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
-        tests=("tests/integration/wire/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
     ),
     # -- workers ---------------------------------------------------------------------------------------------------
     Mutation(

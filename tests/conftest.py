@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.streams import Streams
 
-from penstock.broker import Broker, JetStream, connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import Broker, JetStream, connect
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import blocking
 
 if TYPE_CHECKING:  # importing it takes a second, which tests without Spark need not wait for

@@ -14,9 +14,9 @@ import rawnats
 from crew import cpu_seconds
 from harness import Bench, Figure
 
-from penstock.broker import Broker, connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import Broker, connect
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 
 STREAM = "FILTERS"
 DATA = b"x" * 200

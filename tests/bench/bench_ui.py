@@ -15,8 +15,8 @@ from pathlib import Path
 from bench_plan import CONSUMERS_A_STREAM, applied, platform_file
 from harness import Bench, Figure
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.observe.snapshot import take
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
 from penstock.workers.claims import Claim
 from penstock.workers.identity import WorkerRecord, worker_key

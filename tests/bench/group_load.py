@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import rawnats
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.wire import aio, frames
 from penstock.workers import publication

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, overload
 
 from tests.support.connections import ThreadedConnection
 
-from penstock.broker.jetstream import JetStream
+from penstock.jetstream.api import JetStream
 from penstock.publish import (
     AtomicBatch,
     BatchAck,

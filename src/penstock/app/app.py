@@ -27,9 +27,9 @@ from penstock.app.groups import GroupMember, OnPartitions, Resolved
 from penstock.app.handled import Handled
 from penstock.app.message import Message
 from penstock.app.once import Once, Origin
-from penstock.broker.jetstream import JetStream
 from penstock.consume.durable import Durable, DurableOptions
 from penstock.errors import ConfigError, PenstockError, StreamNotFound, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish.atomic import Publisher
 from penstock.retry import retrying
 from penstock.settings import Settings

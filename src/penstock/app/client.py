@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from penstock.app import payloads
 from penstock.app.browse import Browser
 from penstock.app.buckets import Bucket
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
 from penstock.errors import PenstockError
 from penstock.facts import Appended, Confirmation, Fact, Facts, Page
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.publish.atomic import AtomicBatch, Publisher
 from penstock.publish.fast import FastIngest
 from penstock.settings import Settings

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from penstock.app.message import Message
-from penstock.broker.model import NANOSECONDS
 from penstock.deadletter import letters
 from penstock.errors import AlreadyExists, MessageNotFound
+from penstock.jetstream.model import NANOSECONDS
 from penstock.publish.atomic import Publisher
 
 BUCKET = "penstock-handled"

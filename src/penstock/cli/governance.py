@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from penstock.broker import ConsumerInfo, metadata
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -26,6 +25,7 @@ from penstock.cli.common import (
 )
 from penstock.facts.governance import Governance, Position, described
 from penstock.facts.link import Link
+from penstock.jetstream import ConsumerInfo, metadata
 from penstock.settings import Settings
 from penstock.units import approximate_duration, counted, parse_duration
 

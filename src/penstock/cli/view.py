@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from penstock.app.client import connect
-from penstock.broker.model import Json, StoredMessage
 from penstock.cli.common import PLATFORM_FILE, Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
 from penstock.errors import PenstockError, UsageError
 from penstock.events.documents import MISSING, Documents, FieldFilter, field_of, field_text
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.printable import json_text
 from penstock.units import parse_since
 

@@ -15,7 +15,6 @@ from click.core import ParameterSource
 
 from penstock import subjects
 from penstock.app import App
-from penstock.broker.jetstream import JetStream
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -30,6 +29,7 @@ from penstock.cli.common import (
 from penstock.cli.serving import Serving, serve_app, served
 from penstock.cli.terminal import log_to_stderr
 from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
+from penstock.jetstream.api import JetStream
 from penstock.settings import Settings
 from penstock.topology.model import Platform
 from penstock.units import counted

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from penstock.broker.jetstream import JetStream
 from penstock.cli.common import Read
 from penstock.cli.serving import DURATION, SERVING_OPTIONS, Serving, seconds
 from penstock.errors import ConfigError
+from penstock.jetstream.api import JetStream
 from penstock.topology.model import GroupSpec
 from penstock.units import INT32
 from penstock.workers import filters, handlers

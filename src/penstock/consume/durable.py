@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, ConsumerInfo
 from penstock.consume.lanes import Lanes, Unit
 from penstock.consume.pulling import Pulling
 from penstock.deadletter import letters
 from penstock.deadletter.headers import ONLY
 from penstock.errors import ConfigError, ConsumerNotFound, PenstockError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.wire import aio

@@ -15,11 +15,11 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from penstock import retry
-from penstock.broker.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
-from penstock.broker.jetstream import JetStream
 from penstock.deadletter import streams
 from penstock.deadletter.letters import DeadLetter
 from penstock.errors import ApiError, ConfigError, NotFound, ProtocolError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
 from penstock.wire import headers as header_block
 from penstock.wire.frames import Message
 from penstock.wire.headers import Headers

@@ -18,15 +18,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from penstock.broker import metadata
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage
 from penstock.deadletter import advisories, streams
 from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capture import Captured, capture, let_go
 from penstock.deadletter.letters import BY_ADVISORY, any_time
 from penstock.deadletter.pulling import Pull
 from penstock.errors import AccessDenied, AlreadyExists, ConfigError, NotFound, PenstockError, Unavailable
+from penstock.jetstream import metadata
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StoredMessage
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.subjects import DLQ, DLQ_SUBJECTS, overlap

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Final
 
-from penstock.broker.model import StoredMessage, parse_time
 from penstock.deadletter import headers as names
+from penstock.jetstream.model import StoredMessage, parse_time
 
 MESSAGE_LIMIT: Final = 1_000
 """Characters kept of an error's message."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock import retry
-from penstock.broker.model import StoredMessage
 from penstock.errors import ApiError, ConfigError, MessageNotFound, Unavailable
 from penstock.facts.errors import FactConflict
 from penstock.facts.fact import (
@@ -19,6 +18,7 @@ from penstock.facts.fact import (
     stored_subject,
 )
 from penstock.facts.link import Link, NoStream, WrongRevision
+from penstock.jetstream.model import StoredMessage
 from penstock.wire.headers import Headers
 
 OTHER_STREAM = 10060

@@ -7,10 +7,10 @@ import json
 import time
 from typing import Any
 
-from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.errors import AccessDenied, ApiError, ProtocolError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.model import Json
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.headers import Headers

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from penstock.broker import metadata
-from penstock.broker.model import ConsumerInfo, parse_time, seconds
 from penstock.errors import ConfigError, ConsumerNotFound, NotFound, PenstockError, ServerBusy, Unavailable
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
 from penstock.facts.fact import Fact, fact_of
@@ -36,6 +34,8 @@ from penstock.facts.pages import Book, Delivery, OpenPage
 from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import Kept, Store
+from penstock.jetstream import metadata
+from penstock.jetstream.model import ConsumerInfo, parse_time, seconds
 from penstock.retry import Backoff
 
 MOST_FACTS = 5_000

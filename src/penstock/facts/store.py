@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from penstock.broker.model import Json
 from penstock.errors import MessageNotFound, StreamNotFound, Unavailable
 from penstock.facts.link import Link, NoStream, WrongRevision
 from penstock.facts.pages import Book
+from penstock.jetstream.model import Json
 
 BUCKET = "penstock_facts"
 STREAM = f"KV_{BUCKET}"

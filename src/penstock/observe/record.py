@@ -9,11 +9,11 @@ import json
 import zlib
 from datetime import datetime, timedelta
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, Json, StreamInfo
 from penstock.errors import AlreadyExists, MessageNotFound, StreamNotFound
-from penstock.observe.codec import plain, typed
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS, Json, StreamInfo
 from penstock.observe.snapshot import Snapshot
+from penstock.records import plain, typed
 
 STREAM = "PENSTOCK_HISTORY"
 SUBJECT = "penstock.history"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NO_ADVISORY, StreamInfo, parse_time
 from penstock.errors import DeadlineExceeded, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NO_ADVISORY, StreamInfo, parse_time
 from penstock.publish.model import publisher_of
 from penstock.retry import Backoff
 from penstock.settings import Settings

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Literal, Self, TypeVar, Unpack, overload
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish import outcome
 from penstock.publish.batch import Batch, ask_id, checked_publisher, drop, is_stored, new_id, probe, probed
 from penstock.publish.chunks import Chunks

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar, Unpack, overload
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
 from penstock.publish.batch import Batch, checked_publisher, drop, new_id, probe, probed

@@ -13,8 +13,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Self, TypeVar
 
-from penstock.broker import features
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
+from penstock.jetstream import features
 from penstock.publish.ingest import Ingest
 from penstock.publish.interruptions import IngestInterrupted
 from penstock.publish.options import FastAck, IngestOptions, Lost

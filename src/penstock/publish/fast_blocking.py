@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Self
 
-from penstock.broker import features
 from penstock.errors import (
     AccessDenied,
     ConnectionLost,
@@ -17,6 +16,7 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
+from penstock.jetstream import features
 from penstock.publish.fast import CHUNK, INBOX_BYTES, TICK, FastIngestBase, OnLost, chunks
 from penstock.publish.options import FastAck, IngestOptions
 from penstock.publish.rows import Publication, Row

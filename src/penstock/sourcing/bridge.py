@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import (
     AlreadyExists,
     ConfigError,
@@ -29,6 +27,8 @@ from penstock.errors import (
     StreamNotFound,
     Unavailable,
 )
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.publish.batch import EXPECTED_LAST, Batch
 from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import DuplicateId, StreamFull, WrongSequence

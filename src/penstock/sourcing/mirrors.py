@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.broker import codes
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError, StreamNotFound, Unavailable
+from penstock.jetstream import codes
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.private import open_private, write_private
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings

@@ -11,16 +11,14 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Self
 
-import pyarrow as pa
-
-from penstock.broker.jetstream import MOVABLE, JetStream
-from penstock.broker.model import ConsumerInfo, Json
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
+from penstock.jetstream.api import MOVABLE, JetStream
+from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.flow import Flow
 from penstock.wire import blocking, frames
-from penstock.wire.scan import Rows, Scanner, Stop
+from penstock.wire.scan import RecordBatch, Rows, Scanner, Stop
 
 SILENCE = 5.0
 """Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
@@ -56,7 +54,7 @@ class Chunk:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
         return self._scanner.pieces(self._first, self._stop)
 
-    def record_batch(self) -> pa.RecordBatch:
+    def record_batch(self) -> RecordBatch:
         """The same as an Arrow record batch of `wire.scan.SCHEMA`. Only once a chunk."""
         return self._scanner.take().slice(self._first, len(self))
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import logging
 
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import Unavailable
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.spark.durable import floor
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Self, TypeVar
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StoredMessage, StreamInfo
 from penstock.errors import OutcomeUnknown, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StoredMessage, StreamInfo
 from penstock.retry import is_retryable, retrying_blocking
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, run
-from penstock.wire.reader import next_sequence
 
 T = TypeVar("T")
 
@@ -74,11 +72,11 @@ class Link:
 
     def next_sequence(self, stream: str, first: int, subjects: tuple[str, ...] = ()) -> int:
         """The sequence of the first message of the subjects at or behind `first`; 0: there is none."""
-        found = (
-            self.persistently(partial(next_sequence, self._jetstream, stream, first, subject))
-            for subject in subjects or (">",)
-        )
+        found = [self._next_sequence(stream, first, subject) for subject in subjects or (">",)]
         return min((sequence for sequence in found if sequence), default=0)
+
+    def _next_sequence(self, stream: str, first: int, subject: str) -> int:
+        return self.call(lambda api: api.next_sequence(stream, first, subject))
 
     def close(self) -> None:
         self.connection.close()

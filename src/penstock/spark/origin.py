@@ -7,15 +7,15 @@ import json
 import secrets
 from datetime import datetime
 
-from penstock.broker import features
-from penstock.broker.codes import api_error
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, MessageNotFound, StreamNotFound
+from penstock.jetstream import features
+from penstock.jetstream.codes import api_error
+from penstock.jetstream.direct import DirectGetRefused
+from penstock.jetstream.model import StreamInfo
+from penstock.jetstream.pull import consumer_config, create_reader
 from penstock.spark.link import Link
 from penstock.spark.loss import MANY, Holes, is_sparse, removes_inside
 from penstock.spark.options import Position, PositionKind, SourceOptions
-from penstock.wire.direct import DirectGetRefused
-from penstock.wire.pull import consumer_config, create_reader
 
 ROLLUP = "Nats-Rollup"
 NAMED = 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import DeadlineExceeded
+from penstock.jetstream.api import JetStream
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 

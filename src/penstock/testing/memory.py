@@ -19,8 +19,8 @@ from penstock.app.groups import OnPartitions
 from penstock.app.handled import key_of
 from penstock.app.message import Message
 from penstock.app.once import OnceBatch, Origin, check_target
-from penstock.broker.model import Json, StoredMessage
 from penstock.errors import PenstockError, Unavailable
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.topology.model import Platform
 from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers

@@ -5,9 +5,9 @@ Older servers leave out what they do not know without a word, so the question ha
 
 from __future__ import annotations
 
-from penstock.broker import features
-from penstock.broker.features import Feature, HasVersion
 from penstock.errors import FeatureMissing
+from penstock.jetstream import features
+from penstock.jetstream.features import Feature, HasVersion
 from penstock.topology.resource import Desired
 
 PLATFORM = Feature("a declared platform", "2.10.0", 0)

@@ -19,8 +19,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.broker.model import Json
 from penstock.errors import ConfigError
+from penstock.jetstream.model import Json
 from penstock.subjects import DLQ_AUDIT, ONE, REST, any_overlap, covered
 from penstock.topology.model import ConsumerSpec, GroupSpec, PipelineSpec, Platform, ServiceSpec, StreamSpec
 

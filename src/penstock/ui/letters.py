@@ -12,7 +12,6 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from penstock.broker.model import StreamInfo
 from penstock.deadletter import addresses, audit, inventory, replay, streams
 from penstock.deadletter.editing import edited, merge_patch
 from penstock.deadletter.letters import FiledLetter
@@ -20,6 +19,7 @@ from penstock.deadletter.selection import Group, Selection, grouped
 from penstock.deadletter.tally import Tally
 from penstock.deadletter.targets import captured_subjects, nowhere_to_go
 from penstock.errors import ConfigError, NotFound
+from penstock.jetstream.model import StreamInfo
 from penstock.ui import charts
 from penstock.ui.actions import actor, sure
 from penstock.ui.page import Page

@@ -13,8 +13,8 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError
+from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
 from penstock.observe.flow import Kind, Node, per_second, state_of
 from penstock.observe.snapshot import Rates, Snapshot, rates

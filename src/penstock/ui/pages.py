@@ -13,10 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.app.browse import Browser
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.events.documents import MISSING, Documents, FieldFilter
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.observe import flow as flows
 from penstock.observe.status import StreamStatus
 from penstock.settings import without_login

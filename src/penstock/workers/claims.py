@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, Self
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.workers.kv import BATCH, Bucket, Conflict, Entry, Write
 from penstock.workers.lease import Lease
 from penstock.workers.progress import NO_TRIES, Reached, Tries

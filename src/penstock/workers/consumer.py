@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from penstock.broker import features
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
 from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
+from penstock.jetstream import features
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
 from penstock.workers import filters
 from penstock.workers.filters import Shards
 from penstock.workers.options import ConsumerOptions, Positions, no_positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.workers.identity import worker_key
 from penstock.workers.kv import Bucket, Conflict, Entry
 from penstock.workers.lease import Lease, Sightings, clock

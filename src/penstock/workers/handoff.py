@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock import subjects
-from penstock.broker.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.identity import RETIRED, WorkerRecord
 from penstock.workers.partitions import Partition

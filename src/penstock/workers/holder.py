@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.errors import ConsumerNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json
 from penstock.workers.consumer import stream_identity
 from penstock.workers.handoff import Retention
 from penstock.workers.sources import PartitionSource, wildcard_of

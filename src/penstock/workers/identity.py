@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from penstock.broker.model import Json
 from penstock.errors import ConfigError, PenstockError
+from penstock.jetstream.model import Json
 from penstock.workers.assignment import Member
 from penstock.workers.kv import Bucket, Conflict, Entry
 from penstock.workers.lease import Lease, Sightings, clock

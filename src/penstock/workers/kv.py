@@ -16,9 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Self
 
-from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, Json
 from penstock.errors import (
     AlreadyExists,
     ApiError,
@@ -29,6 +26,9 @@ from penstock.errors import (
     StreamNotFound,
     Unavailable,
 )
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.model import NANOSECONDS, Json
 from penstock.publish import BatchOutcomeUnknown, Publisher, WrongSequence
 from penstock.settings import Settings
 from penstock.wire import frames

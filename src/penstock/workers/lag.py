@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, parse_time
 from penstock.errors import MessageNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, parse_time
 from penstock.wire import aio
 from penstock.workers.partitions import Partition
 

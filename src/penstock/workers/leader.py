@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from penstock import subjects
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConsumerNotFound
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers import claims as claim_store
 from penstock.workers import handoff, identity, migration, progress, publication, troubles
 from penstock.workers.assignment import Assignment, Member, assign

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import (
     ApiError,
     BrokerUnreachable,
@@ -23,6 +22,7 @@ from penstock.errors import (
     PenstockError,
     Unavailable,
 )
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers import handoff, troubles
 from penstock.workers.claims import Claim, KVClaims, claim_key, claims_in
 from penstock.workers.consumer import StreamRemade, group_consumers, stream_identity

@@ -23,8 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from penstock.broker.model import ConsumerInfo, Json
 from penstock.errors import ConfigError, ConsumerNotFound
+from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.workers import claims as claim_store
 from penstock.workers import lag
 from penstock.workers.claims import Claim, claims_in

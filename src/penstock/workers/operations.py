@@ -11,8 +11,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from penstock.broker.jetstream import refuse_beyond_end
 from penstock.errors import ConfigError, ConsumerNotFound, StreamNotFound
+from penstock.jetstream.api import refuse_beyond_end
 from penstock.workers import claims as claim_store
 from penstock.workers import identity
 from penstock.workers.claims import Claim, claims_in

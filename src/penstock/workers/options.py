@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock import subjects
-from penstock.broker.model import NANOSECONDS, Json
 from penstock.errors import ConfigError
+from penstock.jetstream.model import NANOSECONDS, Json
 from penstock.retry import Backoff
 from penstock.workers.hooks import Hooks
 from penstock.workers.partitions import Partition

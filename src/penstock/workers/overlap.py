@@ -25,8 +25,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from penstock.broker.model import Json, seconds
 from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
+from penstock.jetstream.model import Json, seconds
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.workers import migration

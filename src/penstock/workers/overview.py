@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConfigError
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers import claims as claim_store
 from penstock.workers import election, identity, migration, publication, troubles
 from penstock.workers.claims import Claim, claims_in

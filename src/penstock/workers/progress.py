@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.broker.model import Json
 from penstock.errors import StreamNotFound
+from penstock.jetstream.model import Json
 from penstock.workers.kv import Bucket, Entry
 
 FAMILY = "progress"

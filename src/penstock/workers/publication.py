@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from penstock.broker.model import Json
 from penstock.errors import ConfigError
+from penstock.jetstream.model import Json
 from penstock.publish.model import MAX_MESSAGES
 from penstock.workers.assignment import Assignment
 from penstock.workers.kv import Bucket, Entry, Write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from penstock.broker.model import NANOSECONDS
+from penstock.jetstream.model import NANOSECONDS
 from penstock.wire import frames
 from penstock.workers.messages import Message
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo
 from penstock.deadletter import headers as deadletter_headers
 from penstock.deadletter import letters
 from penstock.errors import PenstockError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo
 from penstock.retry import Backoff
 from penstock.wire import aio
 from penstock.workers.answers import SessionAnswers

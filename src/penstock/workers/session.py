@@ -15,9 +15,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import PenstockError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo
 from penstock.wire import aio, deliveries, frames
 from penstock.workers import messages, pacing
 from penstock.workers.handling import ACKS

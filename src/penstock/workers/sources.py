@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.errors import ConfigError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json
 from penstock.retry import retrying
 from penstock.workers.kv import Bucket
 from penstock.workers.partitions import Partition, SubjectPattern, refused

@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import parse_time
 from penstock.errors import DeadlineExceeded, MessageNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import parse_time
 from penstock.wire import aio, frames, headers
 from penstock.workers.messages import EPOCH, Message
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConfigError, StreamNotFound
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers import claims as claim_store
 from penstock.workers import lag, publication
 from penstock.workers.consumer import group_consumers

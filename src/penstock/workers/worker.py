@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, PenstockError
+from penstock.jetstream.api import JetStream
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.workers import filters, lag, troubles

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.errors import PenstockError
+from penstock.jetstream.api import JetStream
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, stream_messages
 from penstock.wire import blocking
 

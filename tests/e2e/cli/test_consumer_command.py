@@ -18,7 +18,7 @@ import pytest
 from tests.support.commands import ended
 from tests.support.streams import make_stream
 
-from penstock.broker import Broker, ConsumerInfo, connect
+from penstock.jetstream import Broker, ConsumerInfo, connect
 from penstock.testing import EmbeddedServer, eventually_async
 
 T = TypeVar("T")

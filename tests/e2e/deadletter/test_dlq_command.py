@@ -14,9 +14,9 @@ import pytest
 from tests.integration.deadletter.stage import Stage, bury, events
 from tests.support.commands import ended
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.pulling import Pull
 from penstock.publish.plain import PlainPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async, letter_subject, stream_messages
 from penstock.wire import aio
 

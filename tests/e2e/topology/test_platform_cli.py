@@ -18,9 +18,9 @@ import pytest
 from tests.support.commands import here, without_ours
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import EmbeddedCluster, LossyProxy, eventually
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")

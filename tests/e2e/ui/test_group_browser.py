@@ -9,7 +9,7 @@ from playwright.async_api import async_playwright, expect
 from tests.integration.workers.test_watching import Held
 from tests.support.pages_served import chromium, served
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.workers.kv import Control
 
 

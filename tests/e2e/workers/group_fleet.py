@@ -19,9 +19,9 @@ from typing import Any
 
 from tests.e2e.workers.group_tracker import Sink, Verdict, judge
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import PenstockError
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.wire import aio

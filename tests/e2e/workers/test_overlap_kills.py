@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.e2e.workers.group_fleet import STREAM, Fleet, fleet
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.server.embedded import EmbeddedServer
 from penstock.workers.group_options import overlap_bucket
 from penstock.workers.kv import Bucket
 from penstock.workers.migration import Migration

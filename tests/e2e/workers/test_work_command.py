@@ -18,9 +18,9 @@ from urllib.error import HTTPError
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.main import run
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 from penstock.workers.metrics import METRICS
 

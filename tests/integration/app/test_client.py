@@ -9,9 +9,9 @@ import pytest
 from tests.support.streams import make_stream
 
 import penstock
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.publish import WrongSequence
+from penstock.server.embedded import EmbeddedServer
 
 
 @pytest.fixture

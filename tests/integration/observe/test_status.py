@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from tests.support.streams import make_stream
 
-from penstock.broker import Broker, connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.common import out
 from penstock.cli.status import render
+from penstock.jetstream import Broker, connect
 from penstock.observe.status import ConsumerStatus, Status, collect
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 

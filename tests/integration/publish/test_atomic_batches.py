@@ -17,11 +17,11 @@ from tests.support.connections import HALVES
 from tests.support.publishers import AnyBatch, AnyPublisher, connect_publisher, loss_noticed
 
 from penstock import errors, publish
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher, Publisher
 from penstock.publish import batch as batch_module
 from penstock.publish.batch import Batch, drop
 from penstock.publish.loading import PartlyStored
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing.polling import eventually_async
 from penstock.wire import aio, frames, headers
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.integration.spark.differential import ANCHOR, Case
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire.blocking import connect, run
 
 FEW, MANY = 20, 500

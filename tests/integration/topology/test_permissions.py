@@ -21,13 +21,14 @@ from tests.support.pages_served import served
 
 import penstock
 from penstock.app.app import Running
-from penstock.broker import connect
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
 from penstock.deadletter.pulling import Pull
 from penstock.examples import example_dir
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
+from penstock.jetstream import connect
+from penstock.jetstream.reader import Range, read_range
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import eventually, eventually_async, letter_subject, stream_messages
@@ -35,7 +36,6 @@ from penstock.topology.load import load
 from penstock.topology.model import ConsumerSpec
 from penstock.topology.permissions import permissions, user_of
 from penstock.wire import aio
-from penstock.wire.reader import Range, read_range
 
 EXAMPLE = example_dir() / "penstock.yaml"
 CONSUMERS = load(EXAMPLE, "dev").consumers

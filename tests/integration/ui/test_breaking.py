@@ -18,7 +18,7 @@ from tests.integration.ui.test_pages import token
 from tests.support.pages_served import Served, served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.model import Platform
 from penstock.ui.access import Access
 from penstock.ui.page import readable

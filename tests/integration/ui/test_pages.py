@@ -18,8 +18,8 @@ from tests.support.pages_served import Answer, Served, served
 from tests.support.streams import Streams
 
 import penstock
-from penstock.broker.embedded import EmbeddedServer
 from penstock.observe import record
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, eventually_async, stream_messages
 from penstock.topology.load import load
 from penstock.topology.model import Platform
@@ -191,7 +191,7 @@ def test_a_replay_shows_how_far_it_is_and_goes_on_behind_its_page(
     acting: Served, nats_server: EmbeddedServer, streams: Streams
 ) -> None:
     streams.publish("orders.paid", [b'{"event_id": "e%d", "price": -1}' % number for number in range(600)])
-    bury(nats_server)
+    bury(nats_server, 600)
     page = acting.get("/letters")
     link = re.search(r'href="/letters/of\?reader=([^"&]+)', page.text)
     assert link
@@ -220,7 +220,7 @@ def over(pages: Served, answer: Answer) -> str:
     return page
 
 
-def bury(server: EmbeddedServer) -> None:
+def bury(server: EmbeddedServer, count: int = 2) -> None:
     """Have an app give up on everything that waits."""
 
     async def until_done() -> None:
@@ -231,7 +231,7 @@ def bury(server: EmbeddedServer) -> None:
             raise penstock.Reject("bad <price>")
 
         serving = asyncio.create_task(app.serve(stop))
-        await eventually_async(lambda: len(stream_messages(server.settings, "DLQ")) == 2, 20, "two letters")
+        await eventually_async(lambda: len(stream_messages(server.settings, "DLQ")) == count, 30, "the letters")
         stop.set()
         await serving
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.pages_served import served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.observe.pipelines import BUCKET, BUCKET_CONFIG, FAILED, InputRange, MicroBatch, Progress
+from penstock.server.embedded import EmbeddedServer
+from penstock.spark.progress import BUCKET, BUCKET_CONFIG, FAILED, InputRange, MicroBatch, Progress
 from penstock.wire.blocking import run
 
 NOW = datetime(2026, 11, 17, tzinfo=UTC)

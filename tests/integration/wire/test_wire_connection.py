@@ -24,8 +24,8 @@ import uvloop
 from tests.support.connections import CONNECTION_HALVES, HALVES, AnyConnection, ConnectionHalf
 
 from penstock import errors
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing.polling import eventually
 from penstock.wire import aio, blocking, frames

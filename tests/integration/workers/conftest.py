@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.integration.workers.world import World
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.workers.kv import Control
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, Unavailable
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.assignment import Assignment
 from penstock.workers.claims import Claim, KVClaims, PartitionClaimer, claim_key, claims_in, store

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.group import needs_attention
 from penstock.errors import ConfigError, DeadlineExceeded, StreamNotFound
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.assignment import RoundRobin
 from penstock.workers.claims import FAMILY, claims_in

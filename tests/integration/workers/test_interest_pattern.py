@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.following import Following
 from penstock.workers.group import WorkerGroup

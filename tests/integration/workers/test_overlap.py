@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.group_options import bucket_name, overlap_bucket
 from penstock.workers.kv import Bucket, Control

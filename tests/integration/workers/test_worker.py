@@ -11,9 +11,9 @@ import uvloop
 from tests.integration.workers import work_module
 from tests.integration.workers.world import STREAM, World, partitions
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import Unavailable
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
 from penstock.workers.dispatch import REPORTED

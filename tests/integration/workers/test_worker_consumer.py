@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.integration.workers.world import STREAM, World, partitions
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS
 from penstock.errors import DeadlineExceeded, PenstockError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS
 from penstock.retry import Backoff
 from penstock.testing import eventually_async
 from penstock.workers.consumer import WorkerConsumer, passed_over

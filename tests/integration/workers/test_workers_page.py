@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.pages import DOCS, apply_platform, check_examples
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.workers.metrics import METRICS
 
 

@@ -42,6 +42,10 @@ def test_bodies_are_read_by_the_schema_of_their_subject(documents: Documents) ->
     json.dumps(read)
 
 
+def test_a_body_with_more_than_its_event_is_not_read_by_the_schema(documents: Documents) -> None:
+    assert documents.read("S", "s.avro.x", avro_datum() + b"\xff") is MISSING
+
+
 def test_other_subjects_and_streams_are_json_or_nothing(documents: Documents) -> None:
     assert documents.read("T", "s.avro.x", avro_datum()) is MISSING
     assert documents.read("S", "s.other", b"\xff") is MISSING

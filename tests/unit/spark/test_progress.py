@@ -9,8 +9,17 @@ from typing import Any
 
 import pytest
 
-from penstock.observe.pipelines import HEARTBEAT, RUNNING, SILENT, STOPPED, InputRange, MicroBatch, Progress
-from penstock.spark.progress import micro_batch, new_batches
+from penstock.spark.progress import (
+    HEARTBEAT,
+    RUNNING,
+    SILENT,
+    STOPPED,
+    InputRange,
+    MicroBatch,
+    Progress,
+    micro_batch,
+    new_batches,
+)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.handoff import (
     Retention,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.identity import ACTIVE, LEAVING, RETIRED, WorkerRecord
 from penstock.workers.kv import Entry

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo
 from penstock.workers.claims import Claim
 from penstock.workers.kv import Entry
 from penstock.workers.migration import not_passed, unmarked

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.broker.jetstream import JetStream
 from penstock.cli.work import work
 from penstock.cli.work_flags import Asked, asked
 from penstock.errors import ConfigError
+from penstock.jetstream.api import JetStream
 from penstock.workers.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
 from penstock.workers.partitions import Partition
 

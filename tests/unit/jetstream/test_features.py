@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.broker import features
-from penstock.broker.model import AccountInfo
 from penstock.errors import FeatureMissing
+from penstock.jetstream import features
+from penstock.jetstream.model import AccountInfo
 
 
 @dataclass

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.server_config import ClusterMember, ServerConfig, config_file, quoted
 from penstock.errors import ConfigError
+from penstock.server.server_config import ClusterMember, ServerConfig, config_file, quoted
 
 
 def text(**options: object) -> str:

@@ -10,10 +10,10 @@ import nkeys
 import pytest
 from tests.integration.conftest import Serve
 
-from penstock.broker import connect
-from penstock.broker.jetstream import JetStream
 from penstock.errors import AccessDenied, BadSetting
 from penstock.facts import Facts
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.wire import aio, blocking

@@ -19,8 +19,8 @@ from tests.support.freezing import freeze
 from tests.support.streams import make_stream
 
 from penstock import errors
-from penstock.broker import connect, reports
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import connect, reports
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import Certificates, eventually_async, issue_certificates
 

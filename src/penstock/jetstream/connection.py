@@ -12,9 +12,9 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.reports import GaveUp, PlainServer, Reports
 from penstock.errors import BrokerUnreachable, DeadlineExceeded, JetStreamDisabled, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.reports import GaveUp, PlainServer, Reports
 from penstock.settings import Settings
 from penstock.wire import login
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from penstock.broker.embedded import PORT_TRIES, READY_WITHIN, EmbeddedServer, PortTaken
-from penstock.broker.ports import FREE, free_ports
-from penstock.broker.server_config import LOOPBACK, ClusterMember
 from penstock.errors import ConfigError, ServerFailed
+from penstock.server.embedded import PORT_TRIES, READY_WITHIN, EmbeddedServer, PortTaken
+from penstock.server.ports import FREE, free_ports
+from penstock.server.server_config import LOOPBACK, ClusterMember
 from penstock.settings import Settings
 
 LOOK_EVERY = 0.02  # seconds

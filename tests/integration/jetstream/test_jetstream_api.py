@@ -12,9 +12,9 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock import errors
-from penstock.broker import Broker, JetStream, connect
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import Broker, JetStream, connect
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
 

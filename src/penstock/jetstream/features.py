@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.broker.model import AccountInfo
 from penstock.errors import FeatureMissing
+from penstock.jetstream.model import AccountInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo, StreamInfo
-from penstock.broker.resets import Counts, bounds, effect
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.jetstream.resets import Counts, bounds, effect
 
 
 def consumer(floor: int, delivered: int, ack_pending: int, pending: int) -> ConsumerInfo:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker import connect, features
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import FeatureMissing
+from penstock.jetstream import connect, features
+from penstock.server.embedded import EmbeddedServer
 
 
 async def test_version_and_level_of_an_old_server_are_read(old_server: EmbeddedServer) -> None:

@@ -12,14 +12,14 @@ from tests.support.streams import make_stream
 from tests.unit.wire.test_scan import all_kernels
 
 from penstock import errors
-from penstock.broker import JetStream
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream, pull
+from penstock.jetstream.reader import Range, ReadStalled, read_range
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually
-from penstock.wire import frames, headers, pull
+from penstock.wire import frames, headers
 from penstock.wire.blocking import Connection, connect, run
-from penstock.wire.reader import Range, ReadStalled, read_range
 
 MODES = pytest.mark.parametrize("direct", [False, True], ids=["consumer", "direct get"])
 Message = tuple[str, bytes, dict[str, Any] | None]

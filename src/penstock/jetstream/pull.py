@@ -13,10 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import pyarrow as pa
-
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -25,9 +21,11 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo
 from penstock.wire import frames
 from penstock.wire.blocking import Connection, run
-from penstock.wire.scan import REPLACE, Scanner, Stop
+from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop
 
 PULL_MESSAGES = 20_000
 PULL_BYTES = 8 * 1024 * 1024
@@ -83,7 +81,7 @@ class PullRead:
         jetstream = JetStream(self._connection.requester(), domain, self._connection.settings.timeout)
         return run(create_reader(jetstream, self._stream, config)).pending
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[RecordBatch]:
         """Rows in order, until the last one wanted, or until the consumer has no more."""
         try:
             yield from self._rows()
@@ -94,7 +92,7 @@ class PullRead:
             raise
         self._finish()
 
-    def _rows(self) -> Iterator[pa.RecordBatch]:
+    def _rows(self) -> Iterator[RecordBatch]:
         self._scanner.feed(self._connection.take_buffered())
         while self._position < self._last and not self._caught_up:
             self._pull()

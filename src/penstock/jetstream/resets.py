@@ -6,8 +6,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.units import counted
 
 COUNTER_LIVES = 5_000_000_000  # nanoseconds until the server itself removes a counting consumer that we left behind

@@ -1,9 +1,9 @@
-"""The control plane: the embedded server, the connection, and the JetStream API."""
+"""What a program says to a server: the connection, the JetStream API, reading ranges of a stream."""
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import (
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import (
     AccountInfo,
     ConsumerInfo,
     ConsumerReset,
@@ -15,7 +15,7 @@ from penstock.broker.model import (
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.connection import Broker, connect
+    from penstock.jetstream.connection import Broker, connect
 
 __all__ = [
     "AccountInfo",
@@ -35,7 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`Broker` and `connect` bring nats-py along, which Spark tasks never need: it is imported on first use."""
     if name in ("Broker", "connect"):
-        from penstock.broker import connection
+        from penstock.jetstream import connection
 
         return getattr(connection, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-import pyarrow as pa
-
-from penstock import subjects as subject_rules
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.wire import frames
 from penstock.wire.blocking import Connection
-from penstock.wire.scan import REPLACE, Scanner, Stop
+from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop, matching
 
 BATCH = 1000
 """Messages of one request: a server does not answer for more."""
@@ -61,7 +58,7 @@ class DirectRead:
         self._sid = connection.subscribe(f"{self._inbox}.*")
         self._scanner = Scanner(stream, self._sid, direct=True, last_wanted=last, invalid_text=invalid_text)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[RecordBatch]:
         """Rows in order, until the last one wanted, or until this replica has no more."""
         self._scanner.feed(self._connection.take_buffered())
         while self._more and self._position < self._last:
@@ -80,7 +77,7 @@ class DirectRead:
             ask["next_by_subj"] = self._subjects[0]
         return frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.get")
 
-    def _answer(self) -> Iterator[pa.RecordBatch]:
+    def _answer(self) -> Iterator[RecordBatch]:
         """The rows of one answer, as they fill a batch."""
         before = self._scanner.total_rows
         while True:
@@ -116,7 +113,7 @@ class DirectRead:
         except DeadlineExceeded as exc:
             raise Unavailable(f"direct get from {self._stream!r} has been silent for {ANSWER_WITHIN:g} s") from exc
 
-    def _taken(self) -> Iterator[pa.RecordBatch]:
+    def _taken(self) -> Iterator[RecordBatch]:
         """The rows found so far. Direct get knows one filter: several are applied here."""
         if not self._scanner.rows:
             return
@@ -125,12 +122,3 @@ class DirectRead:
             batch = batch.filter(matching(batch.column("subject"), self._subjects))
         if batch.num_rows:
             yield batch
-
-
-def matching(column: pa.Array, filters: tuple[str, ...]) -> pa.Array:
-    """Which subjects of the column pass one of the filters; each distinct subject is looked at once."""
-    import pyarrow.compute as pc  # slow to import, and few reads have several filters
-
-    distinct = pc.unique(column)
-    passed = [text for text in distinct.to_pylist() if any(subject_rules.matches(one, text) for one in filters)]
-    return pc.is_in(column, value_set=pa.array(passed, pa.string()))

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker import Broker, JetStream, connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ApiError, ConfigError
+from penstock.jetstream import Broker, JetStream, connect
+from penstock.jetstream.reader import Range, read_range
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire.blocking import run
-from penstock.wire.reader import Range, read_range
 
 
 @pytest.fixture

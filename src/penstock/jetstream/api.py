@@ -11,8 +11,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from penstock import retry
-from penstock.broker import codes, features
-from penstock.broker.model import (
+from penstock.errors import (
+    ApiError,
+    ConfigError,
+    ConnectionLost,
+    DeadlineExceeded,
+    MessageNotFound,
+    OutcomeUnknown,
+    ServerBusy,
+    Unavailable,
+)
+from penstock.jetstream import codes, features
+from penstock.jetstream.model import (
     AccountInfo,
     ConsumerInfo,
     ConsumerReset,
@@ -20,15 +30,6 @@ from penstock.broker.model import (
     StoredMessage,
     StreamInfo,
     parse_time,
-)
-from penstock.errors import (
-    ApiError,
-    ConfigError,
-    ConnectionLost,
-    DeadlineExceeded,
-    OutcomeUnknown,
-    ServerBusy,
-    Unavailable,
 )
 from penstock.wire import headers
 
@@ -197,6 +198,13 @@ class JetStream:
             data=base64.b64decode(raw.get("data") or ""),
             headers=headers.parse(base64.b64decode(raw.get("hdrs") or "")),
         )
+
+    async def next_sequence(self, stream: str, first: int, subject: str = ">") -> int:
+        """The sequence of the first message of the subject at or after `first`, as the leader knows it; 0: none."""
+        try:
+            return (await self.get_message(stream, max(first, 1), next_of=subject)).sequence
+        except MessageNotFound:
+            return 0
 
     async def delete_message(self, stream: str, seq: int, erase: bool = False) -> None:
         """Remove one message; `erase` also overwrites its bytes on disk."""

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from penstock.broker.hub import leaf_url
+from penstock.server.hub import leaf_url
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.broker.model import Json
 from penstock.errors import ConfigError
+from penstock.jetstream.model import Json
 from penstock.settings import without_login
 
 LOOPBACK = "127.0.0.1"

@@ -22,14 +22,15 @@ import pytest
 from tests.support.processes import is_running
 from tests.support.streams import make_stream
 
-from penstock.broker import cluster as cluster_module
-from penstock.broker import connect, embedded
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer, PortTaken, find_binary
-from penstock.broker.ports import free_ports
-from penstock.broker.server_config import ClusterMember
 from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, ServerFailed
+from penstock.jetstream import connect
 from penstock.publish.plain import PlainPublisher
+from penstock.server import cluster as cluster_module
+from penstock.server import embedded
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer, PortTaken, find_binary
+from penstock.server.ports import free_ports
+from penstock.server.server_config import ClusterMember
 from penstock.testing import Certificates, LeafPair, eventually, eventually_async, leaf_pair
 from penstock.wire import blocking
 
@@ -144,7 +145,7 @@ def test_an_end_that_was_asked_for_is_not_reported(tmp_path: Path) -> None:
 
 PARENT = """
 import sys, threading, time
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 server = EmbeddedServer(data=sys.argv[1])
 starter = threading.Thread(target=server.start)
 starter.start()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConnectionLost, DeadlineExceeded, OutcomeUnknown, PenstockError, Unavailable
+from penstock.jetstream.api import JetStream
 
 LOST = [ConnectionLost("nats://here", "reset by peer"), DeadlineExceeded("a request", 0.1)]
 STREAM = {"config": {"name": "S"}, "state": {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0}}

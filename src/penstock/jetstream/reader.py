@@ -14,15 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import pyarrow as pa
-
-from penstock.broker.jetstream import JetStream
-from penstock.errors import MessageNotFound, PenstockError, Unavailable
+from penstock.errors import PenstockError, Unavailable
+from penstock.jetstream import direct, pull
+from penstock.jetstream.api import JetStream
 from penstock.retry import Backoff, is_retryable
 from penstock.settings import Settings
-from penstock.wire import direct, pull
 from penstock.wire.blocking import Connection, connect, run
-from penstock.wire.scan import REPLACE
+from penstock.wire.scan import REPLACE, RecordBatch
 
 PATIENCE = 60.0  # seconds
 KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
@@ -65,7 +63,7 @@ class ReadStalled(Unavailable):
 class Attempt(Protocol):
     """One connection's try at a range."""
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[RecordBatch]:
         """Rows in order. Ends when all that this connection can see was given."""
         ...
 
@@ -76,7 +74,7 @@ class Attempt(Protocol):
 
 def read_range(
     settings: Settings, wanted: Range, patience: float = PATIENCE, keep: bool = False
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[RecordBatch]:
     """The messages of the range, in order, each once. Batches are bounded in rows and in bytes.
 
     With `keep` the connection stays open for the next read of this process.
@@ -110,7 +108,7 @@ def read_range(
         time.sleep(next(delays))
 
 
-def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> Iterator[pa.RecordBatch]:
+def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> Iterator[RecordBatch]:
     """Read on behind `position`, on a connection of our own."""
     with _opened(settings, keep) as connection:
         kind = direct.DirectRead if wanted.direct else pull.PullRead
@@ -169,14 +167,6 @@ def something_left(settings: Settings, wanted: Range, position: int) -> bool:
         if info.state.last_seq < wanted.last:
             return True
         return any(
-            0 < next_sequence(jetstream, wanted.stream, position + 1, subject) <= wanted.last
+            0 < run(jetstream.next_sequence(wanted.stream, position + 1, subject)) <= wanted.last
             for subject in wanted.subjects or (">",)
         )
-
-
-def next_sequence(jetstream: JetStream, stream: str, first: int, subject: str = ">") -> int:
-    """The sequence of the first message of the subject at or after `first`, as the leader knows it; 0: none."""
-    try:
-        return run(jetstream.get_message(stream, max(first, 1), next_of=subject)).sequence
-    except MessageNotFound:
-        return 0

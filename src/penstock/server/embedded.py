@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import quote
 
-from penstock.broker.guard import GuardedProcess
-from penstock.broker.ports import FREE, free_ports
-from penstock.broker.server_config import LOOPBACK, ServerConfig, config_file
 from penstock.errors import ServerFailed
 from penstock.private import write_private
+from penstock.server.guard import GuardedProcess
+from penstock.server.ports import FREE, free_ports
+from penstock.server.server_config import LOOPBACK, ServerConfig, config_file
 from penstock.settings import Settings
 
 BINARY_VARIABLE = "PENSTOCK_NATS_SERVER"

@@ -17,10 +17,10 @@ import pytest
 from tests.support.commands import ended
 from tests.support.processes import is_running
 
-from penstock.broker import connect
-from penstock.broker.embedded import PortTaken
-from penstock.broker.hub import LEAF_OFFSET
-from penstock.broker.ports import free_ports
+from penstock.jetstream import connect
+from penstock.server.embedded import PortTaken
+from penstock.server.hub import LEAF_OFFSET
+from penstock.server.ports import free_ports
 from penstock.settings import Settings
 from penstock.testing import Certificates, EmbeddedServer, eventually
 
