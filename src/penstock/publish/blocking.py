@@ -66,7 +66,8 @@ class BlockingPublisher:
         self.no_responders_timeout = no_responders_timeout
         self.name = checked_publisher(name)
         settings = connection.settings
-        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+        """The JetStream API; a connection that was lost is opened again for it."""
         self._streams = KnownStreams()
         self._closed = False
 
@@ -220,6 +221,10 @@ class BlockingPublisher:
         self.notice_loss()
         if not self.connection.connected:
             self.connection.reconnect()
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        self._ready()
+        return self.connection.request(subject, payload, timeout=timeout).data
 
     def _known(self, content: Batch) -> KnownStream:
         if known := self._streams.recent(content.stream, time.monotonic()):
