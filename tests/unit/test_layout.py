@@ -66,7 +66,6 @@ OWNERS = {
     "jinja2": {"ui"},
     "llvmlite": {"wire"},
     "msgspec": {"app"},
-    "nats": {"jetstream"},
     "nkeys": {"wire"},
     "numba": {"wire"},
     "numpy": {"wire", "spark"},  # offsets of Arrow columns: those that are scanned, and those that Spark hands out

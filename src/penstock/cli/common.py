@@ -6,7 +6,6 @@ import asyncio
 import functools
 import math
 import os
-import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +25,6 @@ from penstock.cli.terminal import Terminal, Text, echo
 from penstock.errors import BadSetting, ConfigError, UsageError
 from penstock.printable import json_text
 from penstock.settings import Settings, without_login
-from penstock.wire import resolve
 
 if TYPE_CHECKING:  # loading a platform file is not part of the start of every command
     from penstock.topology.model import Platform
@@ -260,19 +258,8 @@ def sync(command: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
 
 
 def run_async(call: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, without waiting for a name server beyond `--timeout`."""
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(call)
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that does not outlast `--timeout`: its own threads would be waited for, with the name server."""
-
-    async def getaddrinfo(self, host: Any, port: Any, **named: Any) -> Any:
-        answer = await resolve.asked(lambda: list(socket.getaddrinfo(host, port, **named)))
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+    """Run an async call of a command to its end."""
+    return asyncio.run(call)
 
 
 def fail(message: str) -> None:

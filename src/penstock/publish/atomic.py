@@ -72,7 +72,6 @@ class Publisher:
         self._in_flight = in_flight
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._streams = KnownStreams()
-        self._opening = asyncio.Lock()
         self._closed = False
 
     @classmethod
@@ -204,9 +203,7 @@ class Publisher:
         """Have an open connection; raises `Unavailable` when none can be had."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
-        async with self._opening:
-            if not self.connection.connected:
-                await self.connection.reconnect()
+        await self.connection.ready()
 
     async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
         await self.ready()

@@ -219,8 +219,7 @@ class BlockingPublisher:
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
         self.notice_loss()
-        if not self.connection.connected:
-            self.connection.reconnect()
+        self.connection.ready()
 
     async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
         self._ready()
