@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NoReturn, TextIO, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeVar
 
 import click
 from rich.cells import cell_len
@@ -24,6 +25,9 @@ from penstock.cli.terminal import Terminal, Text, echo
 from penstock.errors import BadSetting, ConfigError, UsageError
 from penstock.printable import json_text
 from penstock.settings import Settings, without_login
+
+if TYPE_CHECKING:  # loading a platform file is not part of the start of every command
+    from penstock.topology.model import Platform
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -82,6 +86,14 @@ class Context:
             declared = load(self.file or PLATFORM_FILE, self.env).environment.settings_overrides()
             return self._told(declared, self._loaded({**declared, **self._given(), **given}))
         return self._loaded({**self.connection, **given})
+
+    def platform(self) -> Platform | None:
+        """The platform file that was named, or the one in this folder; None when there is none."""
+        from penstock.topology.load import load
+
+        if self.file or self.env or Path(PLATFORM_FILE).exists():
+            return load(self.file or PLATFORM_FILE, self.env)
+        return None
 
     def settings_below_flags(self, **values: Any) -> Settings:
         """Settings with values that win over the settings file, and give way to flags and `PENSTOCK_*` variables."""

@@ -108,7 +108,7 @@ class Broker:
 
 
 def stored(what: str, raw: bytes) -> Json:
-    """The answer of a stream to a publish that errors call `what`. Raises the error that it says, or `WrongRevision`."""
+    """The answer of a stream to a publish that errors call `what`. Raises its error, or `WrongRevision`."""
     try:
         answer: Json = json.loads(raw)
         error = answer.get("error")

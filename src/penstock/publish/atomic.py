@@ -67,7 +67,8 @@ class Publisher:
         self.no_responders_timeout = no_responders_timeout
         self.name = checked_publisher(name)
         settings = connection.settings
-        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+        """The JetStream API; a connection that was lost is opened again for it."""
         self._in_flight = in_flight
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._streams = KnownStreams()
@@ -199,10 +200,14 @@ class Publisher:
     # -- for the batches -------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Have an open connection."""
+        """Have an open connection; raises `Unavailable` when none can be had."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
         await self.connection.ready()
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        await self.ready()
+        return (await self.connection.request(subject, payload, timeout=timeout)).data
 
     async def _known(self, batch: Batch) -> KnownStream:
         if known := self._streams.recent(batch.stream, time.monotonic()):

@@ -66,7 +66,8 @@ class BlockingPublisher:
         self.no_responders_timeout = no_responders_timeout
         self.name = checked_publisher(name)
         settings = connection.settings
-        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+        """The JetStream API; a connection that was lost is opened again for it."""
         self._streams = KnownStreams()
         self._closed = False
 
@@ -219,6 +220,10 @@ class BlockingPublisher:
             raise ConfigError("this publisher is closed: connect a new one")
         self.notice_loss()
         self.connection.ready()
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        self._ready()
+        return self.connection.request(subject, payload, timeout=timeout).data
 
     def _known(self, content: Batch) -> KnownStream:
         if known := self._streams.recent(content.stream, time.monotonic()):
