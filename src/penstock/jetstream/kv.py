@@ -26,7 +26,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.connection import NoStream, WrongRevision
 from penstock.jetstream.consumer import AckSubject
 from penstock.jetstream.model import NANOSECONDS, Json, StoredMessage
 from penstock.settings import Settings
@@ -52,6 +52,10 @@ Conflict = WrongRevision
 """A key has another revision than the one that was to be replaced: somebody else was quicker."""
 
 
+class NoBucket(Unavailable):
+    """Nobody takes the keys of a bucket: it does not exist, or not yet, or has no leader. Nothing was written."""
+
+
 class Store(Protocol):
     """What a bucket needs of a connection; `jetstream.connection.Broker` is one."""
 
@@ -65,24 +69,18 @@ class Store(Protocol):
         ...
 
 
-class KeyValue:
-    """The keys of one bucket, as NATS KV lays them out. Everything is asked of the bucket's leader.
+class Keys:
+    """The keys of one bucket, as NATS KV lays them out, to be read. Everything is asked of the bucket's leader."""
 
-    When the answer to a write is lost, a look at the key decides: a later value with the same bytes is ours.
-    """
-
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, jetstream: JetStream, name: str) -> None:
         self.name = name
-        self.stream = f"KV_{name}"
-        self.writes = 0
-        """Values written so far, for the figures on KV traffic."""
-        self._store = store
-        self._prefix = f"$KV.{name}."
-        self._into = write_prefix(name, store.settings.domain)
+        self.stream = stream_of(name)
+        self._jetstream = jetstream
+        self._prefix = write_prefix(name)
 
     async def exists(self) -> bool:
         try:
-            await self._store.jetstream.stream_info(self.stream)
+            await self._jetstream.stream_info(self.stream)
         except StreamNotFound:
             return False
         return True
@@ -90,7 +88,7 @@ class KeyValue:
     async def keys(self, filter_: str = ">") -> list[str]:
         """The keys that a filter matches, those with a marker included; none when there is no bucket."""
         try:
-            info = await self._store.jetstream.stream_info(self.stream, subjects_filter=self._prefix + filter_)
+            info = await self._jetstream.stream_info(self.stream, subjects_filter=self._prefix + filter_)
         except StreamNotFound:
             return []
         return sorted(subject.removeprefix(self._prefix) for subject in info.state.subjects)
@@ -101,16 +99,30 @@ class KeyValue:
         Raises `StreamNotFound` when there is no bucket.
         """
         try:
-            return await self._store.jetstream.get_message(self.stream, last_of=self._prefix + key)
+            return await self._jetstream.get_message(self.stream, last_of=self._prefix + key)
         except MessageNotFound:
             return None
+
+
+class KeyValue(Keys):
+    """The keys of one bucket, to be read and written.
+
+    When the answer to a write is lost, a look at the key decides: a later value with the same bytes is ours.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        super().__init__(store.jetstream, name)
+        self.writes = 0
+        """Values written so far, for the figures on KV traffic."""
+        self._store = store
+        self._into = write_prefix(name, store.settings.domain)
 
     async def write(
         self, key: str, data: bytes, expected: int | None = None, headers: Mapping[str, str] | None = None
     ) -> int:
         """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
 
-        Raises `WrongRevision` when it has not, `NoStream` when there is no bucket, and `OutcomeUnknown` when the answer
+        Raises `WrongRevision` when it has not, `NoBucket` when nobody takes it, and `OutcomeUnknown` when the answer
         is lost and the key cannot be looked at.
         """
         condition = {} if expected is None else {EXPECTED: str(expected)}
@@ -128,12 +140,35 @@ class KeyValue:
     async def add(self, key: str, data: bytes, headers: Mapping[str, str] | None = None) -> int:
         """Store a value for the sake of its revision: when the answer is lost, that is raised."""
         what = f"write key {key!r} of bucket {self.name!r}"
-        answer = await self._store.publish(self._into + key, data, dict(headers or {}), what)
+        try:
+            answer = await self._store.publish(self._into + key, data, dict(headers or {}), what)
+        except NoStream as exc:
+            raise NoBucket(f"{what}: nobody takes it; does the bucket exist, and has it a leader?") from exc
         self.writes += 1
         return int(answer["seq"])
 
 
-def write_prefix(bucket: str, domain: str | None) -> str:
+def stream_of(bucket: str) -> str:
+    """The stream of a bucket."""
+    return f"KV_{bucket}"
+
+
+def bucket_layout(name: str, description: str, **more: object) -> Json:
+    """The stream of a bucket that keeps the newest value of each key; `more` are further fields of the stream."""
+    return {
+        "name": stream_of(name),
+        "description": description,
+        "subjects": [f"{write_prefix(name)}>"],
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "deny_delete": True,
+        "discard": "new",
+        **more,
+    }
+
+
+def write_prefix(bucket: str, domain: str | None = None) -> str:
     """What the subjects begin with by which keys are written; those of another domain go through its API."""
     return f"{api_prefix(domain)}.$KV.{bucket}." if domain else f"$KV.{bucket}."
 

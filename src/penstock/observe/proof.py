@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from penstock.errors import ConfigError, MessageNotFound, NotFound, StreamNotFound
+from penstock.jetstream import kv
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StreamInfo
 from penstock.jetstream.reader import Range, read_range
@@ -25,8 +26,8 @@ from penstock.spark.history import History, Intent, history_of, unpacked
 from penstock.spark.stored import stored_row_digest
 
 LEDGER = "penstock_ledger"
-LEDGER_STREAM = f"KV_{LEDGER}"
-LEDGER_SUBJECTS = f"$KV.{LEDGER}."
+LEDGER_STREAM = kv.stream_of(LEDGER)
+LEDGER_SUBJECTS = kv.write_prefix(LEDGER)
 MAX_KEYS = 5_000
 """Keys of the ledger that are listed."""
 MAX_ENTRIES = 20_000

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigError
+from penstock.jetstream import kv
 from penstock.jetstream.model import Json
 from penstock.subjects import DLQ_AUDIT, ONE, REST, any_overlap, api_prefix, covered
 from penstock.topology.model import ConsumerSpec, GroupSpec, PipelineSpec, Platform, ServiceSpec, StreamSpec
@@ -87,15 +88,13 @@ class _Needs:
 
     def bucket(self, name: str) -> None:
         """Read and write a KV bucket, and create it where it is missing."""
-        stream = f"KV_{name}"
+        stream = kv.stream_of(name)
         self.api(f"STREAM.INFO.{stream}", f"STREAM.CREATE.{stream}", f"STREAM.MSG.GET.{stream}")
         self.entry(name, ">")
 
     def entry(self, bucket: str, key: str) -> None:
         """Write a key of a KV bucket; the bucket of another domain is reached through the API of that domain."""
-        self.publish.add(f"$KV.{bucket}.{key}")
-        if self.domain:
-            self.publish.add(f"{api_prefix(self.domain)}.$KV.{bucket}.{key}")
+        self.publish |= {kv.write_prefix(bucket, domain) + key for domain in {None, self.domain}}
 
     def read_ranges(self, stream: StreamSpec) -> None:
         """Read any part of a stream, without a trace where consumers decide what it keeps."""
@@ -242,7 +241,7 @@ def _write_with_spark(needs: _Needs, platform: Platform, spec: PipelineSpec) -> 
         needs.api("INFO", *(f"STREAM.{verb}.KV_{LEDGER}" for verb in ("INFO", "CREATE", "MSG.GET", "PURGE")))
         if any(platform.streams[name].replicas > 1 for name in written):
             needs.api(f"STREAM.UPDATE.KV_{LEDGER}")
-        needs.api(*_passing_consumers(f"KV_{LEDGER}"))
+        needs.api(*_passing_consumers(kv.stream_of(LEDGER)))
         needs.entry(LEDGER, ">")
 
 
@@ -346,7 +345,7 @@ def _take_part(needs: _Needs, platform: Platform, group: str, stream: str, dlq: 
     needs.api(*_any_consumer(stream), f"CONSUMER.NAMES.{stream}")
     needs.publish.add(f"$JS.ACK.{stream}.>")
     needs.bucket(bucket)
-    stored = f"KV_{bucket}"
+    stored = kv.stream_of(bucket)
     needs.api(f"DIRECT.GET.{stored}", f"CONSUMER.CREATE.{stored}.>", f"CONSUMER.DELETE.{stored}.>")
     if dlq:
         needs.bury(dlq)
