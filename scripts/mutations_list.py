@@ -132,6 +132,15 @@ MUTATIONS: tuple[Mutation, ...] = (
             "::test_a_message_whose_letter_cannot_be_stored_stays_in_its_stream",
         ),
     ),
+    # -- events ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="leftover-bytes-are-fine",
+        file="src/penstock/events/avro.py",
+        old="if left := len(body) - source.tell():",
+        new="if left := 0:",
+        breaks="A body with bytes behind its Avro datum is read as if it were whole: other data is shown than sent.",
+        tests=("tests/unit/events/test_documents.py::test_a_body_with_more_than_its_event_is_not_read_by_the_schema",),
+    ),
     # -- facts -----------------------------------------------------------------------------------------------------
     Mutation(
         name="forged-receipt",

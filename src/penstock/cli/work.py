@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,7 +18,6 @@ from penstock.app import App
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
-    PLATFORM_FILE,
     Context,
     err,
     flag_values,
@@ -39,7 +37,6 @@ from penstock.jetstream.api import JetStream
 from penstock.metrics.endpoint import Health
 from penstock.publish.control import Control
 from penstock.settings import Settings
-from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.units import counted
 from penstock.workers.group.following import FOLLOW_EVERY, Following
@@ -87,7 +84,7 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
         with flag_values():
             app.consumer(name, **consumer_options(given, chosen))(handlers.load(handler, takes_context=False))
         return await serve_app(app, (), flags, as_json)
-    platform = _platform(context) if given["group"] else None
+    platform = context.platform() if given["group"] else None
     if platform and (spec := platform.groups.get(given["group"])):
         given |= declared_values(spec, chosen)
     elif not context.file and not context.env:
@@ -108,16 +105,9 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
 
 def _app(context: Context) -> App:
     """An app for a handler on a durable consumer that the platform file declares, or the server has."""
-    platform = _platform(context)
+    platform = context.platform()
     settings = _settings(context, platform)
     return App(platform.path if platform else None, context.env if platform else None, settings)
-
-
-def _platform(context: Context) -> Platform | None:
-    """The platform file that was named, or the one here."""
-    if context.file or context.env or Path(PLATFORM_FILE).exists():
-        return load(context.file or PLATFORM_FILE, context.env)
-    return None
 
 
 def _settings(context: Context, platform: Platform | None) -> Settings:

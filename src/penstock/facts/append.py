@@ -17,7 +17,7 @@ from penstock.facts.fact import (
     digest,
     stored_subject,
 )
-from penstock.facts.link import Link, NoStream, WrongRevision
+from penstock.jetstream.connection import Broker, NoStream, WrongRevision
 from penstock.jetstream.model import StoredMessage
 from penstock.wire.headers import Headers
 
@@ -33,7 +33,7 @@ class Writer:
     what happens here, up to the settings' timeout, while answers get lost.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Broker) -> None:
         self._link = link
 
     async def append(

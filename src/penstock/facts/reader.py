@@ -29,12 +29,12 @@ from typing import NamedTuple
 from penstock.errors import ConfigError, ConsumerNotFound, NotFound, PenstockError, ServerBusy, Unavailable
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
 from penstock.facts.fact import Fact, fact_of
-from penstock.facts.link import Link, WrongRevision
 from penstock.facts.pages import Book, Delivery, OpenPage
 from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import Kept, Store
 from penstock.jetstream import metadata
+from penstock.jetstream.connection import Broker, WrongRevision
 from penstock.jetstream.model import ConsumerInfo, parse_time, seconds
 from penstock.retry import Backoff
 
@@ -90,7 +90,7 @@ class Confirmation:
 class Reader:
     """Fetches and confirms for any number of consumers, over one link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Broker) -> None:
         self._link = link
         self._store = Store(link)
         self._books: dict[tuple[str, str], Kept] = {}

@@ -1,8 +1,7 @@
-"""What a program says to a server: the connection, the JetStream API, reading ranges of a stream."""
-
-from typing import TYPE_CHECKING, Any
+"""What a program says to a server: the connection, the JetStream API, KV buckets, ranges of a stream."""
 
 from penstock.jetstream.api import JetStream
+from penstock.jetstream.connection import Broker, connect
 from penstock.jetstream.model import (
     AccountInfo,
     ConsumerInfo,
@@ -13,9 +12,6 @@ from penstock.jetstream.model import (
     StreamInfo,
     StreamState,
 )
-
-if TYPE_CHECKING:
-    from penstock.jetstream.connection import Broker, connect
 
 __all__ = [
     "AccountInfo",
@@ -30,12 +26,3 @@ __all__ = [
     "StreamState",
     "connect",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """`Broker` and `connect` bring nats-py along, which Spark tasks never need: it is imported on first use."""
-    if name in ("Broker", "connect"):
-        from penstock.jetstream import connection
-
-        return getattr(connection, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

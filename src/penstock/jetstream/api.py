@@ -31,6 +31,7 @@ from penstock.jetstream.model import (
     StreamInfo,
     parse_time,
 )
+from penstock.subjects import api_prefix
 from penstock.wire import headers
 
 Change = Mapping[str, Any] | Callable[[Json], Json]
@@ -64,7 +65,7 @@ class JetStream:
 
     def __init__(self, request: Requester, domain: str | None = None, timeout: float = 5.0) -> None:
         self._request = request
-        self._prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+        self._prefix = api_prefix(domain)
         self.timeout = timeout
         self.requests = 0
         """API requests sent so far."""

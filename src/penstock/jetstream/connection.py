@@ -1,183 +1,166 @@
-"""The control-plane connection: nats-py behind one door, its errors translated in one place."""
+"""A connection that comes back, and the JetStream API on it."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
-from typing import Any
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Self
 
-import nats.errors
-from nats.aio.client import Client
-
-from penstock.errors import BrokerUnreachable, DeadlineExceeded, JetStreamDisabled, Unavailable
+from penstock.errors import AccessDenied, ApiError, ProtocolError, Unavailable
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.reports import GaveUp, PlainServer, Reports
+from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.model import Json
+from penstock.retry import retrying, retrying_blocking
 from penstock.settings import Settings
-from penstock.wire import login
+from penstock.wire import aio, blocking
+from penstock.wire.headers import Headers
+from penstock.wire.session import NO_RESPONDERS, Denied
 
-# Without a handler, Python prints a library's warnings on stderr; whoever configures logging still gets them.
-logging.getLogger("nats").addHandler(logging.NullHandler())
+PATIENCE = 1.0
+"""Seconds for which a server may be down for a restart before `connect` gives up on it."""
 
-RECONNECT_EVERY = 0.1  # seconds
-LOOK_EVERY = 0.01  # seconds
-CLOSE_WITHIN = 2.0  # seconds
+
+class WrongRevision(ApiError):
+    """The last message of a subject, or of a stream, is not the expected one: somebody else was first.
+
+    `stream` is the stream that refused the message, where the server names it.
+    """
+
+    def __init__(self, what: str, code: int, err_code: int, description: str, stream: str = "") -> None:
+        super().__init__(what, code, err_code, description)
+        self.args = (what, code, err_code, description, stream)
+        self.stream = stream
+
+
+class NoStream(ApiError):
+    """No stream takes a subject."""
 
 
 class Broker:
-    """One open connection and the JetStream API on it. It reconnects by itself, for as long as it takes."""
+    """One connection for any number of tasks, opened again by the next call when it was lost.
 
-    def __init__(self, client: Client, settings: Settings, reports: Reports) -> None:
-        self.client = client
+    Nothing is sent while the connection is down: `BrokerUnreachable` means that nothing happened. After
+    `ConnectionLost` and `DeadlineExceeded` a request may or may not have been carried out.
+    """
+
+    def __init__(self, settings: Settings, name: str = "penstock") -> None:
         self.settings = settings
-        self._reports = reports
+        self.connection = aio.Connection(settings, name=name)
         self.jetstream = JetStream(self.request, settings.domain, settings.timeout)
+        self.server_version = ""
+        """The version of the server that we are, or were last, connected to, such as `2.15.1`."""
+        self._opened = 0
+        self.opened_at = 0.0
+        """When the connection was opened, on the monotonic clock: what the server did before, it did before then."""
+        self.denied: AccessDenied | None = None
+        """The last publish or subscription that the server refused on this connection."""
 
-    @property
-    def server_version(self) -> str:
-        """The version of the server we are connected to, such as `2.15.1`."""
-        version = self.client.connected_server_version
-        return f"{version.major}.{version.minor}.{version.patch}"
+    async def ready(self) -> aio.Connection:
+        """The connection, open. Raises `BrokerUnreachable` when no server answers, `AccessDenied` when one refuses."""
+        await self.connection.ready()
+        if self.connection.opened != self._opened:
+            self._opened, self.opened_at = self.connection.opened, time.monotonic()
+            self.server_version, self.denied = self.connection.info.version, None
+            self.connection.on_denied(self._deny)
+        return self.connection
 
     async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
-        """Send one request, return the body of the answer.
+        """Send one request, and return the body of its answer."""
+        connection = await self.ready()
+        return (await connection.request(subject, payload, timeout=timeout)).data
 
-        Nothing is sent while the connection is down: `BrokerUnreachable` and `Unavailable` mean that nothing happened.
-        After `ConnectionLost` and `DeadlineExceeded` the request may or may not have been carried out.
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> Json:
+        """Publish one message, and return the answer of the stream that has stored it.
+
+        Raises `WrongRevision` when the last message is not the expected one, `NoStream` when no stream takes it.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        await self._until_connected(deadline)
-        with self._reports.watching(subject) as trouble, translated(self.settings, subject, timeout):
-            remaining = max(deadline - loop.time(), 0.001)
-            answer = asyncio.ensure_future(self.client.request(subject, payload, timeout=remaining))
-            try:
-                await asyncio.wait((answer, trouble), return_when=asyncio.FIRST_COMPLETED)
-                if not answer.done():
-                    trouble.result()
-                message = await answer
-            finally:
-                answer.cancel()
-            return message.data
-
-    async def _until_connected(self, deadline: float) -> None:
-        """nats-py keeps what is sent while it reconnects, and would send it long after the caller has given up."""
-        while not self.client.is_connected:
-            if self.client.is_closed or asyncio.get_running_loop().time() >= deadline:
-                raise BrokerUnreachable(self.settings.servers, "the connection is lost")
-            await asyncio.sleep(LOOK_EVERY)
-
-    async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None, reply: str = "") -> None:
-        """Publish without waiting for anybody."""
-        with translated(self.settings, subject, self.settings.timeout):
-            await self.client.publish(subject, data, reply=reply, headers=headers)
+        connection = await self.ready()
+        reply = connection.inbox(subject)
+        try:
+            await connection.publish(subject, data, headers, reply)
+            answer = await connection.wait(reply, what=f"publishing to {subject!r}")
+        finally:
+            connection.forget(reply)
+        if answer.status and answer.status[0] == NO_RESPONDERS:
+            raise NoStream(f"publish to {subject!r}", NO_RESPONDERS, 0, "no stream takes this subject")
+        return stored(subject, answer.data)
 
     async def close(self) -> None:
-        await _close(self.client)
+        await self.connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.ready()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _deny(self, denied: Denied) -> None:
+        self.denied = denied.error()
+
+
+def stored(subject: str, raw: bytes) -> Json:
+    """The answer of a stream to a publish. Raises what it says no with, `WrongRevision` among them."""
+    try:
+        answer: Json = json.loads(raw)
+        error = answer.get("error")
+    except (ValueError, RecursionError, AttributeError) as exc:
+        raise ProtocolError(f"an answer to a publish that makes no sense: {raw[:200]!r}") from exc
+    if not error:
+        return answer
+    refusal = api_error(f"publish to {subject!r}", error)
+    if refusal.err_code not in WRONG_LAST_SEQUENCE:
+        raise refusal
+    raise WrongRevision(refusal.what, refusal.code, refusal.err_code, refusal.description, answer.get("stream", ""))
 
 
 @asynccontextmanager
-async def connect(settings: Settings, **options: Any) -> AsyncIterator[Broker]:
-    """A connection for the length of the block. `options` go to nats-py as they are.
+async def connect(settings: Settings, name: str = "penstock") -> AsyncIterator[Broker]:
+    """A connection for the length of the block.
 
-    Raises `BrokerUnreachable` when no server answers, and `AccessDenied` at once when one refuses the login or TLS
-    does not come about. Never waits longer than the settings' timeout.
+    Raises `BrokerUnreachable` when no server answers within the settings' timeout, and `AccessDenied` at once when one
+    refuses the login or TLS does not come about. A server that is down is tried again for a second.
     """
-    reports = Reports(settings, options.pop("error_cb", None), options.pop("disconnected_cb", None))
-    broker = Broker(await _open(settings, options, reports), settings, reports)
+    broker = Broker(settings, name)
+    await retrying(broker.ready, PATIENCE)
     try:
         yield broker
     finally:
         await broker.close()
 
 
-class _Client(Client):
-    """nats-py would go on in plain text, password and all, when a server does not offer the TLS we asked for."""
+async def reconnect(
+    connection: aio.Connection,
+    within: float | None,
+    begin: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Open a connection anew, and prepare it with `begin`; again while no server is there, for `within` seconds.
 
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        if initial_connection and "tls" in self.options and not (info.get("tls_required") or self._encrypted):
-            raise PlainServer
-        await super()._process_info(info, initial_connection)
+    None: for as long as it takes. Raises at once what no retry can heal, such as `AccessDenied`.
+    """
 
-    @property
-    def _encrypted(self) -> bool:
-        """Whether TLS came before INFO."""
-        scheme = self._current_server.uri.scheme if self._current_server else ""
-        return bool(self.options["tls_handshake_first"]) or scheme == "wss"
+    async def opened() -> None:
+        await connection.reconnect()
+        if begin:
+            await begin()
 
-
-async def _open(settings: Settings, options: dict[str, Any], reports: Reports) -> Client:
-    client = _Client()
-    arguments = {
-        "servers": list(settings.servers),
-        "dont_randomize": True,
-        "connect_timeout": settings.timeout,
-        "max_reconnect_attempts": -1,
-        "reconnect_time_wait": RECONNECT_EVERY,
-        "name": "penstock",
-        "user": settings.user,
-        "password": settings.password,
-        "token": settings.token,
-        "inbox_prefix": settings.inbox_prefix,
-        **_signer(settings),
-        "tls": settings.ssl_context(),
-        "tls_handshake_first": settings.tls_first,
-        **options,
-        "error_cb": reports.error,
-        "disconnected_cb": reports.disconnected,
-    }
-    try:
-        await asyncio.wait_for(client.connect(**arguments), settings.timeout)
-        if not client.is_connected:  # nats-py takes an end of file in place of the first PONG for success
-            raise nats.errors.UnexpectedEOF
-    except (TimeoutError, OSError, nats.errors.Error, GaveUp) as exc:
-        reports.connecting = False
-        await _close(client)
-        raise reports.connect_error(exc) from exc
-    reports.connecting = False
-    return client
+    await retrying(opened, within, retry_on=_is_away)
 
 
-def _signer(settings: Settings) -> dict[str, str]:
-    """The login by a signature, as nats-py takes it: a file with a JWT, or a seed alone."""
-    if not settings.credentials:
-        return {}
-    path = Path(settings.credentials)
-    login.signed(path, "a trial")  # nats-py's own complaint about a bad file is an assertion
-    seed = login.seed_without_jwt(path)
-    return {"nkeys_seed_str": seed} if seed else {"user_credentials": settings.credentials}
+def reconnect_blocking(
+    connection: blocking.Connection, within: float | None, begin: Callable[[], None] | None = None
+) -> None:
+    """`reconnect` for blocking code."""
+
+    def opened() -> None:
+        connection.reconnect()
+        if begin:
+            begin()
+
+    retrying_blocking(opened, within, retry_on=_is_away)
 
 
-async def _close(client: Client) -> None:
-    """Close for good, whatever state it is in. nats-py waits for ever on a connection whose TLS handshake failed."""
-    with suppress(TimeoutError, OSError, nats.errors.Error):  # it is closed all the same; nobody is left to tell
-        if client._reading_task:
-            await asyncio.wait_for(client.close(), CLOSE_WITHIN)
-    if client._transport:
-        client._transport.close()  # type: ignore[no-untyped-call]  # nats-py has no types here
-
-
-@contextmanager
-def translated(settings: Settings, subject: str, timeout: float) -> Iterator[None]:
-    """Turn nats-py's errors into ours. The only place that names them."""
-    try:
-        yield
-    except nats.errors.NoRespondersError as exc:
-        if subject.startswith("$JS."):
-            raise JetStreamDisabled(_where(settings, subject)) from exc
-        raise Unavailable(f"nobody answers on {subject!r}") from exc
-    except (nats.errors.TimeoutError, TimeoutError) as exc:
-        raise DeadlineExceeded(subject, timeout) from exc
-    except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError, OSError) as exc:
-        raise BrokerUnreachable(settings.servers, str(exc) or type(exc).__name__) from exc
-    except nats.errors.Error as exc:
-        raise Unavailable(f"{subject}: {exc}") from exc
-
-
-def _where(settings: Settings, subject: str) -> str:
-    """The servers, and the domain that the API subject names: `$JS.<domain>.API.…`."""
-    _, first, *_ = subject.split(".")
-    domain = f" (domain {first!r})" if first != "API" else ""
-    return ", ".join(settings.servers) + domain
+def _is_away(error: BaseException) -> bool:
+    return isinstance(error, Unavailable)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
+from penstock.subjects import api_prefix
 from penstock.wire import frames
 from penstock.wire.blocking import Connection
 from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop, matching
@@ -50,8 +51,7 @@ class DirectRead:
         self._stream = stream
         self._last = last
         self._subjects = subjects
-        self._subject = f"$JS.{domain}.API" if domain else "$JS.API"
-        self._subject += f".DIRECT.GET.{stream}"
+        self._subject = f"{api_prefix(domain)}.DIRECT.GET.{stream}"
         self._inbox = connection.settings.new_inbox()
         self._position = first - 1
         self._more = True

@@ -6,7 +6,6 @@ in messages and in bytes: a reader that pauses finds at most that much in its so
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,7 +21,8 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.wire import frames
 from penstock.wire.blocking import Connection, run
 from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop
@@ -40,7 +40,6 @@ MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
 """Server errors: no more consumers for stream or account, an inactive threshold beyond the stream's limit."""
 """The server removes a consumer that nobody has pulled from for that long, if we could not."""
 FINISH_WITHIN = 2.0  # seconds
-NANOSECONDS = 1_000_000_000
 
 
 class Interrupted(Unavailable):
@@ -63,7 +62,7 @@ class PullRead:
         self._connection = connection
         self._stream = stream
         self._last = last
-        self._prefix = f"$JS.{domain}.API" if domain else "$JS.API"
+        self._jetstream = JetStream(connection.requester(), domain, connection.settings.timeout)
         # Short, since every message carries it; its metadata says whose it is.
         self._name = f"pk-{secrets.token_hex(5)}"
         self._inbox = connection.settings.new_inbox()
@@ -72,14 +71,10 @@ class PullRead:
         """Messages asked for and not come yet."""
         self._oversized = False
         """The next message is larger than a pull request may have bytes: ask for it alone."""
-        self._caught_up = self._create(domain, consumer_config(self._name, first, subjects)) == 0
+        created = run(create_reader(self._jetstream, stream, consumer_config(self._name, first, subjects)))
+        self._caught_up = created.pending == 0
         self._sid = connection.subscribe(f"{self._inbox}.*")
         self._scanner = Scanner(stream, self._sid, last_wanted=last, invalid_text=invalid_text)
-
-    def _create(self, domain: str | None, config: dict[str, Any]) -> int:
-        """Create the consumer; returns how many messages it has to deliver."""
-        jetstream = JetStream(self._connection.requester(), domain, self._connection.settings.timeout)
-        return run(create_reader(jetstream, self._stream, config)).pending
 
     def batches(self) -> Iterator[RecordBatch]:
         """Rows in order, until the last one wanted, or until the consumer has no more."""
@@ -121,15 +116,9 @@ class PullRead:
         return min(PULL_MESSAGES, self._last - self._position - self._asked)
 
     def _request(self, count: int) -> bytes:
-        ask: dict[str, int] = {
-            "batch": count,
-            "expires": int(EXPIRES * NANOSECONDS),
-            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
-        }
-        if not self._oversized:
-            ask["max_bytes"] = PULL_BYTES
-        body = json.dumps(ask).encode()
-        subject = f"{self._prefix}.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+        most = None if self._oversized else PULL_BYTES
+        body = pull_request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
+        subject = self._jetstream.subject(next_verb(self._stream, self._name))
         return frames.publish(subject, body, reply=f"{self._inbox}.pull")
 
     # -- receiving -------------------------------------------------------------------------------------------------
@@ -167,25 +156,21 @@ class PullRead:
         elif isinstance(frame, frames.Err):
             raise Interrupted(f"the server says: {frame.text}")
         elif isinstance(frame, frames.Message):
-            self._status(frame)
+            self._status(pull_status(frame))
 
-    def _status(self, message: frames.Message) -> None:
-        code, text = message.status or (0, "")
-        if code == 100:  # a heartbeat: requests are waiting, and there is nothing to deliver
+    def _status(self, status: PullStatus | None) -> None:
+        if status is None:
+            return
+        if status.event is PullEvent.HEARTBEAT:
             self._caught_up = True
-        elif code in (404, 408) or text.startswith(("Message Size Exceeds", "Batch Completed")):
-            self._returned(message.header_values(), text)
-        elif code in (409, 503):
-            raise Interrupted(f"consumer {self._name!r}: {code} {text}")
-        elif code:
-            raise ProtocolError(f"consumer {self._name!r} answers {code} {text}")
-
-    def _returned(self, headers: dict[str, list[str]], text: str) -> None:
-        """A pull request ended early: what it still had open is open no more."""
-        left = int(headers.get("Nats-Pending-Messages", ["0"])[0])
-        untouched = int(headers.get("Nats-Pending-Bytes", ["0"])[0]) == PULL_BYTES
-        self._asked = max(self._asked - left, 0)
-        self._oversized = self._oversized or (untouched and text.startswith("Message Size Exceeds"))
+        elif status.event in (PullEvent.ENDED, PullEvent.TOO_LARGE):
+            untouched = status.left_bytes == PULL_BYTES
+            self._asked = max(self._asked - status.left, 0)
+            self._oversized = self._oversized or (untouched and status.event is PullEvent.TOO_LARGE)
+        elif status.event is PullEvent.UNKNOWN:
+            raise ProtocolError(f"consumer {self._name!r} answers {status}")
+        else:
+            raise Interrupted(f"consumer {self._name!r}: {status}")
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -196,7 +181,7 @@ class PullRead:
 
     def _finish(self) -> None:
         """Remove the consumer. What is still under way is read and thrown away, so that the answer can be seen."""
-        subject = f"{self._prefix}.CONSUMER.DELETE.{self._stream}.{self._name}"
+        subject = self._jetstream.subject(f"CONSUMER.DELETE.{self._stream}.{self._name}")
         deadline = time.monotonic() + FINISH_WITHIN
         self._scanner.forget_order()
         with suppress(Unavailable):  # the server removes it by itself, only later

@@ -17,7 +17,7 @@ from typing import Protocol
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream import direct, pull
 from penstock.jetstream.api import JetStream
-from penstock.retry import Backoff, is_retryable
+from penstock.retry import Backoff, Tries, is_retryable
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, connect, run
 from penstock.wire.scan import REPLACE, RecordBatch
@@ -83,14 +83,14 @@ def read_range(
     retry can heal, such as `StreamNotFound` or `AccessDenied`.
     """
     position = wanted.first - 1
-    quiet_since = time.monotonic()
-    delays = Backoff(first=0.1).delays()
+    quiet_since, tries = time.monotonic(), Tries(backoff=Backoff(first=0.1))
     while position < wanted.last:
         try:
             for batch in _attempt(settings, wanted, position, keep):
                 position = batch.column("sequence")[-1].as_py()
                 yield batch
-                quiet_since, delays = time.monotonic(), Backoff(first=0.1).delays()
+                quiet_since = time.monotonic()
+                tries.succeeded()
             if not something_left(settings, wanted, position):
                 return
             reason: PenstockError = Unavailable("the replica that answers lags behind the stream's leader")
@@ -100,12 +100,10 @@ def read_range(
             wanted = replace(wanted, direct=True)
             continue
         except PenstockError as exc:
-            if not is_retryable(exc):
-                raise
             reason = exc
-        if time.monotonic() - quiet_since > patience:
+        if is_retryable(reason) and time.monotonic() - quiet_since > patience:
             raise ReadStalled(wanted.stream, position + 1, wanted.last, str(reason)) from reason
-        time.sleep(next(delays))
+        tries.failed_blocking(reason)
 
 
 def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> Iterator[RecordBatch]:

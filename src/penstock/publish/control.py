@@ -5,34 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Conflict, Write, encoded
 from penstock.publish.atomic import Publisher
 from penstock.publish.errors import BatchOutcomeUnknown, WrongSequence
 from penstock.settings import Settings
 
 
-class ControlPublisher(Publisher):
-    """A publisher whose connection others use too."""
-
-    async def ready(self) -> None:
-        """Have an open connection; raises `Unavailable` when none can be had."""
-        await self._ready()
-
-
 class Control:
     """A connection for JetStream requests, KV buckets and atomic batches. Opened again when it is needed and lost."""
 
-    def __init__(self, publisher: ControlPublisher) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
         self.connection = publisher.connection
-        settings = self.connection.settings
-        self.domain = settings.domain
-        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+        self.domain = self.connection.settings.domain
+        self.jetstream = publisher.jetstream
 
     @classmethod
     async def connect(cls, settings: Settings) -> Self:
-        return cls(await ControlPublisher.connect(settings))
+        return cls(await Publisher.connect(settings))
 
     async def close(self) -> None:
         await self.publisher.close()
@@ -58,7 +48,3 @@ class Control:
                 raise
             ack = resolved
         return list(ack.sequences)
-
-    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
-        await self.ready()
-        return (await self.connection.request(subject, payload, timeout=timeout)).data

@@ -117,7 +117,7 @@ class PlainPublisher:
         self._denied: AccessDenied | None = None
 
     async def __aenter__(self) -> Self:
-        await self._connection.reconnect()
+        await self._connection.ready()
         self._rows.max_payload = self._connection.info.max_payload
         self._connection.on_denied(self._deny)
         await self._connection.subscribe(f"{self._inbox}.*", handler=self._receive)

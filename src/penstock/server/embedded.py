@@ -27,6 +27,7 @@ from penstock.server.guard import GuardedProcess
 from penstock.server.ports import FREE, free_ports
 from penstock.server.server_config import LOOPBACK, ServerConfig, config_file
 from penstock.settings import Settings
+from penstock.subjects import api_prefix
 
 BINARY_VARIABLE = "PENSTOCK_NATS_SERVER"
 READY_WITHIN = 60.0  # seconds; a large data directory takes a while to recover, and so does a node its cluster
@@ -281,7 +282,7 @@ class EmbeddedServer:
     def reaches(self, domain: str) -> bool:
         """Whether requests to the JetStream of that domain get there over a leaf link: a moment after it is up."""
         leafs = self.monitor("/leafz?subs=1").get("leafs") or ()
-        return any(f"$JS.{domain}.API.INFO" in (leaf.get("subscriptions_list") or ()) for leaf in leafs)
+        return any(f"{api_prefix(domain)}.INFO" in (leaf.get("subscriptions_list") or ()) for leaf in leafs)
 
     def log_tail(self, lines: int = 10) -> list[str]:
         """The last lines that this run of the server wrote."""

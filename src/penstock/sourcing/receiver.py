@@ -13,6 +13,7 @@ from typing import Self
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.jetstream.api import MOVABLE, JetStream
+from penstock.jetstream.consumer import AckSubject
 from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.settings import Settings
 from penstock.sourcing import modes
@@ -282,5 +283,5 @@ def consumer_config(name: str, deliver_subject: str, subjects: tuple[str, ...] =
 
 
 def delivery_of(reply: bytes) -> int:
-    """The delivery number in the reply subject of a message: the last but two."""
-    return int(reply.rsplit(b".", 3)[1])
+    """The delivery number in the reply subject of a message."""
+    return AckSubject.parse(reply.decode("utf-8", "surrogateescape")).consumer_sequence

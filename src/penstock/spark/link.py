@@ -30,14 +30,13 @@ class Link:
         self.settings = settings
         self.patience = patience
         self.connection = Connection(settings, name="penstock-spark")
-        self._jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
 
     def persistently(self, call: Callable[[], T], retry_on: Callable[[BaseException], bool] | None = None) -> T:
         """Call until it gets an answer, or fails for good, or patience ends; connects first when there is need."""
 
         def connected_call() -> T:
-            if not self.connection.connected:
-                self.connection.reconnect()
+            self.connection.ready()
             return call()
 
         return retrying_blocking(connected_call, self.patience, retry_on=retry_on or _may_ask_again)
@@ -51,7 +50,7 @@ class Link:
 
     def call(self, make: Callable[[JetStream], Coroutine[Any, Any, T]]) -> T:
         """One call of the JetStream API."""
-        return self.persistently(lambda: run(make(self._jetstream)))
+        return self.persistently(lambda: run(make(self.jetstream)))
 
     def stream_info(self, name: str) -> StreamInfo:
         return self.call(lambda api: api.stream_info(name))

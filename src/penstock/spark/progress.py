@@ -7,8 +7,8 @@ here needs Spark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from penstock.errors import NotFound, StreamNotFound
 from penstock.jetstream import JetStream
 from penstock.jetstream.codes import api_error
 from penstock.jetstream.model import Json
+from penstock.records import plain, typed
 from penstock.spark.link import Link
 
 BUCKET = "penstock_pipelines"
@@ -27,6 +28,9 @@ SILENT_AFTER = 6 * HEARTBEAT
 
 RUNNING, FINISHED, STOPPED, FAILED, SILENT, NEVER = "running", "finished", "stopped", "failed", "silent", "never ran"
 
+MAX_RECENT = 20
+"""Micro-batches of a pipeline that its record lists."""
+
 BUCKET_CONFIG: Json = {
     "name": STREAM,
     "description": "Penstock: progress of Spark pipelines",
@@ -37,6 +41,35 @@ BUCKET_CONFIG: Json = {
     "deny_delete": True,
     "discard": "new",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class InputRange:
+    """The part of a stream that one micro-batch read."""
+
+    stream: str
+    first: int | None
+    """None for the first micro-batch of a query: Spark does not report where it began."""
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch of a pipeline, as Spark reported it."""
+
+    number: int
+    ended: datetime
+    seconds: float
+    rows: int
+    """Messages it read."""
+    state_rows: int = 0
+    state_bytes: int = 0
+    late_rows: int = 0
+    inputs: tuple[InputRange, ...] = ()
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +103,8 @@ class Progress:
     bad_records: int = 0
     batches: int = 0
     error: str | None = None
+    recent: tuple[MicroBatch, ...] = ()
+    """The last micro-batches of this run, the newest last."""
     ui: str | None = None
     """Where Spark's own pages about it are; None when they are off, or the driver cannot tell."""
 
@@ -86,21 +121,18 @@ class Progress:
         """Whether there is something new, or it is time for a sign of life."""
         return (self.batches, self.state) != (later.batches, later.state) or later.heard - self.heard >= HEARTBEAT
 
+    def micro_batch(self, number: int) -> MicroBatch | None:
+        """A micro-batch of this run, if it is among the last ones."""
+        return next((one for one in self.recent if one.number == number), None)
+
     def json(self) -> Json:
-        values = {
-            name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(self).items()
-        }
-        return {"version": VERSION, **values}
+        return {"version": VERSION, **plain(self)}
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
-        """A record of this version, or of a later one, whose further fields are passed over."""
-        known = {field.name for field in fields(cls)}
-        values: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
-        for name in ("started", "heard", "batch_ended"):
-            if values.get(name):
-                values[name] = datetime.fromisoformat(values[name])
-        return cls(**{**values, "streams": tuple(values["streams"])})
+        """A record of this version, or of a later one, whose further fields are ignored."""
+        found: Self = typed(cls, raw)
+        return found
 
 
 async def recorded(js: JetStream) -> dict[str, Progress]:
@@ -121,37 +153,47 @@ async def recorded(js: JetStream) -> dict[str, Progress]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch, from Spark's own report of it."""
+def micro_batch(report: Json, reads: int = 1) -> MicroBatch:
+    """A micro-batch from Spark's own report. `reads`: how often the plan reads its input, since Spark counts each."""
+    seconds = report["batchDuration"] / 1000
+    state = report.get("stateOperators") or []
+    return MicroBatch(
+        number=report["batchId"],
+        ended=datetime.fromisoformat(report["timestamp"]) + timedelta(seconds=seconds),
+        seconds=seconds,
+        rows=report["numInputRows"] // reads,
+        state_rows=sum(operator["numRowsTotal"] for operator in state),
+        state_bytes=sum(operator["memoryUsedBytes"] for operator in state),
+        late_rows=sum(operator["numRowsDroppedByWatermark"] for operator in state),
+        inputs=tuple(_inputs(report.get("sources") or ())),
+    )
 
-    number: int
-    ended: datetime
-    seconds: float
-    rows: int
-    state_rows: int
-    state_bytes: int
-    late_rows: int
 
-    @classmethod
-    def of(cls, report: Json, reads: int = 1) -> Self:
-        """`reads`: how often the plan reads its input, since Spark counts each of them."""
-        began = datetime.fromisoformat(report["timestamp"])
-        seconds = report["batchDuration"] / 1000
-        state = report.get("stateOperators") or []
-        return cls(
-            number=report["batchId"],
-            ended=began + timedelta(seconds=seconds),
-            seconds=seconds,
-            rows=report["numInputRows"] // reads,
-            state_rows=sum(operator["numRowsTotal"] for operator in state),
-            state_bytes=sum(operator["memoryUsedBytes"] for operator in state),
-            late_rows=sum(operator["numRowsDroppedByWatermark"] for operator in state),
-        )
+def _inputs(sources: Iterable[Json]) -> Iterator[InputRange]:
+    """The ranges that a micro-batch read, one for each stream: a plan that reads its input twice has equal ones."""
+    seen: set[str] = set()
+    for source in sources:
+        starts = _sequences(source.get("startOffset"))
+        for stream, (created, last) in _sequences(source.get("endOffset")).items():
+            if stream in seen:
+                continue
+            seen.add(stream)
+            before = starts.get(stream)
+            first = None if before is None else (before[1] if before[0] == created else 0) + 1
+            if first is None or first <= last:
+                yield InputRange(stream, first, last)
 
-    @property
-    def rows_per_second(self) -> float:
-        return self.rows / self.seconds if self.seconds else 0.0
+
+def _sequences(offset: Any) -> dict[str, tuple[str, int]]:
+    """Creation time and last sequence by stream, of an offset of one stream or of several. Other sources have none."""
+    if not isinstance(offset, dict):
+        return {}
+    offsets = offset["streams"].values() if isinstance(offset.get("streams"), dict) else [offset]
+    return {
+        str(one["stream"]): (str(one.get("created")), int(one["sequence"]))
+        for one in offsets
+        if isinstance(one, dict) and "stream" in one and "sequence" in one
+    }
 
 
 class Board:
@@ -175,10 +217,10 @@ class Board:
             raise api_error(f"record the progress of pipeline {record.pipeline!r}", error)
 
 
-def new_batches(reports: Iterable[Json], after: int, reads: int) -> list[Batch]:
+def new_batches(reports: Iterable[Json], after: int, reads: int) -> list[MicroBatch]:
     """The micro-batches beyond number `after`, in order. Spark also reports on waiting, with the number to come."""
     ran = [report for report in reports if report["batchId"] > after and "addBatch" in report["durationMs"]]
-    return [Batch.of(report, reads) for report in sorted(ran, key=lambda report: report["batchId"])]
+    return [micro_batch(report, reads) for report in sorted(ran, key=lambda report: report["batchId"])]
 
 
 def now() -> datetime:

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 from tests.integration.deadletter.stage import Stage, events
+from tests.support.pulls import Pull
 
-from penstock.deadletter.pulling import Pull
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 

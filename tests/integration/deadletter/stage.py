@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.support.pulls import Pull
 from tests.support.streams import make_stream
 
 from penstock.deadletter import inventory, streams
@@ -17,7 +18,6 @@ from penstock.deadletter.capture import capture
 from penstock.deadletter.capturer import CONSUMER, ensure_consumer
 from penstock.deadletter.headers import LETTER
 from penstock.deadletter.letters import Delivery, Failure, FiledLetter
-from penstock.deadletter.pulling import Pull
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import Json, StreamInfo
 from penstock.publish.plain import PlainPublisher

@@ -157,8 +157,8 @@ async def test_headers_are_read_as_they_were_written(broker: Broker, js: JetStre
     await make_stream(js, subjects=["s"])
     block = "NATS/1.0\r\nPlain: a\r\nTwice: 1\r\nEmpty: \r\nTwice: 2\r\nOdd-ü: ä: =?b?\r\nlower: x\r\n\r\n".encode()
     frame = b"HPUB s %d %d\r\n" % (len(block), len(block) + 2) + block + b"hi\r\n"
-    await broker.client._send_command(frame)  # nats-py itself would send only one value a name
-    await broker.client.flush()
+    await broker.connection.send(frame)
+    await broker.connection.flush()
 
     async def is_stored() -> bool:
         return (await js.stream_info("S")).state.messages == 1

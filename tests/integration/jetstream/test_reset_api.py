@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from tests.support.peers import acknowledge, nats_py
 from tests.support.streams import make_stream
 
 from penstock.errors import ApiError, ConfigError
@@ -33,11 +34,7 @@ async def consumer(js: JetStream, **config: object) -> str:
 
 async def taken(broker: Broker, count: int, acknowledged: int) -> None:
     """Fetch some, and acknowledge the first of them."""
-    subscription = await broker.client.jetstream().pull_subscribe_bind("c", "S")
-    messages = await subscription.fetch(count, timeout=20)
-    assert len(messages) == count
-    for message in messages[:acknowledged]:
-        await message.ack_sync(timeout=20)
+    await acknowledge(broker.settings, "S", "c", count, acknowledged)
 
 
 async def test_an_empty_reset_forgets_what_is_in_flight_and_keeps_the_ack_floor(broker: Broker) -> None:
@@ -60,8 +57,8 @@ async def test_a_reset_to_a_sequence_moves_either_way_and_delivers_from_there(br
     await taken(broker, 6, 4)
     done = await js.reset_consumer("S", "c", seq)
     assert (done.reset_seq, done.consumer.ack_floor_stream_seq) == (seq, seq - 1)
-    subscription = await broker.client.jetstream().pull_subscribe_bind("c", "S")
-    (message,) = await subscription.fetch(1, timeout=20)
+    async with nats_py(broker.settings) as peer:
+        (message,) = await (await peer.pull_subscribe_bind("c", "S")).fetch(1, timeout=20)
     assert (message.metadata.sequence.stream, message.metadata.sequence.consumer) == (seq, 1)
 
 

@@ -32,10 +32,10 @@ def shown(status: Status) -> str:
 
 async def pull(broker: Broker, count: int) -> list[str]:
     """Fetch `count` messages of the consumer `c`; the subjects to acknowledge them on."""
-    inbox = broker.client.new_inbox()
-    subscription = await broker.client.subscribe(inbox)
-    await broker.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
-    return [(await subscription.next_msg(timeout=20)).reply for _ in range(count)]
+    connection, inbox = broker.connection, broker.settings.new_inbox()
+    await connection.subscribe(inbox)
+    await connection.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
+    return [(await connection.receive(20)).reply for _ in range(count)]
 
 
 async def lagging(broker: Broker, messages: int, since: datetime | None = None) -> ConsumerStatus:

@@ -616,6 +616,16 @@ async def test_a_lost_connection_is_replaced_for_the_next_batch(
     assert publisher.connection.opened == opened + 1
 
 
+async def test_a_lost_connection_is_replaced_for_requests_too(
+    nats_server: EmbeddedServer, publisher: AnyPublisher
+) -> None:
+    await publisher.publish_batch("S", "s.a", [b"1"])
+    nats_server.kill()
+    nats_server.start()
+    await loss_noticed(publisher)
+    assert (await publisher.jetstream.stream_info("S")).state.messages == 1
+
+
 async def test_a_batch_of_which_nothing_was_sent_survives_a_lost_connection(
     nats_server: EmbeddedServer, publisher: AnyPublisher
 ) -> None:

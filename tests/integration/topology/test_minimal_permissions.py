@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 from tests.support.guarded import Guarded, login, started
+from tests.support.pulls import Pull
 
 import penstock
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
-from penstock.deadletter.pulling import Pull
 from penstock.errors import ConsumerNotFound, PenstockError
 from penstock.examples import example_dir
 from penstock.facts import Facts

@@ -18,12 +18,12 @@ from tests.support.commands import ended, here
 from tests.support.gateways import Papers, RunningGateway, platform
 from tests.support.guarded import Guarded, login, refused, started
 from tests.support.pages_served import served
+from tests.support.pulls import Pull
 
 import penstock
 from penstock.app.app import Running
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
-from penstock.deadletter.pulling import Pull
 from penstock.examples import example_dir
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
@@ -373,7 +373,7 @@ def test_components_that_name_a_domain_are_granted_its_api(tmp_path: Path) -> No
         for subject in ("$JS.API.STREAM.DELETE.SRC", "$JS.core.API.STREAM.DELETE.SRC"):
             assert asyncio.run(refused(mine, subject))
         done = here(*login(mine), "--domain", "core", "status", variables={"PENSTOCK_PASSWORD": mine.password or ""})
-        assert "permissions violation" in done.stderr
+        assert "Permissions Violation" in done.stderr
 
 
 def test_the_pages_are_served_under_their_permissions(guarded: Guarded) -> None:

@@ -7,6 +7,7 @@ import json
 from contextlib import suppress
 
 from penstock.errors import ConsumerNotFound, Unavailable
+from penstock.subjects import api_prefix
 from penstock.wire import aio
 from penstock.wire.frames import Message
 
@@ -22,8 +23,7 @@ class Pull:
     def __init__(self, connection: aio.Connection, stream: str, consumer: str, domain: str | None, batch: int) -> None:
         self._connection = connection
         self._what = (stream, consumer)
-        prefix = f"$JS.{domain}.API" if domain else "$JS.API"
-        self._subject = f"{prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._subject = f"{api_prefix(domain)}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = connection.settings.new_inbox()
         self._batch = batch
         self._asked = 0
