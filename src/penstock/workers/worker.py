@@ -139,7 +139,7 @@ class Worker:
 
     async def start(self) -> None:
         """Connect, and begin to serve. Raises when no server answers now; later it connects again by itself."""
-        await self._connection.reconnect()
+        await self._connection.ready()
         if self._alone:
             await self._remember()
         await self._announced.started()
