@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
@@ -38,8 +37,6 @@ class Link:
         self.connection = aio.Connection(settings, name=name)
         self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
         self._opening = asyncio.Lock()
-        self.opened_at = 0.0
-        """When the connection was opened, on the monotonic clock: what the server did before, it did before then."""
         self.denied: AccessDenied | None = None
         """The last thing that the server would not let us do on this connection."""
 
@@ -50,7 +47,6 @@ class Link:
         async with self._opening:
             if not self.connection.connected:
                 await self.connection.reconnect()
-                self.opened_at = time.monotonic()
                 self.denied = None
                 self.connection.on_denied(self._deny)
         return self.connection
