@@ -15,6 +15,7 @@ from penstock.broker import connect
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
+    RESOURCE_NAME,
     Context,
     err,
     json_option,
@@ -91,7 +92,12 @@ class Plan:
 @click.option("--file", "file", default="-", metavar="FILE", help="JSON lines.  [default: standard input]")
 @click.option("--atomic", is_flag=True, help="All or nothing: see --batch-size.")
 @click.option("--fast", is_flag=True, help="Fast ingest: in order, nothing lost, not atomic.")
-@click.option("--stream", metavar="NAME", help="The stream, with --atomic and --fast.  [default: found by the subject]")
+@click.option(
+    "--stream",
+    type=RESOURCE_NAME,
+    metavar="NAME",
+    help="The stream, with --atomic and --fast.  [default: found by the subject]",
+)
 @click.option(
     "--batch-size",
     type=click.IntRange(1, 1000),
