@@ -161,7 +161,9 @@ def test_prune_removes_what_is_no_longer_declared(tmp_path: Path, nats_server: E
     assert (left.returncode, "left alone without --prune: stream COPY" in left.stdout) == (0, True)
     pruned = here("plan", file, "--prune")
     assert (pruned.returncode, "- stream COPY  delete" in pruned.stdout) == (2, True)
-    assert here("apply", file, "--prune").returncode == 0
+    assert "refused" in left.stdout, "a name that is gone, and is not deleted"
+    applied = here("apply", file, "--prune")
+    assert (applied.returncode, "refused" in pruned.stdout + applied.stdout) == (0, False), applied.stdout
     assert here("plan", file, "--prune").returncode == 0
 
 
