@@ -189,7 +189,7 @@ async def plan(
     if as_json:
         print_json({**plan_json.plan_json(made, concerns), **s.heading})
     else:
-        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns, allow_destroy)])
     return EXIT_ATTENTION if made or made.unreached else EXIT_OK
 
 
@@ -238,7 +238,7 @@ async def apply(
             made = await s.plan(allow_destroy, prune, take_over)
             concerns = concerns.without(_deleted_empty(made))
             if not as_json:
-                _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+                _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns, allow_destroy)])
             outcome = await _outcome(s, made, concerns, allow_destroy)
     if as_json:
         told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)

@@ -111,7 +111,8 @@ def _show(done: ReplicationStatistics, as_json: bool, err_too: bool = False) -> 
             print_json(asdict(done))
         return
     before = f", {counted(done.existed, 'fact')} were there before" if done.existed else ""
-    words = f"appended {counted(done.appended, 'fact')}{before}; confirmed up to sequence {done.position}"
+    confirmed = f"; confirmed up to sequence {done.position}" if done.position else ""
+    words = f"appended {counted(done.appended, 'fact')}{before}{confirmed}"
     (err if err_too else out).print(words, markup=False)
 
 

@@ -136,7 +136,7 @@ def may_settle(findings: Sequence[Finding]) -> bool:
 
 def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
     made = plan(desired, actual)
-    yield from map(_not_looked_at, made.unreached)
+    yield from (_not_looked_at(one, actual) for one in made.unreached)
     for change in made.changes:
         check = Check.STREAMS if change.resource.consumer is None else Check.CONSUMERS
         fields = tuple(field for field in change.fields if not ownership.is_mark(field.name))
@@ -146,12 +146,13 @@ def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
             yield Finding(check, change.resource, _drifted(change, fields), fields)
 
 
-def _not_looked_at(one: Unreached) -> Finding:
+def _not_looked_at(one: Unreached, actual: Actual) -> Finding:
     """Of what could not be looked at nobody knows that it is as declared: neither of an origin nor of what needs it."""
     if one.resource.api:
         return Finding(Check.SOURCES, one.resource, one.reason)
     check = Check.STREAMS if one.resource.consumer is None else Check.CONSUMERS
-    return Finding(check, one.resource, f"was not compared: it {one.reason}, which does not answer")
+    state = "does not exist yet" if actual.config(one.resource) is None else "was not compared"
+    return Finding(check, one.resource, f"{state}: it {one.reason}")
 
 
 def _drifted(change: Change, fields: Sequence[FieldChange]) -> str:

@@ -310,7 +310,9 @@ def test_a_removed_stream_is_refused_until_the_loss_is_allowed(tmp_path: Path, n
     refused = here("apply", file)
     assert (refused.returncode, "stream 'COPY' is no longer declared (N04)" in one_line(refused)) == (1, True)
     assert "COPY" in (tmp_path / "penstock.lock.yaml").read_text()
-    assert here("apply", file, "--allow-destroy").returncode == 0
+    applied = here("apply", file, "--allow-destroy")
+    assert (applied.returncode, "refused" in applied.stdout) == (0, False)
+    assert "allowed by --allow-destroy: N04: stream 'COPY' is no longer declared" in applied.stdout
 
 
 @pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])

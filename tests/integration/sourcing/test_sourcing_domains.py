@@ -297,7 +297,7 @@ def test_a_leaf_that_is_away_does_not_stop_the_rest_of_the_file(domains: Domains
         shown = here("verify", file, "--wait", "0").stdout
         assert "✗ streams as declared" in shown
         assert "✗ consumers as declared" in shown
-        assert "stream TELE_MORE: was not compared: it waits for consumer more" in shown
+        assert "stream TELE_MORE: does not exist yet: it waits for consumer more" in shown
     applied = here("apply", file)
     assert applied.returncode == 0, applied.stdout
     domains.publish(0)
