@@ -49,36 +49,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="With `once`, the id of a finished event is not written, so its handler is started again.",
         tests=("tests/integration/app/test_app.py::test_an_event_that_was_finished_is_not_started_again",),
     ),
-    # -- broker ----------------------------------------------------------------------------------------------------
-    Mutation(
-        name="repeat-a-lost-delete",
-        file="src/penstock/broker/jetstream.py",
-        old="return await self._repeat(what, verb, body, _nothing_was_done)",
-        new="return await self._repeat(what, verb, body, retry.is_retryable)",
-        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
-        tests=("tests/unit/broker/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
-    ),
-    Mutation(
-        name="absent-when-nobody-answers",
-        file="src/penstock/broker/jetstream.py",
-        old='if missing := answer.get("missing"):',
-        new='if (missing := answer.get("missing")) and not answer:',
-        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
-        tests=(
-            "tests/unit/broker/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
-        ),
-    ),
-    Mutation(
-        name="reset-beyond-the-end",
-        file="src/penstock/broker/jetstream.py",
-        old="refuse_beyond_end(await self.stream_info(stream), seq)",
-        new="await self.stream_info(stream)",
-        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
-        tests=(
-            "tests/integration/broker/test_jetstream_api.py"
-            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
-        ),
-    ),
     # -- cli -------------------------------------------------------------------------------------------------------
     Mutation(
         name="plan-always-exits-0",
@@ -162,6 +132,15 @@ MUTATIONS: tuple[Mutation, ...] = (
             "::test_a_message_whose_letter_cannot_be_stored_stays_in_its_stream",
         ),
     ),
+    # -- events ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="leftover-bytes-are-fine",
+        file="src/penstock/events/avro.py",
+        old="if left := len(body) - source.tell():",
+        new="if left := 0:",
+        breaks="A body with bytes behind its Avro datum is read as if it were whole: other data is shown than sent.",
+        tests=("tests/unit/events/test_documents.py::test_a_body_with_more_than_its_event_is_not_read_by_the_schema",),
+    ),
     # -- facts -----------------------------------------------------------------------------------------------------
     Mutation(
         name="forged-receipt",
@@ -226,6 +205,44 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="A caller may append facts to subjects that are not granted to it.",
         tests=("tests/integration/gateway/test_gateway.py::test_whatever_is_not_granted_is_refused",),
     ),
+    # -- jetstream -------------------------------------------------------------------------------------------------
+    Mutation(
+        name="repeat-a-lost-delete",
+        file="src/penstock/jetstream/api.py",
+        old="return await self._repeat(what, verb, body, _nothing_was_done)",
+        new="return await self._repeat(what, verb, body, retry.is_retryable)",
+        breaks="A delete, purge or reset whose answer was lost is sent again, which can delete what was created since.",
+        tests=("tests/unit/jetstream/test_lost_answers.py::test_what_must_not_be_done_twice_is_asked_for_once",),
+    ),
+    Mutation(
+        name="absent-when-nobody-answers",
+        file="src/penstock/jetstream/api.py",
+        old='if missing := answer.get("missing"):',
+        new='if (missing := answer.get("missing")) and not answer:',
+        breaks="Streams whose servers do not answer are taken for absent, so that a plan would create them again.",
+        tests=(
+            "tests/unit/jetstream/test_lost_answers.py::test_a_listing_from_which_servers_left_something_out_is_an_error",
+        ),
+    ),
+    Mutation(
+        name="reset-beyond-the-end",
+        file="src/penstock/jetstream/api.py",
+        old="refuse_beyond_end(await self.stream_info(stream), seq)",
+        new="await self.stream_info(stream)",
+        breaks="A consumer can be reset beyond the end of its stream and then silently skips messages to come.",
+        tests=(
+            "tests/integration/jetstream/test_jetstream_api.py"
+            "::test_a_consumer_is_never_moved_beyond_the_end_of_its_stream",
+        ),
+    ),
+    Mutation(
+        name="trust-a-lagging-replica",
+        file="src/penstock/jetstream/reader.py",
+        old="if info.state.last_seq < wanted.last:\n            return True",
+        new="if info.state.last_seq < wanted.last:\n            return False",
+        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
+        tests=("tests/integration/jetstream/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
+    ),
     # -- observe ---------------------------------------------------------------------------------------------------
     Mutation(
         name="age-of-an-acknowledged-message",
@@ -248,14 +265,6 @@ MUTATIONS: tuple[Mutation, ...] = (
             "tests/integration/observe/test_status.py"
             "::test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one",
         ),
-    ),
-    Mutation(
-        name="silent-pipeline-is-running",
-        file="src/penstock/observe/pipelines.py",
-        old="now - self.heard > SILENT_AFTER",
-        new="self.heard > now + SILENT_AFTER",
-        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
-        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
     ),
     # -- publish ---------------------------------------------------------------------------------------------------
     Mutation(
@@ -298,6 +307,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="Rows without a message id that a restarted server may have stored are sent again: duplicates.",
         tests=("tests/unit/publish/test_ingest.py::test_a_forgotten_batch_leaves_rows_without_an_id_in_doubt",),
     ),
+    # -- server ----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="monitoring-for-everybody",
+        file="src/penstock/server/server_config.py",
+        old="f\"http: {quoted(f'{LOOPBACK}:-1')}\",",
+        new="f\"http: {quoted(f'{config.host}:-1')}\",",
+        breaks="A server that takes clients from other machines shows them its monitoring pages too, without a login.",
+        tests=(
+            "tests/unit/server/test_server_config.py"
+            "::test_another_host_opens_clients_and_leaf_nodes_but_not_monitoring_and_routes",
+        ),
+    ),
     # -- sourcing --------------------------------------------------------------------------------------------------
     Mutation(
         name="answer-before-it-is-stored",
@@ -336,7 +357,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="forged-subject-of-direct-get",
-        file="src/penstock/workers/stored.py",
+        file="src/penstock/workers/pull/stored.py",
         old="values[name][-1]",
         new="values[name][0]",
         breaks="A publisher chooses by a header as which subject and sequence a worker handles its message.",
@@ -450,6 +471,14 @@ MUTATIONS: tuple[Mutation, ...] = (
             "tests/integration/spark/test_source_decisions.py::test_what_publishers_remove_between_planning_and_reading_is_no_loss",
         ),
     ),
+    Mutation(
+        name="silent-pipeline-is-running",
+        file="src/penstock/spark/progress.py",
+        old="now - self.heard > SILENT_AFTER",
+        new="self.heard > now + SILENT_AFTER",
+        breaks="A pipeline whose driver died is shown as running, and nobody is told.",
+        tests=("tests/unit/spark/test_progress.py::test_a_running_pipeline_that_says_nothing_is_silent",),
+    ),
     # -- testing ---------------------------------------------------------------------------------------------------
     Mutation(
         name="eventually-gives-up-quietly",
@@ -468,7 +497,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="if not any(dead.message.sequence == message.sequence for dead in self._run.dead):",
         new="if message:",
         breaks="The handler kit reports messages that were given up as done, so a user's test hides a dead letter.",
-        tests=("tests/unit/workers/test_handler_kit.py::test_what_is_given_up_comes_with_its_reason",),
+        tests=("tests/unit/workers/dispatch/test_handler_kit.py::test_what_is_given_up_comes_with_its_reason",),
     ),
     # -- topology --------------------------------------------------------------------------------------------------
     Mutation(
@@ -531,71 +560,74 @@ MUTATIONS: tuple[Mutation, ...] = (
         old='if not ended(b"\\r\\n", end):',
         new="if end > len(raw):",
         breaks="A delivery without its end is taken for complete, so a handler gets the bytes of a broken frame.",
-        tests=("tests/unit/workers/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
+        tests=("tests/unit/wire/test_deliveries.py::test_skimming_and_parsing_find_what_parsing_alone_finds",),
     ),
+    # -- metrics ---------------------------------------------------------------------------------------------------
     Mutation(
-        name="trust-a-lagging-replica",
-        file="src/penstock/wire/reader.py",
-        old="if info.state.last_seq < wanted.last:\n            return True",
-        new="if info.state.last_seq < wanted.last:\n            return False",
-        breaks="A range is taken for complete although the leader has not caught up with its end: rows are lost.",
-        tests=("tests/integration/wire/test_reader.py::test_a_range_beyond_the_stream_stalls_with_a_reason",),
+        name="bucket-without-its-bound",
+        file="src/penstock/metrics/families.py",
+        old="rows.append((bound, float(running)))",
+        new="rows.append((bound, float(count)))",
+        breaks="The buckets of a histogram do not add up, so Prometheus computes wrong percentiles.",
+        tests=("tests/unit/consume/test_metrics.py::test_a_bucket_holds_its_upper_bound",),
     ),
     # -- workers ---------------------------------------------------------------------------------------------------
     Mutation(
         name="skip-the-worker-fence",
-        file="src/penstock/workers/dispatch.py",
+        file="src/penstock/workers/dispatch/dispatcher.py",
         old="if token_of(lane_id) != token:",
         new="if token is None:",
         breaks="A worker acknowledges a message whose partition went to another worker, where it may still fail: loss.",
         tests=(
-            "tests/unit/workers/test_dispatch.py"
+            "tests/unit/workers/dispatch/test_dispatch.py"
             "::test_a_message_that_was_handled_while_the_lease_was_in_doubt_is_done_once_it_is_not",
         ),
     ),
     Mutation(
         name="handoff-sequence-plus-one",
-        file="src/penstock/workers/lanes.py",
+        file="src/penstock/workers/dispatch/lanes.py",
         old="return self.order[0] - 1 if self.order else max(self.last_done, self.floor, cursor)",
         new="return self.order[0] if self.order else max(self.last_done, self.floor, cursor)",
         breaks="The handoff sequence is one too high: the next owner never handles the first message that was left.",
-        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
+        tests=("tests/unit/workers/dispatch/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
         name="handoff-goes-back",
-        file="src/penstock/workers/claims.py",
+        file="src/penstock/workers/group/claims.py",
         old="done = max(self.handoff, reached.done)",
         new="done = reached.done",
         breaks="The claim of a worker that died without a known ack floor starts over at 0: everything comes twice.",
-        tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
+        tests=("tests/unit/workers/group/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
     ),
     Mutation(
         name="record-under-any-token",
-        file="src/penstock/workers/progress.py",
+        file="src/penstock/workers/group/progress.py",
         old="return found if found and found.token == token else None",
         new="return found",
         breaks="What a worker wrote down before it lost a partition counts for its next owner: messages are lost.",
-        tests=("tests/unit/workers/test_handoff.py::test_a_record_counts_under_its_token_and_for_its_stream",),
+        tests=("tests/unit/workers/group/test_handoff.py::test_a_record_counts_under_its_token_and_for_its_stream",),
     ),
     Mutation(
         name="caught-up-by-the-cursor",
-        file="src/penstock/workers/lanes.py",
+        file="src/penstock/workers/dispatch/lanes.py",
         old="        if not self.live:\n            return self.floor",
         new="        if False:\n            return self.floor",
         breaks="A backlog that the consumer passed over counts as done, since its cursor is beyond it: it is lost.",
-        tests=("tests/unit/workers/test_lanes.py::test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came",),
+        tests=(
+            "tests/unit/workers/dispatch/test_lanes.py::test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came",
+        ),
     ),
     Mutation(
         name="ack-floor-while-catching-up",
-        file="src/penstock/workers/handoff.py",
+        file="src/penstock/workers/group/handoff.py",
         old="acknowledged = floor or 0 if claim.settled else 0",
         new="acknowledged = floor or 0",
         breaks="The ack floor of a worker that died while catching up counts as its handoff: the backlog is skipped.",
-        tests=("tests/unit/workers/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
+        tests=("tests/unit/workers/group/test_handoff.py::test_the_ack_floor_counts_only_for_what_is_settled",),
     ),
     Mutation(
         name="token-outlives-the-lease",
-        file="src/penstock/workers/claims.py",
+        file="src/penstock/workers/group/claims.py",
         old="return claim.token if claim and self._lease.valid else None",
         new="return claim.token if claim else None",
         breaks="A worker handles messages after its lease has ended, at the same time as the next owner.",
@@ -603,20 +635,20 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="pass-a-message-that-waits",
-        file="src/penstock/workers/lanes.py",
+        file="src/penstock/workers/dispatch/lanes.py",
         old="if self.held or self.waits or not self.order:",
         new="if self.held or not self.order:",
         breaks="A message that waits for its next try is tried at once, again and again, whatever the backoff says.",
-        tests=("tests/unit/workers/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
+        tests=("tests/unit/workers/dispatch/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
         name="acknowledge-without-a-letter",
-        file="src/penstock/workers/dispatch.py",
+        file="src/penstock/workers/dispatch/dispatcher.py",
         old="            self._watch.failed(exc)\n            return False",
         new="            self._watch.failed(exc)\n            return True",
         breaks="A message whose dead letter could not be stored is acknowledged all the same: it is lost.",
         tests=(
-            "tests/unit/workers/test_dispatch.py"
+            "tests/unit/workers/dispatch/test_dispatch.py"
             "::test_a_message_that_is_given_up_is_acknowledged_only_once_its_letter_is_stored",
         ),
     ),

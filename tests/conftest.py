@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.streams import Streams
 
-from penstock.broker import Broker, JetStream, connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import Broker, JetStream, connect
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import blocking
 
 if TYPE_CHECKING:  # importing it takes a second, which tests without Spark need not wait for
@@ -28,9 +28,9 @@ settings.load_profile("steady")
 
 OLD_VERSION = "2.10.25"
 ROOT = Path(__file__).parents[1]
-SPARK = "spark"
-"""The tests that share one Spark session. They run one after the other in one process, and kill tests start JVMs of
-their own there."""
+SPARK, JVMS = "spark", "jvms"
+"""The tests that share one Spark session, and those that start JVMs of their own: each of the two runs one after the
+other, in one process."""
 
 
 def pytest_configure() -> None:
@@ -44,12 +44,12 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest: all tests with Spark."""
-    items.sort(key=lambda item: _together(item.nodeid) != SPARK)
+    items.sort(key=lambda item: [SPARK, JVMS].index(_together(item.nodeid)) if _needs_spark(_file(item.nodeid)) else 2)
 
 
 @pytest.hookimpl(optionalhook=True)  # there is no such hook without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """All tests with Spark go to one process of the run, those of any other file to one each, in the order above."""
+    """Tests that share a session go to one process, those with JVMs of their own to another, and so does each file."""
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
     class Files(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
@@ -62,15 +62,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _together(nodeid: str) -> str:
     """What a test runs together with in one process: the tests with Spark, or those of its file."""
-    file = nodeid.partition("::")[0]
-    return SPARK if _needs_spark(file) else file
+    file = _file(nodeid)
+    if not _needs_spark(file):
+        return file
+    return SPARK if _shares_session(file) else JVMS
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @cache
 def _needs_spark(file: str) -> bool:
     """Whether a file uses the session, or starts Spark by itself."""
+    return file.startswith("tests/e2e/spark/") or _shares_session(file)
+
+
+@cache
+def _shares_session(file: str) -> bool:
     text = (ROOT / file).read_text()
-    return file.startswith("tests/e2e/spark/") or "SparkSession" in text or 'usefixtures("spark")' in text
+    return "SparkSession" in text or 'usefixtures("spark")' in text
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 
-from penstock.workers.messages import Message, MessageContext
+from penstock.consume.messages import Message, MessageContext
 
 NODES = tuple(f"node-{number:02}" for number in range(1, 13))
 

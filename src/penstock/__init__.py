@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from penstock.app import App, Message
     from penstock.app.blocking import connect_blocking
     from penstock.app.client import Client, connect
+    from penstock.consume.verdicts import Reject, RetryLater
     from penstock.errors import PenstockError
     from penstock.facts import BlockingFacts, FactConflict, Facts, ForeignReceipt, StaleReceipt
     from penstock.gateway import BlockingGatewayClient, GatewayLogin
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from penstock.sourcing.flow import Flow
     from penstock.sourcing.mapping import Mapping
     from penstock.sourcing.receiver import Receiver, consumer_config
-    from penstock.workers.verdicts import Reject, RetryLater
 
 __version__ = "0.2.0"
 __all__ = [
@@ -63,8 +63,8 @@ __getattr__ = lazily(
         "Message": "penstock.app",
         "PenstockError": "penstock.errors",
         "Receiver": "penstock.sourcing.receiver",
-        "Reject": "penstock.workers.verdicts",
-        "RetryLater": "penstock.workers.verdicts",
+        "Reject": "penstock.consume.verdicts",
+        "RetryLater": "penstock.consume.verdicts",
         "Settings": "penstock.settings",
         "StaleReceipt": "penstock.facts",
         "connect": "penstock.app.client",

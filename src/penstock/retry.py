@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,9 +39,58 @@ def is_retryable(error: BaseException) -> bool:
     return isinstance(error, PenstockError) and error.retryable
 
 
+class Tries:
+    """One series of tries at the same thing: each failure is followed by a longer pause, up to a deadline.
+
+    Every loop that connects again, or asks again, waits by this class: jitter, growth, start-over and deadline are
+    the same everywhere.
+    """
+
+    def __init__(
+        self,
+        within: float | None = None,
+        backoff: Backoff | None = None,
+        retry_on: Callable[[BaseException], bool] = is_retryable,
+        tell: Callable[[PenstockError], None] | None = None,
+    ) -> None:
+        """`within`: seconds after which it gives up; None: never. `tell` hears of each failure that is retried."""
+        self._backoff = backoff or Backoff()
+        self._retry_on = retry_on
+        self._tell = tell
+        self._until = None if within is None else time.monotonic() + within
+        self._delays = self._backoff.delays()
+
+    def succeeded(self) -> None:
+        """Begin with short pauses again; the deadline stays."""
+        self._delays = self._backoff.delays()
+
+    def pause(self, error: PenstockError) -> float:
+        """Seconds to wait after a failure. Raises `error` when it is final, or when the deadline would pass."""
+        delay = next(self._delays)
+        if not self._retry_on(error) or (self._until is not None and time.monotonic() + delay >= self._until):
+            raise error
+        if self._tell:
+            self._tell(error)
+        return delay
+
+    async def failed(self, error: PenstockError, stop: asyncio.Event | None = None) -> None:
+        """Wait before the next try, at most until `stop` is set. Raises `error` as `pause` does."""
+        delay = self.pause(error)
+        if stop is None:
+            await asyncio.sleep(delay)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await stop.wait()
+
+    def failed_blocking(self, error: PenstockError) -> None:
+        """`failed` for blocking code."""
+        time.sleep(self.pause(error))
+
+
 async def retrying(
     call: Callable[[], Awaitable[T]],
-    within: float,
+    within: float | None,
     backoff: Backoff | None = None,
     retry_on: Callable[[BaseException], bool] = is_retryable,
 ) -> T:
@@ -48,30 +98,24 @@ async def retrying(
 
     Only for calls that may be repeated: an answer that was lost counts as a failure here.
     """
-    deadline = time.monotonic() + within
-    for delay in (backoff or Backoff()).delays():
+    tries = Tries(within, backoff, retry_on)
+    while True:
         try:
             return await call()
         except PenstockError as exc:
-            if not retry_on(exc) or time.monotonic() + delay >= deadline:
-                raise
-            await asyncio.sleep(delay)
-    raise AssertionError("delays() never ends")
+            await tries.failed(exc)
 
 
 def retrying_blocking(
     call: Callable[[], T],
-    within: float,
+    within: float | None,
     backoff: Backoff | None = None,
     retry_on: Callable[[BaseException], bool] = is_retryable,
 ) -> T:
     """`retrying` for blocking code."""
-    deadline = time.monotonic() + within
-    for delay in (backoff or Backoff()).delays():
+    tries = Tries(within, backoff, retry_on)
+    while True:
         try:
             return call()
         except PenstockError as exc:
-            if not retry_on(exc) or time.monotonic() + delay >= deadline:
-                raise
-            time.sleep(delay)
-    raise AssertionError("delays() never ends")
+            tries.failed_blocking(exc)

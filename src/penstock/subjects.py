@@ -25,6 +25,11 @@ UNPRINTABLE = re.compile(r"[\s\x00-\x20\x7f]")
 T = TypeVar("T")
 
 
+def api_prefix(domain: str | None) -> str:
+    """What the requests to JetStream begin with: that of the own server, or that of another domain."""
+    return f"$JS.{domain}.API" if domain else "$JS.API"
+
+
 def problem(subject: str) -> str | None:
     """Why this cannot be a subject or filter that Penstock publishes to or reads by; None when it can."""
     if not subject:

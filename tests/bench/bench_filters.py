@@ -14,9 +14,9 @@ import rawnats
 from crew import cpu_seconds
 from harness import Bench, Figure
 
-from penstock.broker import Broker, connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import Broker, connect
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 
 STREAM = "FILTERS"
 DATA = b"x" * 200
@@ -67,9 +67,10 @@ async def cost(server: EmbeddedServer, filters: list[str]) -> float:
 
 
 async def pull(broker: Broker, count: int) -> None:
-    inbox = broker.client.new_inbox()
-    subscription = await broker.client.subscribe(inbox)
-    await broker.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.c", json.dumps({"batch": count}).encode(), reply=inbox)
+    connection, inbox = broker.connection, broker.settings.new_inbox()
+    sid = await connection.subscribe(inbox)
+    ask = json.dumps({"batch": count}).encode()
+    await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.c", ask, reply=inbox)
     for _ in range(count):
-        await subscription.next_msg(timeout=60)
-    await subscription.unsubscribe()
+        await connection.receive(60)
+    await connection.unsubscribe(sid)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from harness import Bench, Figure, Timed
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import BlockingFacts, Facts
 from penstock.gateway import BlockingGatewayClient, GatewayClient, GatewayLogin
+from penstock.server.embedded import EmbeddedServer
 
 STREAM, CONSUMER, SUBJECT = "FACTS", "reader", "facts.bench"
 PAGE = 500

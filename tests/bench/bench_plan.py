@@ -10,8 +10,8 @@ from pathlib import Path
 import nats
 from harness import Bench, Figure
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import connect
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology import actual
 from penstock.topology.apply import apply
 from penstock.topology.load import load

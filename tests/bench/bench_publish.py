@@ -12,8 +12,8 @@ import rawnats
 from harness import Bench, Timed
 from publish_load import DATA, STREAM, SUBJECT
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import IngestOptions
+from penstock.server.embedded import EmbeddedServer
 
 
 def run(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import rawnats
 from harness import Bench, Figure, memory_of
 from publish_load import STREAM
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 KEPT_BYTES = 64 * 1024 * 1024
 """The stream keeps so much: ten million messages need not lie on the disk."""

@@ -11,7 +11,7 @@ import sourcing_load as load
 from harness import Bench, Timed
 from sourcing_load import COPY, DATA
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import leaf_pair
 from penstock.wire import compiled
 

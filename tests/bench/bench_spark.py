@@ -11,7 +11,7 @@ from harness import Bench, Figure, peak_during
 from read_load import DATA, STREAM
 from spark_load import Jetstream, spark_running
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import compiled
 
 LIMIT, WRITE_LIMIT = "raw read", "raw atomic"

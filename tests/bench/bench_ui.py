@@ -15,16 +15,17 @@ from pathlib import Path
 from bench_plan import CONSUMERS_A_STREAM, applied, platform_file
 from harness import Bench, Figure
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream.kv import BATCH, Bucket, Write
 from penstock.observe.snapshot import take
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
-from penstock.workers.claims import Claim
-from penstock.workers.identity import WorkerRecord, worker_key
-from penstock.workers.kv import BATCH, Bucket, Control, Write
+from penstock.workers.group.claims import Claim
+from penstock.workers.group.identity import WorkerRecord, worker_key
+from penstock.workers.group.publication import HEAD, OF
+from penstock.workers.group.watching import GroupWatches
 from penstock.workers.partitions import Partition
-from penstock.workers.publication import HEAD, OF
 from penstock.workers.sources import partition_json
-from penstock.workers.watching import GroupWatches
 
 FIRST_PAGE = 1.0
 """Seconds."""

@@ -13,7 +13,7 @@ from functools import partial
 from crew import SUBJECTS, Crew, Outcome, Sample
 from harness import Bench, Figure, Timed
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 SOAKS = True
 RATE = 10_000

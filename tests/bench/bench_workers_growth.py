@@ -8,7 +8,7 @@ import group_load
 from group_load import TTL, WINDOWS, Growth, Shared
 from harness import Bench, Figure
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 PARTITIONS = (100, 1_000, 10_000)
 WORKERS = (5, 25, 100)

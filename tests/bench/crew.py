@@ -21,9 +21,9 @@ import worker_load
 from harness import rss
 from worker_load import PATTERN, STREAM
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import connect
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 
 DATA = b"x" * 200

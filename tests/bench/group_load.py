@@ -10,21 +10,22 @@ from dataclasses import dataclass, replace
 
 import rawnats
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import Json
+from penstock.consume.instance import new_instance
+from penstock.consume.messages import Message, MessageContext
+from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import Json
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.wire import aio, frames
-from penstock.workers import publication
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions
-from penstock.workers.identity import new_instance
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.member import Member
-from penstock.workers.messages import Message, MessageContext
+from penstock.workers.group import publication
+from penstock.workers.group.member import Member
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import WorkerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import Listed
-from penstock.workers.stabilization import Windows
 
 STREAM = "SHARED"
 WITHIN = 600.0

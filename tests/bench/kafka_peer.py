@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyspark
 
-from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError
+from penstock.server.ports import free_ports
 from penstock.testing import eventually
 
 HERE = Path(__file__).resolve().parent

@@ -20,10 +20,10 @@ from pathlib import Path
 import faststream_peer
 from harness import Bench, Figure, Timed
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.errors import DeadlineExceeded, NotFound
+from penstock.jetstream.api import JetStream
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import blocking
 
 SERVICES = Path(__file__).resolve().parent / "services"

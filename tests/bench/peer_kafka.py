@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from read_load import DATA, STREAM
 from spark_load import Jetstream, drained, finished, rows, spark_running
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import IngestOptions
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import compiled
 
 OUTPUT = "OUTPUT"

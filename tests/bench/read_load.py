@@ -10,11 +10,11 @@ import nats
 import rawnats
 from harness import Timed
 
+from penstock.jetstream.pull import consumer_config
+from penstock.jetstream.reader import Range, read_range
 from penstock.settings import Settings
 from penstock.wire import frames
 from penstock.wire.blocking import connect
-from penstock.wire.pull import consumer_config
-from penstock.wire.reader import Range, read_range
 
 STREAM, SUBJECT = "READ", "read.events"
 DATA = b"x" * 200

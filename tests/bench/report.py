@@ -13,7 +13,7 @@ from typing import Any
 
 from harness import Bench, Figure, Goal
 
-from penstock.broker.embedded import find_binary
+from penstock.server.embedded import find_binary
 
 RESULT_COLUMNS = ("contestant", "median", "min – max", "ratio (min – max)")
 GOAL_COLUMNS = ("goal", "measured", "met")

@@ -10,8 +10,8 @@ import rawnats
 from harness import Timed
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import NotFound
+from penstock.jetstream.api import JetStream
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.bridge import Bridge, BridgeConfig

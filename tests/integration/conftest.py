@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import find_binary
+from penstock.server.embedded import find_binary
 from penstock.testing import eventually
 
 Serve = Callable[[str], int]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyspark
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 COUNT = 7
 CLASSIC = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.jetstream import Requester
+from penstock.jetstream.api import Requester
 
 
 class Dead(Exception):

@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.support.commands import ended
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import AccessDenied, PenstockError
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.subjects import covered
 from penstock.wire import aio

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.commands import ended
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, overload
 
 from tests.support.connections import ThreadedConnection
 
-from penstock.broker.jetstream import JetStream
+from penstock.jetstream.api import JetStream
 from penstock.publish import (
     AtomicBatch,
     BatchAck,
@@ -33,6 +33,7 @@ from penstock.publish.outcome import SETTLE
 from penstock.publish.rows import Publication
 from penstock.settings import Settings
 from penstock.testing import eventually_async
+from penstock.wire.blocking import run
 from penstock.wire.headers import Headers
 
 OnLost = Callable[[Lost], object]
@@ -44,7 +45,10 @@ class ThreadedPublisher:
     def __init__(self, inner: BlockingPublisher) -> None:
         self.inner = inner
         self.connection = ThreadedConnection(inner.connection)
-        self.jetstream = JetStream(self.connection.requester())
+        self.jetstream = JetStream(self._request)
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        return await asyncio.to_thread(lambda: run(self.inner._request(subject, payload, timeout)))
 
     @classmethod
     async def connect(cls, settings: Settings) -> Self:

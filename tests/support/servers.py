@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from tests.support.streams import delete_streams
 
-from penstock.broker import Broker, connect
+from penstock.jetstream import Broker, connect
 from penstock.testing import LeafPair
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.broker import JetStream
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.jetstream import JetStream
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.wire import frames, headers
 from penstock.wire.blocking import Connection, run
 

@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock import errors
-from penstock.broker.codes import refusal
+from penstock.jetstream.codes import refusal
 
 SAMPLES: dict[str, object] = {"int": 3, "float": 1.5, "str": "text", "tuple[str, ...]": ("a", "b")}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.embedded import find_binary
+from penstock.server.embedded import find_binary
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = [ROOT / "requirements.lock", *sorted((ROOT / "scripts" / "locks").glob("*.lock"))]

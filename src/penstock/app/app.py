@@ -27,20 +27,20 @@ from penstock.app.groups import GroupMember, OnPartitions, Resolved
 from penstock.app.handled import Handled
 from penstock.app.message import Message
 from penstock.app.once import Once, Origin
-from penstock.broker.jetstream import JetStream
+from penstock.consume import messages
 from penstock.consume.durable import Durable, DurableOptions
+from penstock.consume.handlers import is_async, place_of
+from penstock.consume.messages import MessageContext
+from penstock.consume.verdicts import described
 from penstock.errors import ConfigError, PenstockError, StreamNotFound, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish.atomic import Publisher
 from penstock.retry import retrying
 from penstock.settings import Settings
 from penstock.topology.load import load
 from penstock.topology.model import ConsumerSpec, Platform
 from penstock.units import parse_duration
-from penstock.workers import messages
-from penstock.workers.handlers import is_async, place_of
-from penstock.workers.handling import CONCURRENCY
-from penstock.workers.messages import MessageContext
-from penstock.workers.verdicts import described
+from penstock.workers.dispatch.handling import CONCURRENCY
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from penstock.app import payloads
 from penstock.app.message import Message
+from penstock.consume import messages
+from penstock.consume.handlers import is_async, refuse_generators
+from penstock.consume.messages import MessageContext
+from penstock.consume.threads import Threads
+from penstock.consume.verdicts import Reject
 from penstock.errors import ConfigError
-from penstock.workers import messages
-from penstock.workers.handlers import is_async, refuse_generators
-from penstock.workers.messages import MessageContext
-from penstock.workers.threads import Threads
-from penstock.workers.verdicts import Reject
 
 Call = Callable[[Any], Awaitable[Any]]
 """Takes a message, or a list of them."""

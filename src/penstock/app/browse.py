@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StoredMessage, parse_time
 from penstock.errors import ConfigError, MessageNotFound, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StoredMessage, parse_time
 from penstock.units import parse_since
 from penstock.wire import aio, frames
 

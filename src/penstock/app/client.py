@@ -17,12 +17,12 @@ from typing import Any, Protocol
 from penstock.app import payloads
 from penstock.app.browse import Browser
 from penstock.app.buckets import Bucket
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
 from penstock.errors import PenstockError
 from penstock.facts import Appended, Confirmation, Fact, Facts, Page
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.publish.atomic import AtomicBatch, Publisher
 from penstock.publish.fast import FastIngest
 from penstock.settings import Settings
@@ -72,7 +72,7 @@ class Client:
         not; with a `message_id` it can be published again within the stream's duplicate window.
         """
         all_headers = {**(headers or {}), **({"Nats-Msg-Id": message_id} if message_id else {})}
-        await self._publisher._ready()
+        await self._publisher.ready()
         answer = await self._publisher.connection.request(subject, payloads.encode(value), all_headers or None)
         return stored_at(answer.data, subject)
 
@@ -111,7 +111,7 @@ class Client:
             failure=Failure.of(error),
             failed_at=datetime.now(UTC),
         )
-        await self._publisher._ready()
+        await self._publisher.ready()
         return (await capture(self._publisher.connection, letter, dlq, domain=self.settings.domain)).new
 
     async def append_fact(self, subject: str, fact_id: str, value: Any, *, headers: Headers | None = None) -> Appended:

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.consume.verdicts import RetryLater
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.publish.atomic import AtomicBatch, Publisher
 from penstock.publish.errors import BatchOutcomeUnknown, BatchRejected, TooLarge, WrongSequence
 from penstock.publish.model import MAX_MESSAGES
 from penstock.wire.headers import Headers
-from penstock.workers.verdicts import RetryLater
 
 MAX_BYTES = 8 * 2**20
 """Of one commit, unless a single batch is larger."""

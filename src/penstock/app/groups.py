@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.app.message import Message
+from penstock.consume import messages
 from penstock.consume.durable import Counts
+from penstock.consume.instance import new_instance
+from penstock.consume.messages import MessageContext
+from penstock.consume.metrics import WorkerMetrics
+from penstock.consume.verdicts import BACKOFF, MAX_DELIVER, Retries
 from penstock.errors import ConfigError
+from penstock.metrics.endpoint import Health
 from penstock.settings import Settings
 from penstock.topology.model import GroupSpec, Platform
-from penstock.workers import messages
-from penstock.workers.assignment import STRATEGIES
-from penstock.workers.endpoint import Health
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions, SourceMaker
-from penstock.workers.handling import CONCURRENCY
-from penstock.workers.identity import new_instance
-from penstock.workers.messages import MessageContext
-from penstock.workers.metrics import WorkerMetrics
+from penstock.workers.dispatch.handling import CONCURRENCY
+from penstock.workers.group.assignment import STRATEGIES
+from penstock.workers.group.options import GroupOptions, SourceMaker
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import WorkerOptions
 from penstock.workers.partitions import Partition, SubjectPattern
 from penstock.workers.sources import Hashed, Listed, SeenInStream
-from penstock.workers.verdicts import BACKOFF, MAX_DELIVER, Retries
 
 Wrap = Callable[[messages.Message, MessageContext], Message]
 

@@ -15,14 +15,19 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from penstock.app.client import stored_at
 from penstock.app.message import Message
-from penstock.broker.model import NANOSECONDS
 from penstock.deadletter import letters
 from penstock.errors import AlreadyExists, MessageNotFound
+from penstock.jetstream.model import NANOSECONDS
 from penstock.publish.atomic import Publisher
+from penstock.retry import retrying
 
 BUCKET = "penstock-handled"
 STREAM = f"KV_{BUCKET}"
+NOTED_WITHIN = 30.0
+"""Seconds for which writing an id is tried again, while the server is away: the handler has finished, and would be run
+again without it."""
 
 
 class Handled:
@@ -65,7 +70,14 @@ class Handled:
         except MessageNotFound:
             pass
         await self._call(message)
-        await self._publisher.connection.request(subject, b"%d" % message.sequence)
+        await retrying(lambda: self._note(subject, message.sequence), NOTED_WITHIN)
+
+    async def _note(self, subject: str, sequence: int) -> None:
+        """Write that an event is handled. Harmless when it is repeated, since an id is kept once."""
+        domain = self._publisher.connection.settings.domain
+        await self._publisher.ready()
+        into = f"$JS.{domain}.API.{subject}" if domain else subject
+        stored_at((await self._publisher.connection.request(into, b"%d" % sequence)).data, subject)
 
 
 def key_of(message: Message) -> str:

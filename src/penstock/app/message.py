@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from penstock.app.once import OnceBatch, Origin
-from penstock.workers import messages
-from penstock.workers.messages import MessageContext
+from penstock.consume import messages
+from penstock.consume.messages import MessageContext
 
 Atomic = Callable[[str, Origin], OnceBatch]
 

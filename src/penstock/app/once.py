@@ -27,10 +27,10 @@ from typing import Any, Self
 
 from penstock.app import payloads
 from penstock.app.commits import Commits, Wanted
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.consume.durable import GoneToOthers
 from penstock.errors import AccessDenied, ConfigError, PenstockError, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json
 from penstock.publish.atomic import Publisher
 from penstock.wire.headers import Headers
 

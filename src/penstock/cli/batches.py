@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import click
 
-from penstock.broker import StreamInfo, connect
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -24,6 +23,7 @@ from penstock.cli.common import (
 )
 from penstock.deadletter import inventory
 from penstock.errors import StreamNotFound
+from penstock.jetstream import StreamInfo, connect
 from penstock.publish import advisories
 from penstock.publish.advisories import Abandonment
 from penstock.settings import Settings

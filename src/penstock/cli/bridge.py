@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StreamInfo
 from penstock.cli.common import (
     CONNECTION_OPTIONS,
     EXIT_OK,
@@ -28,6 +26,8 @@ from penstock.cli.common import (
     table,
 )
 from penstock.errors import ConsumerNotFound, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StreamInfo
 from penstock.settings import Settings
 from penstock.sourcing import bridge as bridging
 from penstock.sourcing.bridge import Bridge, BridgeConfig, BridgeStatistics

@@ -7,13 +7,13 @@ import functools
 import math
 import os
 import re
-import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NoReturn, TextIO, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeVar
 
 import click
 from rich.cells import cell_len
@@ -26,7 +26,9 @@ from penstock.cli.terminal import Terminal, Text, echo
 from penstock.errors import BadSetting, ConfigError, UsageError
 from penstock.printable import json_text
 from penstock.settings import Settings, without_login
-from penstock.wire import resolve
+
+if TYPE_CHECKING:  # loading a platform file is not part of the start of every command
+    from penstock.topology.model import Platform
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -85,6 +87,14 @@ class Context:
             declared = load(self.file or PLATFORM_FILE, self.env).environment.settings_overrides()
             return self._told(declared, self._loaded({**declared, **self._given(), **given}))
         return self._loaded({**self.connection, **given})
+
+    def platform(self) -> Platform | None:
+        """The platform file that was named, or the one in this folder; None when there is none."""
+        from penstock.topology.load import load
+
+        if self.file or self.env or Path(PLATFORM_FILE).exists():
+            return load(self.file or PLATFORM_FILE, self.env)
+        return None
 
     def settings_below_flags(self, **values: Any) -> Settings:
         """Settings with values that win over the settings file, and give way to flags and `PENSTOCK_*` variables."""
@@ -259,19 +269,8 @@ def sync(command: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
 
 
 def run_async(call: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, without waiting for a name server beyond `--timeout`."""
-    with asyncio.Runner(loop_factory=_Loop) as runner:
-        return runner.run(call)
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that does not outlast `--timeout`: its own threads would be waited for, with the name server."""
-
-    async def getaddrinfo(self, host: Any, port: Any, **named: Any) -> Any:
-        answer = await resolve.asked(lambda: list(socket.getaddrinfo(host, port, **named)))
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+    """Run an async call of a command to its end."""
+    return asyncio.run(call)
 
 
 def fail(message: str) -> None:

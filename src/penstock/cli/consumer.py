@@ -10,9 +10,6 @@ from typing import Any
 
 import click
 
-from penstock.broker import ConsumerInfo, JetStream, StreamInfo, connect
-from penstock.broker.jetstream import refuse_beyond_end, refuse_unmovable
-from penstock.broker.resets import FATES, ResetEffect, foresee, reset_words
 from penstock.cli import governance
 from penstock.cli.common import (
     EXIT_OK,
@@ -31,6 +28,9 @@ from penstock.cli.common import (
 from penstock.cli.terminal import Text
 from penstock.errors import MessageNotFound
 from penstock.facts.governance import described
+from penstock.jetstream import ConsumerInfo, JetStream, StreamInfo, connect
+from penstock.jetstream.api import refuse_beyond_end, refuse_unmovable
+from penstock.jetstream.resets import FATES, ResetEffect, foresee, reset_words
 from penstock.sourcing import resets as sourcing
 from penstock.units import counted, format_duration, from_nanoseconds, parse_duration, parse_moment
 

@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import click
 
-from penstock.broker import StreamInfo, connect
-from penstock.broker.model import Json, StoredMessage
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -50,6 +48,8 @@ from penstock.deadletter.tally import Tally
 from penstock.deadletter.targets import Subjects, captured_subjects, nowhere_to_go
 from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import ConfigError, NotFound
+from penstock.jetstream import StreamInfo, connect
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.settings import Settings
 from penstock.subjects import is_dead_letter, is_literal, problem
 from penstock.units import counted, parse_since

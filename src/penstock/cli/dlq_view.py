@@ -13,12 +13,12 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
 
-from penstock.broker.model import Json, StoredMessage
 from penstock.cli.common import Column, table
 from penstock.cli.terminal import Text
 from penstock.deadletter.letters import FiledLetter
 from penstock.deadletter.reconcile import Reconciled
 from penstock.deadletter.selection import Group
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.units import approximate_duration, counted
 
 GROUPS: list[Column] = ["gave up, error", ("letters", "right"), ("oldest", "right"), ("newest", "right"), "fingerprint"]

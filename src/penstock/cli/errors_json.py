@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from penstock.broker.model import Json
 from penstock.cli.common import print_json
 from penstock.errors import PenstockError
+from penstock.jetstream.model import Json
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from penstock.broker import ConsumerInfo, metadata
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -26,7 +25,8 @@ from penstock.cli.common import (
     usage,
 )
 from penstock.facts.governance import Governance, Position, described
-from penstock.facts.link import Link
+from penstock.jetstream import ConsumerInfo, metadata
+from penstock.jetstream.connection import Broker
 from penstock.settings import Settings
 from penstock.units import approximate_duration, counted, parse_duration
 
@@ -49,7 +49,7 @@ Idle = tuple[ConsumerInfo, timedelta]
 
 async def unused(settings: Settings, streams: Iterable[str], longer_than: timedelta) -> list[Idle]:
     """The durable consumers that have been idle for that long, the longest first."""
-    link = Link(settings, "penstock consumer")
+    link = Broker(settings, "penstock consumer")
     try:
         names = list(streams) or await link.jetstream.stream_names()
         found = [one for name in names for one in await link.jetstream.consumers(name)]
@@ -133,7 +133,7 @@ async def prune(
 
 async def _remove(settings: Settings, chosen: Iterable[Idle], limit: timedelta) -> list[Position]:
     """Remove each, unless somebody began to read through it since it was listed."""
-    link = Link(settings, "penstock consumer")
+    link = Broker(settings, "penstock consumer")
     try:
         governance, removed = Governance(link), []
         for listed, _ in chosen:
@@ -165,7 +165,7 @@ async def restore(context: Context, stream: str | None, name: str | None, as_jso
     """
     if (stream is None) != (name is None):
         usage("name the stream and the consumer, or neither to list what can be restored")
-    link = Link(context.settings(), "penstock consumer")
+    link = Broker(context.settings(), "penstock consumer")
     try:
         governance = Governance(link)
         if stream and name:

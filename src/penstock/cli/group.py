@@ -24,13 +24,14 @@ from penstock.cli.common import (
     sync,
     table,
 )
-from penstock.workers import endpoint
-from penstock.workers.group_options import bucket_name, group_name
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.migration import Migration, Parity
-from penstock.workers.migration_watch import Reading, Rule, Watch
+from penstock.jetstream.kv import Bucket
+from penstock.metrics import endpoint
+from penstock.publish.control import Control
+from penstock.workers.group.migration import Migration, Parity
+from penstock.workers.group.migration_watch import Reading, Rule, Watch
+from penstock.workers.group.options import bucket_name, group_name
+from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview, look
 from penstock.workers.options import part_of_name
-from penstock.workers.overview import GroupOverview, PartitionOverview, WorkerOverview, look
 
 WORKERS: list[Column] = [
     "worker", "state", "process", ("partitions", "right"), ("lag", "right"), ("again", "right"), ("version", "right"),
@@ -190,7 +191,7 @@ async def _watch(migration: Migration, watch: Watch, more: dict[str, Any], as_js
     loop = asyncio.get_running_loop()
     well_since, end = loop.time(), None
     if more["metrics_port"] is not None:
-        port, end = endpoint.serve(more["metrics_port"], "127.0.0.1", endpoint.always_well, watch)
+        port, end = endpoint.serve(more["metrics_port"], "127.0.0.1", endpoint.always_well, watch.numbers())
         err.print(f"metrics: http://127.0.0.1:{port}/metrics", markup=False)
     try:
         while True:

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from penstock.cli.common import EXIT_OK, Context, Read, err, json_option, out, print_json, sync, usage
+from penstock.publish.control import Control
 from penstock.units import counted
-from penstock.workers.group_options import group_name
-from penstock.workers.kv import Control
-from penstock.workers.operations import Groups
+from penstock.workers.group.operations import Groups
+from penstock.workers.group.options import group_name
 
 GROUP = Read("name", group_name)
 FORCE = "The workers that the group still lists are dead."

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ServerFailed
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 
 STOP_WITHIN = 10.0  # seconds

@@ -8,7 +8,6 @@ from typing import Any
 import click
 import yaml
 
-from penstock.broker import JetStream, connect
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -22,6 +21,7 @@ from penstock.cli.common import (
     sync,
 )
 from penstock.errors import UsageError
+from penstock.jetstream import JetStream, connect
 from penstock.topology import actual, lint
 from penstock.topology import apply as carrying_out
 from penstock.topology import plan as planning

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from types import ModuleType
 
-from penstock.broker import JetStream
 from penstock.cli.common import out
 from penstock.cli.dlq_view import groups_table
 from penstock.cli.services_story import run_services
@@ -14,6 +13,7 @@ from penstock.deadletter import inventory
 from penstock.deadletter.letters import FiledLetter
 from penstock.deadletter.replay import ReplayOptions, replay
 from penstock.deadletter.selection import Selection, grouped
+from penstock.jetstream import JetStream
 from penstock.settings import Settings
 from penstock.units import counted
 from penstock.wire import aio

@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 is used, so that start-up stays fast."""
 
 
-TAKE_PLATFORM = frozenset({"batches", "consumer", "fetch", "confirm", "dlq", "rotate-key", "status", "work"})
+TAKE_PLATFORM = frozenset({"batches", "consumer", "fetch", "confirm", "dlq", "rotate-key", "status", "view", "work"})
 """Commands about a server that may take it from a platform file: `--file` and `--env`."""
 ENV_PREFIX = "PENSTOCK"
 EXTRAS = {

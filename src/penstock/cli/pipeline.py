@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.broker import connect
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_ERROR,
@@ -28,6 +27,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.pipeline_view import LiveView, listing, status_table, to_json
 from penstock.cli.platform import env_option
+from penstock.jetstream import connect
 from penstock.observe.pipelines import Declared, PipelineStatus, collect_pipelines
 from penstock.settings import Settings
 from penstock.topology.load import load

@@ -11,10 +11,11 @@ from rich.live import Live
 
 from penstock.cli.common import Column, err, table
 from penstock.errors import PenstockError
-from penstock.observe.pipelines import PipelineStatus, Progress, now
+from penstock.observe.pipelines import PipelineStatus
 from penstock.observe.status import ConsumerStatus, consumer_status
 from penstock.settings import Settings
 from penstock.spark.link import Link
+from penstock.spark.progress import Progress, now
 from penstock.topology.model import PipelineSpec, Platform
 from penstock.units import format_duration, format_size
 

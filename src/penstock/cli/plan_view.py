@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from penstock.broker.metadata import PLATFORM
 from penstock.cli.terminal import Text
+from penstock.jetstream.metadata import PLATFORM
 from penstock.topology import ownership
 from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, CONSUMER_LIMITS, STREAM_BY_WIRE

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 import click
 
-from penstock.broker import connect
-from penstock.broker.connection import Broker
-from penstock.broker.model import Json
 from penstock.cli import errors_json, plan_view
 from penstock.cli.common import (
     EXIT_ATTENTION,
@@ -32,6 +29,9 @@ from penstock.cli.lint import findings_table
 from penstock.cli.terminal import Text
 from penstock.deadletter.waiting import given_up
 from penstock.errors import ConfigError, DeadlineExceeded, PenstockError, ServerBusy
+from penstock.jetstream import connect
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.model import Json
 from penstock.settings import Settings
 from penstock.sourcing import holes
 from penstock.topology import actual, needs, plan_json

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from penstock.broker import connect
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -27,6 +26,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.input import LineReader, open_lines
 from penstock.errors import ConfigError, OutcomeUnknown, PenstockError, UsageError
+from penstock.jetstream import connect
 from penstock.publish.atomic import Publisher
 from penstock.publish.lines import BadLine, LineFormat, Numbered
 from penstock.publish.loading import AtomicLoad, FastLoad, Load, LoadReport, PlainLoad, stream_of

@@ -19,15 +19,16 @@ import click
 from rich.table import Table
 
 from penstock.app import App
-from penstock.broker import Broker, JetStream, connect
 from penstock.cli.common import Column, out, progress, sync, table
 from penstock.cli.home import Home
 from penstock.cli.letters_story import repair, show_failures
 from penstock.cli.services_story import INSTANCES, run_group, run_services
 from penstock.cli.status import render
 from penstock.cli.terminal import Text
+from penstock.consume import failures
 from penstock.errors import NotFound
 from penstock.examples import example_dir, load_module
+from penstock.jetstream import Broker, JetStream, connect
 from penstock.observe.status import collect
 from penstock.publish import Publisher
 from penstock.settings import Settings
@@ -38,10 +39,9 @@ from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.topology.resource import Desired
 from penstock.units import counted
-from penstock.workers import failures
 
 if TYPE_CHECKING:  # Spark takes a second to import
-    from penstock.observe.pipelines import Progress
+    from penstock.spark.progress import Progress
     from penstock.spark.runs import PipelineResult
 
 T = TypeVar("T")

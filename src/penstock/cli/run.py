@@ -10,9 +10,9 @@ from penstock.app import App
 from penstock.cli.common import Context, flag_values, json_option, sync
 from penstock.cli.reload import run_reloading
 from penstock.cli.serving import Serving, serve_app, serving_options
+from penstock.consume.handlers import find
 from penstock.errors import UsageError
 from penstock.topology.load import load
-from penstock.workers.handlers import find
 
 
 @click.command(epilog="Exit code 2 says that messages became dead letters.")

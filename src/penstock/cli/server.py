@@ -12,15 +12,15 @@ from typing import Any
 
 import click
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.hub import CLIENT_PORT, LEAF_OFFSET, address, leaf_url
-from penstock.broker.ports import FREE
-from penstock.broker.server_config import LOOPBACK, ServerConfig, ServerTls, is_loopback
 from penstock.cli.common import err, flag_values, json_option, out, usage
 from penstock.cli.terminal import echo
 from penstock.errors import ConfigError, ServerFailed
 from penstock.printable import json_text
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
+from penstock.server.hub import CLIENT_PORT, LEAF_OFFSET, address, leaf_url
+from penstock.server.ports import FREE
+from penstock.server.server_config import LOOPBACK, ServerConfig, ServerTls, is_loopback
 from penstock.settings import without_login
 from penstock.units import parse_duration, parse_size
 

@@ -15,11 +15,11 @@ from penstock.app import App
 from penstock.app.app import Running, stopped_by_signals
 from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, Read, err, out, print_json, table
 from penstock.cli.terminal import log_to_stderr
+from penstock.consume import metrics
+from penstock.consume.metrics import WorkerMetrics
 from penstock.errors import PenstockError
+from penstock.metrics.endpoint import Health
 from penstock.units import counted, parse_duration
-from penstock.workers import metrics
-from penstock.workers.endpoint import Health
-from penstock.workers.metrics import WorkerMetrics
 
 LOOK_EVERY = 0.2
 """Seconds between two looks whether everything is done."""

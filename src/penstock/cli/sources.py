@@ -10,9 +10,6 @@ from typing import Any
 import click
 
 from penstock import subjects
-from penstock.broker import connect
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_ERROR,
@@ -33,6 +30,9 @@ from penstock.cli.common import (
 from penstock.cli.platform import env_option, file_argument
 from penstock.cli.terminal import echo
 from penstock.errors import AccessDenied, AlreadyExists, StreamNotFound, Unavailable
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json
 from penstock.printable import json_text
 from penstock.settings import Settings
 from penstock.sourcing import migrate as migrating

@@ -13,7 +13,6 @@ from typing import Any
 import click
 from rich.console import Group, RenderableType
 
-from penstock.broker import connect
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
@@ -28,6 +27,7 @@ from penstock.cli.common import (
 )
 from penstock.cli.terminal import Text
 from penstock.errors import ServerBusy, Unavailable
+from penstock.jetstream import connect
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.units import approximate_duration, approximate_size
 

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from penstock.app.client import connect
-from penstock.broker.model import Json, StoredMessage
-from penstock.cli.common import RESOURCE_NAME, Context, err, flag_values, json_option, out, sync, table
+from penstock.cli.common import PLATFORM_FILE, RESOURCE_NAME, Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, UsageError
+from penstock.events.documents import MISSING, Documents, FieldFilter, field_of, field_text
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.printable import json_text
 from penstock.units import parse_since
 
@@ -45,7 +46,8 @@ async def view(
 ) -> None:  # fmt: skip
     """Look at the messages of STREAM, whatever its retention. No consumer is made, and nothing is acknowledged.
 
-    Without --first or --since the last ones are shown. --json prints one object a line.
+    Without --first or --since the last ones are shown. --json prints one object a line. Avro and Protobuf are decoded
+    by the schemas of the pipelines in the platform file: the one named by --file, or penstock.yaml in this folder.
 
     \b
     Example:
@@ -54,8 +56,10 @@ async def view(
     """
     if raw and as_json:
         raise UsageError("--raw and --json do not go together")
-    fields, wanted = [path.partition("=")[0] for path in paths], [path.split("=", 1) for path in paths if "=" in path]
-    show = Lines(raw, fields) if raw or as_json or follow else Rows(fields)
+    filters = [FieldFilter.parse(path) for path in paths]
+    fields, wanted = [one.path for one in filters], [one for one in filters if one.value is not None]
+    documents = _documents(context)
+    show = Lines(raw, fields, documents) if raw or as_json or follow else Rows(fields, documents)
     with flag_values("--since"):
         moment = None if since is None else parse_since(since)
     async with connect(context.settings()) as client:
@@ -63,27 +67,41 @@ async def view(
             end = last or (await client.stream(stream).info()).state.last_seq
             first = max(1, end - (limit or LIMIT) + 1)
         options: Any = {"since": moment, "first": first, "last": last, "follow": follow}
-        found = (one async for one in client.stream(stream).messages(subjects, **options) if _has(one, wanted))
+        found = (
+            one async for one in client.stream(stream).messages(subjects, **options) if _has(one, wanted, documents)
+        )
         newest = first is None and since is None and not follow
         async for one in _last(found, limit or LIMIT) if newest else _at_most(found, limit):
             show.add(one, as_json)
     show.end(stream)
 
 
+def _documents(context: Context) -> Documents:
+    """With the schemas of the platform file. One that nobody named, and that cannot be loaded, is told and not used."""
+    try:
+        return Documents.of(context.platform())
+    except PenstockError as exc:
+        if context.file or context.env:
+            raise
+        err.print(f"{PLATFORM_FILE} is not used to decode messages: {exc}", markup=False, soft_wrap=True)
+        return Documents()
+
+
 class Lines:
     """One message a line, as it comes."""
 
-    def __init__(self, raw: bool, fields: list[str]) -> None:
+    def __init__(self, raw: bool, fields: list[str], documents: Documents) -> None:
         self._raw = raw
         self._fields = fields
+        self._documents = documents
 
     def add(self, message: StoredMessage, as_json: bool) -> None:
         if self._raw:
             echo_data(message.data)
         elif as_json:
-            echo(_json_line(message))
+            echo(_json_line(message, self._documents))
         else:
-            out.print(*map(str, _cells(message, self._fields)), markup=False, soft_wrap=True)
+            out.print(*map(str, _cells(message, self._fields, self._documents)), markup=False, soft_wrap=True)
         sys.stdout.flush()
 
     def end(self, stream: str) -> None: ...
@@ -92,12 +110,13 @@ class Lines:
 class Rows:
     """A table."""
 
-    def __init__(self, fields: list[str]) -> None:
+    def __init__(self, fields: list[str], documents: Documents) -> None:
         self._fields = fields
+        self._documents = documents
         self._rows: list[tuple[Any, ...]] = []
 
     def add(self, message: StoredMessage, as_json: bool) -> None:
-        self._rows.append(_cells(message, self._fields))
+        self._rows.append(_cells(message, self._fields, self._documents))
 
     def end(self, stream: str) -> None:
         if not self._rows:
@@ -108,22 +127,31 @@ class Rows:
         )
 
 
-def _cells(message: StoredMessage, fields: list[str]) -> tuple[Any, ...]:
+def _cells(message: StoredMessage, fields: list[str], documents: Documents) -> tuple[Any, ...]:
     stored = f"{message.time:%Y-%m-%d %H:%M:%S}" if message.time else ""
     if fields:
-        document = _document(message)
-        shown = [_shown(field_of(document, field)) for field in fields]
+        document = _document(message, documents)
+        shown = [field_text(field_of(document, field)) for field in fields]
     else:
-        text = message.data.decode(errors="backslashreplace")
+        text = _text(message, documents)
         shown = [text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"]
     return (message.sequence, stored, message.subject, *shown)
 
 
-def _json_line(message: StoredMessage) -> str:
+def _text(message: StoredMessage, documents: Documents) -> str:
+    """The data as it is if it is text, else as its schema reads it."""
     try:
-        return json_text(_json(message, _document(message)), allow_nan=False)
+        return message.data.decode()
+    except UnicodeDecodeError:
+        document = _document(message, documents)
+        return message.data.decode(errors="backslashreplace") if document is MISSING else json.dumps(document)
+
+
+def _json_line(message: StoredMessage, documents: Documents) -> str:
+    try:
+        return json_text(_json(message, _document(message, documents)), allow_nan=False)
     except (ValueError, RecursionError):  # no JSON for others: NaN, or nested too deeply
-        return json_text(_json(message, None))
+        return json_text(_json(message, MISSING))
 
 
 def _json(message: StoredMessage, document: Any) -> Json:
@@ -133,7 +161,7 @@ def _json(message: StoredMessage, document: Any) -> Json:
         text = None
     body = (
         {"json": document}
-        if document is not None
+        if document is not MISSING
         else {"text": text}
         if text is not None
         else {"hex": message.data.hex()}
@@ -148,34 +176,15 @@ def _json(message: StoredMessage, document: Any) -> Json:
     }
 
 
-def _document(message: StoredMessage) -> Any:
-    try:
-        return json.loads(message.data)
-    except (ValueError, RecursionError):
-        return None
+def _document(message: StoredMessage, documents: Documents) -> Any:
+    return documents.read(message.stream, message.subject, message.data)
 
 
-def field_of(document: Any, path: str) -> Any:
-    """What lies at a path such as `payload.items.0.id`; None where there is nothing."""
-    for part in path.split("."):
-        if isinstance(document, dict):
-            document = document.get(part)
-        elif isinstance(document, list) and part.isdecimal() and int(part) < len(document):
-            document = document[int(part)]
-        else:
-            return None
-    return document
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
-
-
-def _has(message: StoredMessage, wanted: list[list[str]]) -> bool:
+def _has(message: StoredMessage, wanted: list[FieldFilter], documents: Documents) -> bool:
     if not wanted:
         return True
-    document = _document(message)
-    return all(_shown(field_of(document, path)) == value for path, value in wanted)
+    document = _document(message, documents)
+    return all(one.matches(document) for one in wanted)
 
 
 async def _at_most(found: AsyncIterator[StoredMessage], limit: int | None) -> AsyncIterator[StoredMessage]:

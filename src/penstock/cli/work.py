@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,11 +15,9 @@ from click.core import ParameterSource
 
 from penstock import subjects
 from penstock.app import App
-from penstock.broker.jetstream import JetStream
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
-    PLATFORM_FILE,
     Context,
     err,
     flag_values,
@@ -32,23 +29,23 @@ from penstock.cli.common import (
 from penstock.cli.serving import Serving, serve_app, served
 from penstock.cli.terminal import log_to_stderr
 from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
+from penstock.consume import handlers
+from penstock.consume.handlers import Handler
+from penstock.consume.hooks import Hooks
+from penstock.consume.metrics import WorkerMetrics
+from penstock.jetstream.api import JetStream
+from penstock.metrics.endpoint import Health
+from penstock.publish.control import Control
 from penstock.settings import Settings
-from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.units import counted
-from penstock.workers import handlers
-from penstock.workers.endpoint import Health
-from penstock.workers.following import FOLLOW_EVERY, Following
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions
-from penstock.workers.handlers import Handler
-from penstock.workers.holder import Holder
-from penstock.workers.hooks import Hooks
-from penstock.workers.kv import Control
-from penstock.workers.metrics import WorkerMetrics
+from penstock.workers.group.following import FOLLOW_EVERY, Following
+from penstock.workers.group.holder import Holder
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.overlap import Overlap
+from penstock.workers.group.overview import look
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions
-from penstock.workers.overlap import Overlap
-from penstock.workers.overview import look
 from penstock.workers.partitions import Partition
 from penstock.workers.worker import Worker
 
@@ -88,7 +85,7 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
         with flag_values():
             app.consumer(name, **consumer_options(given, chosen))(handlers.load(handler, takes_context=False))
         return await serve_app(app, (), flags, as_json)
-    platform = _platform(context) if given["group"] else None
+    platform = context.platform() if given["group"] else None
     if platform and (spec := platform.groups.get(given["group"])):
         given |= declared_values(spec, chosen)
     elif not context.file and not context.env:
@@ -109,16 +106,9 @@ async def work(context: Context, /, handler: str, as_json: bool, **given: Any) -
 
 def _app(context: Context) -> App:
     """An app for a handler on a durable consumer that the platform file declares, or the server has."""
-    platform = _platform(context)
+    platform = context.platform()
     settings = _settings(context, platform)
     return App(platform.path if platform else None, context.env if platform else None, settings)
-
-
-def _platform(context: Context) -> Platform | None:
-    """The platform file that was named, or the one here."""
-    if context.file or context.env or Path(PLATFORM_FILE).exists():
-        return load(context.file or PLATFORM_FILE, context.env)
-    return None
 
 
 def _settings(context: Context, platform: Platform | None) -> Settings:

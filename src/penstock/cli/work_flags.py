@@ -11,23 +11,24 @@ from typing import Any
 
 import click
 
-from penstock.broker.jetstream import JetStream
 from penstock.cli.common import Read
 from penstock.cli.serving import DURATION, SERVING_OPTIONS, Serving, seconds
+from penstock.consume import handlers
+from penstock.consume.handlers import Handler
+from penstock.consume.instance import new_instance
+from penstock.consume.verdicts import BACKOFF, MAX_DELIVER, Retries
 from penstock.errors import ConfigError
+from penstock.jetstream.api import JetStream
 from penstock.topology.model import GroupSpec
 from penstock.units import INT32
-from penstock.workers import filters, handlers
-from penstock.workers.assignment import STRATEGIES
-from penstock.workers.group import check_times
-from penstock.workers.group_options import GroupOptions, group_name
-from penstock.workers.handlers import Handler
-from penstock.workers.identity import new_instance
+from penstock.workers.group.assignment import STRATEGIES
+from penstock.workers.group.options import GroupOptions, group_name
+from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.worker_group import check_times
 from penstock.workers.options import ConsumerOptions, WorkerOptions, part_of_name
 from penstock.workers.partitions import Partition, SubjectPattern
+from penstock.workers.pull import filters
 from penstock.workers.sources import Described, Hashed, InBucket, Listed, PartitionSource, SeenInStream
-from penstock.workers.stabilization import Windows
-from penstock.workers.verdicts import BACKOFF, MAX_DELIVER, Retries
 
 MOST_PARTITIONS = 100_000
 LEAVE_AFTER_STOP = 15.0

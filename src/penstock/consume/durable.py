@@ -21,25 +21,25 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, ConsumerInfo
+from penstock.consume import verdicts
+from penstock.consume.dead_letters import Reader, keep
+from penstock.consume.failures import FailureLog
+from penstock.consume.handlers import FAILURES, failure_of, in_time
+from penstock.consume.instance import new_instance
 from penstock.consume.lanes import Lanes, Unit
+from penstock.consume.messages import Message, MessageContext, acks, in_progress
+from penstock.consume.metrics import Look, WorkerMetrics
 from penstock.consume.pulling import Pulling
+from penstock.consume.verdicts import BACKOFF, DeadLetter, Redeliver, Reject, Retries
 from penstock.deadletter import letters
 from penstock.deadletter.headers import ONLY
 from penstock.errors import ConfigError, ConsumerNotFound, PenstockError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
+from penstock.metrics.endpoint import Health
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.wire import aio
-from penstock.workers import verdicts
-from penstock.workers.answers import Reader, keep
-from penstock.workers.endpoint import Health
-from penstock.workers.failures import FailureLog
-from penstock.workers.handlers import FAILURES, failure_of, in_time
-from penstock.workers.identity import new_instance
-from penstock.workers.messages import Message, MessageContext, acks, in_progress
-from penstock.workers.metrics import Look, WorkerMetrics
-from penstock.workers.verdicts import BACKOFF, DeadLetter, Redeliver, Reject, Retries
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class Durable:
         return False
 
     def metrics(self) -> list[WorkerMetrics]:
-        """Its numbers for `workers.metrics.serve`."""
+        """Its numbers for `consume.metrics.serve`."""
         return [self._watch]
 
     def health(self) -> Health:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Protocol
 
-from penstock.workers.messages import Message
+from penstock.consume.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS, ConsumerInfo
+from penstock.consume.messages import Message, delivered
 from penstock.errors import Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.wire import aio, deliveries, frames
-from penstock.workers.messages import Message, delivered
 
 EXPIRES = 30.0
 HEARTBEAT = 5.0

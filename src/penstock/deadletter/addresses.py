@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.deadletter.capturer import dlq_of
 from penstock.deadletter.letters import FiledLetter
 from penstock.errors import ConfigError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.subjects import is_dead_letter, is_literal
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from penstock.broker.model import NO_ADVISORY, ConsumerInfo, StoredMessage, parse_time
 from penstock.deadletter.letters import BY_ADVISORY, DeadLetter, Failure, of_message
+from penstock.jetstream.model import NO_ADVISORY, ConsumerInfo, StoredMessage, parse_time
 from penstock.subjects import is_literal, problem
 from penstock.units import from_nanoseconds
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StoredMessage, StreamInfo
 from penstock.deadletter import streams
 from penstock.deadletter.inventory import messages
 from penstock.deadletter.letters import FiledLetter
 from penstock.errors import FeatureMissing, MessageNotFound, NotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StoredMessage, StreamInfo
 from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings
 

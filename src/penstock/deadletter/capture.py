@@ -15,11 +15,12 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from penstock import retry
-from penstock.broker.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
-from penstock.broker.jetstream import JetStream
 from penstock.deadletter import streams
 from penstock.deadletter.letters import DeadLetter
 from penstock.errors import ApiError, ConfigError, NotFound, ProtocolError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.consumer import ACK, ack_subject, consumer_prefix
 from penstock.wire import headers as header_block
 from penstock.wire.frames import Message
 from penstock.wire.headers import Headers
@@ -159,4 +160,4 @@ async def let_go(connection: Connection, stream: str, consumer: str, sequence: i
     consumer never acknowledged. An acknowledgement that names the sequence ends that, for this consumer alone: other
     consumers of an Interest stream still get the message. Doing it twice is harmless.
     """
-    await connection.request(f"$JS.ACK.{stream}.{consumer}.1.{sequence}.0.0.0", b"+ACK", timeout=timeout)
+    await connection.request(ack_subject(consumer_prefix(stream, consumer), 1, sequence, 0), ACK, timeout=timeout)

@@ -18,16 +18,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from penstock.broker import metadata
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage
 from penstock.deadletter import advisories, streams
 from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capture import Captured, capture, let_go
 from penstock.deadletter.letters import BY_ADVISORY, any_time
-from penstock.deadletter.pulling import Pull
 from penstock.errors import AccessDenied, AlreadyExists, ConfigError, NotFound, PenstockError, Unavailable
-from penstock.retry import Backoff
+from penstock.jetstream import metadata
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.fetch import fetch
+from penstock.jetstream.model import ConsumerInfo, StoredMessage
+from penstock.retry import Backoff, Tries
 from penstock.settings import Settings
 from penstock.subjects import DLQ, DLQ_SUBJECTS, overlap
 from penstock.wire import aio
@@ -79,28 +80,27 @@ class Capturer:
     async def run(self, stop: asyncio.Event | None = None, *, until_caught_up: bool = False) -> CaptureStatistics:
         """Capture until `stop` is set, or until no advisory is left. Losses of the connection are waited out."""
         stop = stop or asyncio.Event()
-        delays = Backoff(first=0.1).delays()
+        tries = Tries(backoff=Backoff(first=0.1), tell=lambda exc: self._note(last_error=str(exc)))
         while not stop.is_set():
             try:
-                async with await aio.connect(self._settings, name="penstock dlq capture") as connection:
-                    await self._session(connection, stop, until_caught_up)
+                async with Broker(self._settings, "penstock dlq capture") as broker:
+                    await self._session(broker, stop, until_caught_up)
                 return self._statistics
             except Unavailable as exc:
-                if until_caught_up or not exc.retryable:
+                if until_caught_up:
                     raise
-                self._note(last_error=str(exc))
-                await asyncio.sleep(next(delays))
+                await tries.failed(exc, stop)
         return self._statistics
 
-    async def _session(self, connection: aio.Connection, stop: asyncio.Event, until_caught_up: bool) -> None:
+    async def _session(self, broker: Broker, stop: asyncio.Event, until_caught_up: bool) -> None:
+        connection = broker.connection
         jetstream = JetStream(connection.requester(), self._settings.domain, self._settings.timeout)
         stream = await ensure_advisories(jetstream)
         await ensure_consumer(jetstream, stream)
-        pull = Pull(connection, stream, CONSUMER, self._settings.domain, BATCH)
         desk = Desk(connection, jetstream, self._settings.domain, self._undeclared)
         refused = _refusals(connection, f".{stream}.{CONSUMER}")
         while not stop.is_set():
-            messages = await pull.fetch(IDLE)
+            messages = await fetch(broker, stream, CONSUMER, BATCH, wait=IDLE)
             await self._take(connection, desk, messages, until_caught_up)
             if refused:
                 raise refused[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StoredMessage, StreamInfo
 from penstock.deadletter.letters import FiledLetter, read
 from penstock.deadletter.selection import Selection
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StoredMessage, StreamInfo
+from penstock.jetstream.reader import Range, read_range
 from penstock.settings import Settings
 from penstock.subjects import DLQ_SUBJECTS, holds_dead_letters
-from penstock.wire.reader import Range, read_range
 
 
 async def letter_streams(jetstream: JetStream) -> list[StreamInfo]:

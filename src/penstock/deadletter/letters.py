@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Final
 
-from penstock.broker.model import StoredMessage, parse_time
 from penstock.deadletter import headers as names
+from penstock.jetstream.consumer import AckSubject
+from penstock.jetstream.model import StoredMessage, parse_time
 
 MESSAGE_LIMIT: Final = 1_000
 """Characters kept of an error's message."""
@@ -261,13 +262,8 @@ class Delivery:
 
     @classmethod
     def parse(cls, reply: str) -> Delivery:
-        """From `$JS.ACK.STREAM.CONSUMER.DELIVERIES.SEQUENCE.CONSUMER_SEQUENCE.TIME.PENDING`, or its longer form."""
-        tokens = reply.split(".")
-        if len(tokens) > 9:  # domain and account come before, a random token may follow
-            tokens = tokens[:2] + tokens[4:]
-        stream, consumer, deliveries, sequence, _, nanoseconds = tokens[2:8]
-        stored = EPOCH + timedelta(microseconds=int(nanoseconds) // 1_000)
-        return cls(stream, consumer, int(deliveries), int(sequence), stored)
+        told = AckSubject.parse(reply)
+        return cls(told.stream, told.consumer, told.deliveries, told.sequence, told.stored)
 
     def letter(
         self,

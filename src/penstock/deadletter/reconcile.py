@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.deadletter import inventory
 from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capture import Captured, let_go
 from penstock.deadletter.capturer import Capturer, Desk, dlq_of
 from penstock.deadletter.letters import BY_RECONCILIATION
 from penstock.errors import ConfigError, NotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.settings import Settings
 from penstock.wire import aio
 

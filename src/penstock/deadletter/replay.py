@@ -26,8 +26,6 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.deadletter import addresses, audit, headers, inventory, steps, streams
 from penstock.deadletter.addresses import Address, Addresses
 from penstock.deadletter.audit import Chunk, Deed, FiledPlace, Record
@@ -36,6 +34,8 @@ from penstock.deadletter.letters import EPOCH, FiledLetter
 from penstock.deadletter.selection import Selection
 from penstock.deadletter.tally import Tally
 from penstock.errors import ConfigError, NotFound, PenstockError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.publish.plain import PlainPublisher, PubAck
 from penstock.publish.reserved import LetterSubject
 from penstock.settings import Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.subjects import DLQ_AUDIT
 from penstock.units import nanoseconds, parse_duration
 

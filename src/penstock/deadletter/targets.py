@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.broker.jetstream import JetStream
 from penstock.deadletter.letters import DeadLetter
+from penstock.jetstream.api import JetStream
 from penstock.subjects import matches
 
 Subjects = Mapping[str, Sequence[str]]

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.deadletter import advisories, streams
 from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capturer import CONSUMER, dlq_of, known_letter
 from penstock.deadletter.letters import letter_id
 from penstock.errors import NotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.subjects import any_overlap, holds_dead_letters
 
 LOOK = 1_000

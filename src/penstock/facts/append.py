@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock import retry
-from penstock.broker.model import StoredMessage
 from penstock.errors import ApiError, ConfigError, MessageNotFound, Unavailable
 from penstock.facts.errors import FactConflict
 from penstock.facts.fact import (
@@ -18,7 +17,8 @@ from penstock.facts.fact import (
     digest,
     stored_subject,
 )
-from penstock.facts.link import Link, NoStream, WrongRevision
+from penstock.jetstream.connection import Broker, NoStream, WrongRevision
+from penstock.jetstream.model import StoredMessage
 from penstock.wire.headers import Headers
 
 OTHER_STREAM = 10060
@@ -33,7 +33,7 @@ class Writer:
     what happens here, up to the settings' timeout, while answers get lost.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Broker) -> None:
         self._link = link
 
     async def append(

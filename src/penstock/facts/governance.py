@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from penstock.broker.features import CONSUMER_RESET
-from penstock.broker.jetstream import JetStream, refuse_beyond_end
-from penstock.broker.model import ConsumerInfo, Json
 from penstock.errors import AlreadyExists, ConfigError, FeatureMissing
-from penstock.facts.link import Link
 from penstock.facts.store import Store
+from penstock.jetstream.api import JetStream, refuse_beyond_end
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.features import CONSUMER_RESET
+from penstock.jetstream.model import ConsumerInfo, Json
 
 MOVABLE = ("all", "by_start_sequence", "by_start_time")
 """Deliver policies of consumers that the server lets be reset."""
@@ -86,7 +86,7 @@ def restored(position: Position) -> Json:
 class Governance:
     """Looks after the consumers of an account."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Broker) -> None:
         self._js: JetStream = link.jetstream
         self._store = Store(link)
 

@@ -35,8 +35,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
-from penstock.broker import features, metadata
-from penstock.broker.model import ConsumerInfo, parse_time, seconds
 from penstock.errors import (
     ConfigError,
     ConsumerNotFound,
@@ -48,11 +46,13 @@ from penstock.errors import (
 )
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
 from penstock.facts.fact import Fact, fact_of
-from penstock.facts.link import Link, WrongRevision
 from penstock.facts.pages import Book, Delivery, OpenPage
 from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import Kept, Store
+from penstock.jetstream import features, metadata
+from penstock.jetstream.connection import Broker, WrongRevision
+from penstock.jetstream.model import ConsumerInfo, parse_time, seconds
 from penstock.retry import Backoff
 
 MOST_FACTS = 5_000
@@ -107,7 +107,7 @@ class Confirmation:
 class Reader:
     """Fetches and confirms for any number of consumers, over one link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Broker) -> None:
         self._link = link
         self._store = Store(link)
         self._books: dict[tuple[str, str], Kept] = {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +19,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.facts.errors import StaleReceipt
 from penstock.facts.fact import Appended, Fact
 from penstock.facts.reader import Confirmation, Page
-from penstock.retry import Backoff, is_retryable
+from penstock.retry import Tries
 from penstock.wire.headers import Headers
 
 WAIT = 1.0
@@ -99,7 +98,7 @@ class Replication:
 
         Raises what cannot be helped by trying again, such as `FactConflict`, and whatever ends the very first fetch.
         """
-        has_worked, delays = False, Backoff().delays()
+        has_worked, tries = False, Tries()
         while not stop.is_set():
             try:
                 page = await self._source.fetch_facts(
@@ -111,13 +110,13 @@ class Replication:
                 elif page.pending == 0 and page.retry_after is None and until_caught_up:
                     self._caught_up = True
                     break
-                self._last_error, delays = None, Backoff().delays()
+                self._last_error = None
+                tries.succeeded()
             except PenstockError as exc:
-                if not has_worked or not is_retryable(exc):
+                if not has_worked:
                     raise
                 self._last_error = str(exc)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), next(delays))
+                await tries.failed(exc, stop)
         return self.statistics()
 
     async def _carry(self, page: Page) -> None:

@@ -12,8 +12,8 @@ from typing import Self
 
 from penstock.facts.append import Writer
 from penstock.facts.fact import Appended
-from penstock.facts.link import Link
 from penstock.facts.reader import PAGE_BYTES, Confirmation, Page, Reader
+from penstock.jetstream.connection import Broker
 from penstock.settings import Settings
 from penstock.wire.headers import Headers
 
@@ -26,7 +26,7 @@ class Facts:
     """
 
     def __init__(self, settings: Settings, name: str = "penstock facts") -> None:
-        self.link = Link(settings, name)
+        self.link = Broker(settings, name)
         self._reader = Reader(self.link)
         self._writer = Writer(self.link)
 

@@ -11,10 +11,10 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from penstock.broker.model import Json
 from penstock.errors import MessageNotFound, StreamNotFound, Unavailable
-from penstock.facts.link import Link, NoStream, WrongRevision
 from penstock.facts.pages import Book
+from penstock.jetstream.connection import Broker, NoStream, WrongRevision
+from penstock.jetstream.model import Json
 
 BUCKET = "penstock_facts"
 STREAM = f"KV_{BUCKET}"
@@ -62,7 +62,7 @@ def book_key(stream: str, consumer: str) -> str:
 class Store:
     """The bucket over one link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Broker) -> None:
         self._link = link
         domain = link.settings.domain
         self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock import subjects
-from penstock.observe.pipelines import FAILED, NEVER, SILENT
 from penstock.observe.snapshot import Rates, Snapshot
 from penstock.observe.status import ConsumerStatus, StreamStatus
+from penstock.spark.progress import FAILED, NEVER, SILENT
 from penstock.topology.model import Platform
 
 BEHIND_SECONDS = 10.0

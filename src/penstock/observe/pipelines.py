@@ -1,123 +1,17 @@
-"""How far each Spark pipeline is. Its driver leaves a record on the server, in the KV bucket `penstock_pipelines`.
+"""How far each Spark pipeline is: what its driver has recorded, and where its durable consumers are.
 
-Where a pipeline stands in its streams is not in the record: its durable consumers know that, at any moment. So the
-whole picture can be had from any machine, without Spark.
+The whole picture can be had from any machine, without Spark.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime, timedelta
-from typing import Any, Self
+from dataclasses import dataclass
+from datetime import timedelta
 
-from penstock.broker import JetStream
-from penstock.broker.model import Json
-from penstock.errors import NotFound, StreamNotFound
+from penstock.jetstream import JetStream
 from penstock.observe.status import ConsumerStatus, consumer_status
-
-BUCKET = "penstock_pipelines"
-STREAM = f"KV_{BUCKET}"
-VERSION = 1
-HEARTBEAT = timedelta(seconds=5)
-SILENT_AFTER = 6 * HEARTBEAT
-"""A running pipeline that has not been heard of for this long has died, or cannot reach the server."""
-
-RUNNING, FINISHED, STOPPED, FAILED, SILENT, NEVER = "running", "finished", "stopped", "failed", "silent", "never ran"
-
-BUCKET_CONFIG: Json = {
-    "name": STREAM,
-    "description": "Penstock: progress of Spark pipelines",
-    "subjects": [f"$KV.{BUCKET}.>"],
-    "max_msgs_per_subject": 1,
-    "allow_rollup_hdrs": True,
-    "allow_direct": True,
-    "deny_delete": True,
-    "discard": "new",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """One pipeline, as its driver last saw it."""
-
-    pipeline: str
-    state: str
-    streams: tuple[str, ...]
-    consumer: str
-    host: str
-    pid: int
-    started: datetime
-    heard: datetime
-    """When the driver wrote this."""
-    query: str = ""
-    batch: int | None = None
-    """The last micro-batch; None before the first."""
-    batch_ended: datetime | None = None
-    batch_seconds: float = 0.0
-    batch_rows: int = 0
-    """Messages it read."""
-    rows_per_second: float = 0.0
-    state_rows: int = 0
-    state_bytes: int = 0
-    late_rows: int = 0
-    """Rows that the pipeline's own watermark has dropped in this run."""
-    rows_read: int = 0
-    """In this run, like the counts below."""
-    rows_written: int = 0
-    bad_records: int = 0
-    batches: int = 0
-    error: str | None = None
-    ui: str | None = None
-    """Where Spark's own pages about it are; None when they are off, or the driver cannot tell."""
-
-    @property
-    def ui_link(self) -> str | None:
-        """The pages, if that is a place to go to: whoever may write to the bucket chooses the text."""
-        return self.ui if self.ui and self.ui.lower().startswith(("http://", "https://")) else None
-
-    def state_at(self, now: datetime) -> str:
-        """The state, with the doubt that comes with time."""
-        return SILENT if self.state == RUNNING and now - self.heard > SILENT_AFTER else self.state
-
-    def tells_less_than(self, later: Progress) -> bool:
-        """Whether there is something new, or it is time for a sign of life."""
-        return (self.batches, self.state) != (later.batches, later.state) or later.heard - self.heard >= HEARTBEAT
-
-    def json(self) -> Json:
-        values = {
-            name: value.isoformat() if isinstance(value, datetime) else value for name, value in asdict(self).items()
-        }
-        return {"version": VERSION, **values}
-
-    @classmethod
-    def parse(cls, raw: Json) -> Self:
-        """A record of this version, or of a later one, whose further fields are passed over."""
-        known = {field.name for field in fields(cls)}
-        values: dict[str, Any] = {name: value for name, value in raw.items() if name in known}
-        for name in ("started", "heard", "batch_ended"):
-            if values.get(name):
-                values[name] = datetime.fromisoformat(values[name])
-        return cls(**{**values, "streams": tuple(values["streams"])})
-
-
-async def recorded(js: JetStream) -> dict[str, Progress]:
-    """Every record there is, by pipeline."""
-    prefix = f"$KV.{BUCKET}."
-    try:
-        names = (await js.stream_info(STREAM, subjects_filter=f"{prefix}>")).state.subjects
-    except StreamNotFound:
-        return {}
-    found: dict[str, Progress] = {}
-    for subject in sorted(names):
-        try:
-            record = await js.get_message(STREAM, last_of=subject)
-        except NotFound:
-            continue  # removed since it was listed
-        if record.data:
-            found[subject.removeprefix(prefix)] = Progress.parse(json.loads(record.data))
-    return found
+from penstock.spark.progress import FAILED, NEVER, SILENT, Progress, now, recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +62,3 @@ async def _status(js: JetStream, one: Declared, record: Progress | None) -> Pipe
         behind=max((status.lag for status in there), default=timedelta()),
         progress=record,
     )
-
-
-def now() -> datetime:
-    return datetime.now(UTC)

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, MessageNotFound, NotFound, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StreamInfo
+from penstock.jetstream.reader import Range, read_range
 from penstock.settings import Settings
 from penstock.sourcing.copies import Mark, mark_of
 from penstock.spark.history import History, Intent, history_of, unpacked
 from penstock.spark.stored import stored_row_digest
-from penstock.wire.reader import Range, read_range
 
 LEDGER = "penstock_ledger"
 LEDGER_STREAM = f"KV_{LEDGER}"

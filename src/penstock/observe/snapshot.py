@@ -14,11 +14,11 @@ from penstock.errors import AccessDenied, PenstockError
 from penstock.observe import pipelines
 from penstock.observe.pipelines import Declared, PipelineStatus
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
+from penstock.publish.control import Control
 from penstock.topology.model import Platform
-from penstock.workers.kv import Control
-from penstock.workers.operations import Groups
-from penstock.workers.overview import GroupOverview
-from penstock.workers.watching import GroupWatches
+from penstock.workers.group.operations import Groups
+from penstock.workers.group.overview import GroupOverview
+from penstock.workers.group.watching import GroupWatches
 
 Key = tuple[str, str]
 """Stream and consumer."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from penstock.broker import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
-from penstock.broker.model import parse_time
 from penstock.deadletter.capturer import dlq_of
 from penstock.deadletter.letters import DeadLetter
 from penstock.deadletter.letters import read as read_letter
 from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import MessageNotFound, NotFound
+from penstock.jetstream import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
+from penstock.jetstream.model import parse_time
 from penstock.publish import advisories
 from penstock.subjects import holds_dead_letters
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NO_ADVISORY, StreamInfo, parse_time
 from penstock.errors import DeadlineExceeded, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.connection import reconnect
+from penstock.jetstream.model import NO_ADVISORY, StreamInfo, parse_time
 from penstock.publish.model import publisher_of
-from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.subjects import matches
 from penstock.wire import aio, frames
@@ -120,15 +120,7 @@ class Abandonments:
                 continue  # all is well: no batch was abandoned
             except Unavailable:
                 self._interruptions += 1
-                await self._again(connection)
-
-    async def _again(self, connection: aio.Connection) -> None:
-        for delay in Backoff().delays():
-            with suppress(Unavailable):
-                await connection.reconnect()
-                await self._listen(connection)
-                return
-            await asyncio.sleep(delay)
+                await reconnect(connection, None, lambda: self._listen(connection))
 
     def _count(self, message: frames.Message) -> None:
         abandoned = Abandonment.parse(message.data)

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Literal, Self, TypeVar, Unpack, overload
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish import outcome
 from penstock.publish.batch import Batch, ask_id, checked_publisher, drop, is_stored, new_id, probe, probed
 from penstock.publish.chunks import Chunks
@@ -67,11 +67,11 @@ class Publisher:
         self.no_responders_timeout = no_responders_timeout
         self.name = checked_publisher(name)
         settings = connection.settings
-        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+        """The JetStream API; a connection that was lost is opened again for it."""
         self._in_flight = in_flight
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._streams = KnownStreams()
-        self._opening = asyncio.Lock()
         self._closed = False
 
     @classmethod
@@ -165,7 +165,7 @@ class Publisher:
         return ack
 
     async def _dropped_or_found(self, ref: BatchRef) -> BatchAck | None:
-        await self._ready()
+        await self.ready()
         connection, subject = self.connection, ref.subject.encode()
         dropped, reached = connection.inbox(ref.subject), connection.inbox(ref.subject)
         try:
@@ -182,7 +182,7 @@ class Publisher:
 
         Asks by batches that are never stored. Raises `ServerBusy` while one of them is being stored.
         """
-        await self._ready()
+        await self.ready()
         stored: set[str] = set()
         for start in range(0, len(messages), ASKED_AT_ONCE):
             part = messages[start : start + ASKED_AT_ONCE]
@@ -199,13 +199,15 @@ class Publisher:
 
     # -- for the batches -------------------------------------------------------------------------------------------
 
-    async def _ready(self) -> None:
-        """Have an open connection."""
+    async def ready(self) -> None:
+        """Have an open connection; raises `Unavailable` when none can be had."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
-        async with self._opening:
-            if not self.connection.connected:
-                await self.connection.reconnect()
+        await self.connection.ready()
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        await self.ready()
+        return (await self.connection.request(subject, payload, timeout=timeout)).data
 
     async def _known(self, batch: Batch) -> KnownStream:
         if known := self._streams.recent(batch.stream, time.monotonic()):
@@ -344,7 +346,7 @@ class AtomicBatch:
         """All that can go wrong before anything is sent."""
         if self._slot is None:
             self._slot = await self._publisher._take_slot(self.content)
-        await self._publisher._ready()
+        await self._publisher.ready()
         known = await self._publisher._known(self.content)
         self.content.check_subjects(known.subjects)
         self.content.check_sizes(self._connection.info.max_payload)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar, Unpack, overload
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish import outcome
 from penstock.publish.atomic import FIRST_ANSWER, PATIENCE, is_crowded
 from penstock.publish.batch import Batch, checked_publisher, drop, new_id, probe, probed
@@ -66,7 +66,8 @@ class BlockingPublisher:
         self.no_responders_timeout = no_responders_timeout
         self.name = checked_publisher(name)
         settings = connection.settings
-        self.jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
+        """The JetStream API; a connection that was lost is opened again for it."""
         self._streams = KnownStreams()
         self._closed = False
 
@@ -218,8 +219,11 @@ class BlockingPublisher:
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
         self.notice_loss()
-        if not self.connection.connected:
-            self.connection.reconnect()
+        self.connection.ready()
+
+    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        self._ready()
+        return self.connection.request(subject, payload, timeout=timeout).data
 
     def _known(self, content: Batch) -> KnownStream:
         if known := self._streams.recent(content.stream, time.monotonic()):

@@ -21,8 +21,8 @@ OutcomeUnknown
 
 from __future__ import annotations
 
-from penstock.broker.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.errors import ApiError, OutcomeUnknown, ServerBusy, Unavailable
+from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.publish.model import MAX_BATCH_ID, MAX_MESSAGES, BatchRef
 
 

@@ -13,13 +13,13 @@ from contextlib import suppress
 from itertools import islice
 from typing import Self, TypeVar
 
-from penstock.broker import features
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, PenstockError, ProtocolError, Unavailable
+from penstock.jetstream import features
+from penstock.jetstream.connection import reconnect
 from penstock.publish.ingest import Ingest
 from penstock.publish.interruptions import IngestInterrupted
 from penstock.publish.options import FastAck, IngestOptions, Lost
 from penstock.publish.rows import Publication, Row, Rows
-from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.frames import Message
@@ -135,7 +135,7 @@ class FastIngest(FastIngestBase):
     async def __aenter__(self) -> Self:
         self._check_new()
         try:
-            await self._open()
+            await reconnect(self._connection, 0, self._begin)
         except BaseException:
             await self._connection.close()
             raise
@@ -262,19 +262,13 @@ class FastIngest(FastIngestBase):
         async with self._reconnecting:
             if self._connection.connected and not self._core.stalled:
                 return
-            deadline = time.monotonic() + self._core.options.patience
-            for delay in Backoff().delays():
-                try:
-                    await self._open()
-                    return
-                except Unavailable as exc:
-                    if time.monotonic() + delay > deadline:
-                        self._core.error = exc
-                        raise
-                    await asyncio.sleep(delay)
+            try:
+                await reconnect(self._connection, self._core.options.patience, self._begin)
+            except Unavailable as exc:
+                self._core.error = exc
+                raise
 
-    async def _open(self) -> None:
-        await self._connection.reconnect()
+    async def _begin(self) -> None:
         features.require(self._connection.info, features.FAST_INGEST)
         self._rows.max_payload = self._core.max_payload = self._connection.info.max_payload
         self._connection.on_denied(lambda denied: self._fail(denied.error()))

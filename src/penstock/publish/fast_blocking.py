@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Self
 
-from penstock.broker import features
 from penstock.errors import (
     AccessDenied,
     ConnectionLost,
@@ -17,10 +16,11 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
+from penstock.jetstream import features
+from penstock.jetstream.connection import reconnect_blocking
 from penstock.publish.fast import CHUNK, INBOX_BYTES, TICK, FastIngestBase, OnLost, chunks
 from penstock.publish.options import FastAck, IngestOptions
 from penstock.publish.rows import Publication, Row
-from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.wire import blocking
 from penstock.wire.headers import Headers
@@ -44,7 +44,7 @@ class BlockingFastIngest(FastIngestBase):
     def __enter__(self) -> Self:
         self._check_new()
         try:
-            self._open()
+            reconnect_blocking(self._connection, 0, self._begin)
         except BaseException:
             self._connection.close()
             raise
@@ -177,19 +177,13 @@ class BlockingFastIngest(FastIngestBase):
                     self._core.error = self._core.error or exc
 
     def _reconnect(self) -> None:
-        deadline = time.monotonic() + self._core.options.patience
-        for delay in Backoff().delays():
-            try:
-                self._open()
-                return
-            except Unavailable as exc:
-                if time.monotonic() + delay > deadline:
-                    self._core.error = exc
-                    raise
-                time.sleep(delay)
+        try:
+            reconnect_blocking(self._connection, self._core.options.patience, self._begin)
+        except Unavailable as exc:
+            self._core.error = exc
+            raise
 
-    def _open(self) -> None:
-        self._connection.reconnect()
+    def _begin(self) -> None:
         features.require(self._connection.info, features.FAST_INGEST)
         self._rows.max_payload = self._core.max_payload = self._connection.info.max_payload
         inbox = self.settings.new_inbox(INBOX_BYTES)

@@ -22,9 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.broker.codes import api_error
-from penstock.broker.features import FAST_INGEST
 from penstock.errors import ApiError, DeadlineExceeded, FeatureMissing, PenstockError, ServerBusy
+from penstock.jetstream.codes import api_error
+from penstock.jetstream.features import FAST_INGEST
 from penstock.publish import replies
 from penstock.publish.interruptions import (
     FastIngestDisabled,

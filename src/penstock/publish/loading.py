@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, OutcomeUnknown, PenstockError, ServerBusy, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish.atomic import AtomicBatch, Publisher
 from penstock.publish.errors import BatchOutcomeUnknown, DuplicateId, RepeatedId
 from penstock.publish.fast import FastIngest

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StoredMessage
 from penstock.errors import MessageNotFound, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StoredMessage
 from penstock.publish.batch import BATCH_ID, BATCH_SEQUENCE
 from penstock.publish.errors import BatchOutcomeUnknown
 from penstock.publish.model import BatchAck, BatchRef

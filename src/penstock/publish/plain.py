@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
 
-from penstock.broker.codes import api_error
 from penstock.errors import (
     AccessDenied,
     ConfigError,
@@ -22,6 +21,7 @@ from penstock.errors import (
     ProtocolError,
     Unavailable,
 )
+from penstock.jetstream.codes import api_error
 from penstock.publish.model import NO_RESPONDERS_TIMEOUT
 from penstock.publish.rows import Rows
 from penstock.settings import Settings
@@ -117,7 +117,7 @@ class PlainPublisher:
         self._denied: AccessDenied | None = None
 
     async def __aenter__(self) -> Self:
-        await self._connection.reconnect()
+        await self._connection.ready()
         self._rows.max_payload = self._connection.info.max_payload
         self._connection.on_denied(self._deny)
         await self._connection.subscribe(f"{self._inbox}.*", handler=self._receive)

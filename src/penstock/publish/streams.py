@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError
+from penstock.jetstream.model import StreamInfo
 from penstock.publish import errors
 from penstock.publish.model import BatchAck
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-API = "$JS.API"
+from penstock.subjects import api_prefix
+
+API = api_prefix(None)
 _DOMAIN = re.compile(r"\$JS\.[^.]+\.API")
 
 

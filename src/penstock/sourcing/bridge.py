@@ -17,8 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import (
     AlreadyExists,
     ConfigError,
@@ -29,10 +27,12 @@ from penstock.errors import (
     StreamNotFound,
     Unavailable,
 )
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.publish.batch import EXPECTED_LAST, Batch
 from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import DuplicateId, StreamFull, WrongSequence
-from penstock.retry import Backoff, is_retryable
+from penstock.retry import Backoff, Tries, is_retryable
 from penstock.settings import Settings
 from penstock.sourcing import copies, modes
 from penstock.sourcing.copies import Backlog, Copier, Mark, Part
@@ -164,7 +164,7 @@ class Bridge:
 
         Raises `Fenced` when another instance has taken over, and at once what no retry can heal.
         """
-        delays = Backoff(first=0.1).delays()
+        tries = Tries(backoff=Backoff(first=0.1), retry_on=self._worth_another_try)
         deadline = time.monotonic() + FIRST_WITHIN
         while not stop():
             before = self._statistics.stored
@@ -173,16 +173,16 @@ class Bridge:
                 return self._statistics
             except PenstockError as exc:
                 self._note(last_error=str(exc))
-                never_worked = not self._statistics.sessions and time.monotonic() > deadline
-                if never_worked or not self._worth_another_try(exc):
+                if not self._statistics.sessions and time.monotonic() > deadline:
                     raise
-            if self._statistics.stored > before:
-                delays = Backoff(first=0.1).delays()
-                self._conflicts = 0
-            time.sleep(next(delays))
+                if progress := self._statistics.stored > before:
+                    tries.succeeded()
+                tries.failed_blocking(exc)
+                if progress:
+                    self._conflicts = 0
         return self._statistics
 
-    def _worth_another_try(self, exc: PenstockError) -> bool:
+    def _worth_another_try(self, exc: BaseException) -> bool:
         if isinstance(exc, WrongSequence):
             self._conflicts += 1
             if self._conflicts > CONFLICTS:

@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.errors import PenstockError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.migrate import HEADER
@@ -157,7 +157,7 @@ async def _acknowledged(js: JetStream, source: Json) -> int:
 
 
 def _marks(settings: Settings, stream: StreamInfo) -> list[str]:
-    from penstock.wire.reader import Range, read_range  # takes half a second, and few platforms need it
+    from penstock.jetstream.reader import Range, read_range  # takes half a second, and few platforms need it
 
     state = stream.state
     if not state.messages:

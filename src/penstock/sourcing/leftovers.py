@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StreamInfo
 from penstock.errors import MessageNotFound, PenstockError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StreamInfo
 from penstock.settings import Settings
 from penstock.sourcing import copies
 from penstock.wire import blocking

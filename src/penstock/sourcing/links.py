@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, Json, SourceInfo, StreamInfo, parse_time
 from penstock.errors import AccessDenied, ApiError, MessageNotFound, NotFound, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, Json, SourceInfo, StreamInfo, parse_time
 from penstock.sourcing import modes
 from penstock.sourcing.modes import Mode
 

@@ -24,9 +24,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Self
 
-from penstock.broker.jetstream import MOVABLE, JetStream
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.errors import ConfigError, ConsumerNotFound, MessageNotFound, Unavailable
+from penstock.jetstream.api import MOVABLE, JetStream
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.sourcing import links, modes, standins
 
 NOTE = "penstock.migration"

@@ -20,15 +20,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.broker import codes
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError, StreamNotFound, Unavailable
+from penstock.jetstream import codes
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.private import open_private, write_private
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings
 from penstock.sourcing import migrate
 from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
+from penstock.subjects import api_prefix
 from penstock.wire import blocking
 
 RESTORED = "penstock.restored"
@@ -229,8 +230,8 @@ def _refused(backup: Backup, answer: bytes) -> None:
 
 
 def _asked(connection: blocking.Connection, settings: Settings, verb: str, body: bytes) -> Json:
-    prefix = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
-    answer: Json = json.loads(connection.request(f"{prefix}.{verb}", body, timeout=ANSWER_WITHIN).data)
+    subject = f"{api_prefix(settings.domain)}.{verb}"
+    answer: Json = json.loads(connection.request(subject, body, timeout=ANSWER_WITHIN).data)
     if error := answer.get("error"):
         raise codes.refusal(verb, error)
     return answer

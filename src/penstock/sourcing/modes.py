@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 
-from penstock.broker.metadata import SOURCING
-from penstock.broker.model import Json
+from penstock.jetstream.metadata import SOURCING
+from penstock.jetstream.model import Json
 
 HEARTBEAT = 1_000_000_000
 """Nanoseconds; the server takes no other for `ack_policy: flow_control`."""

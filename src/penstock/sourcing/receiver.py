@@ -11,16 +11,15 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Self
 
-import pyarrow as pa
-
-from penstock.broker.jetstream import MOVABLE, JetStream
-from penstock.broker.model import ConsumerInfo, Json
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
+from penstock.jetstream.api import MOVABLE, JetStream
+from penstock.jetstream.consumer import AckSubject
+from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.flow import Flow
 from penstock.wire import blocking, frames
-from penstock.wire.scan import Rows, Scanner, Stop
+from penstock.wire.scan import RecordBatch, Rows, Scanner, Stop
 
 SILENCE = 5.0
 """Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
@@ -56,7 +55,7 @@ class Chunk:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
         return self._scanner.pieces(self._first, self._stop)
 
-    def record_batch(self) -> pa.RecordBatch:
+    def record_batch(self) -> RecordBatch:
         """The same as an Arrow record batch of `wire.scan.SCHEMA`. Only once a chunk."""
         return self._scanner.take().slice(self._first, len(self))
 
@@ -284,5 +283,5 @@ def consumer_config(name: str, deliver_subject: str, subjects: tuple[str, ...] =
 
 
 def delivery_of(reply: bytes) -> int:
-    """The delivery number in the reply subject of a message: the last but two."""
-    return int(reply.rsplit(b".", 3)[1])
+    """The delivery number in the reply subject of a message."""
+    return AckSubject.parse(reply.decode("utf-8", "surrogateescape")).consumer_sequence

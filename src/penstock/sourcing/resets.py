@@ -19,11 +19,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, ConsumerReset, Json
-from penstock.broker.resets import ResetEffect
 from penstock.errors import AccessDenied, ApiError, Unavailable
 from penstock.facts import Facts
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, ConsumerReset, Json
+from penstock.jetstream.resets import ResetEffect
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.units import counted

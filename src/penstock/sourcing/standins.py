@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from penstock import subjects
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 
 NOTE = "penstock.standins"
 IDENTITY = ("filter_subject", "subject_transforms", "opt_start_seq", "opt_start_time")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from penstock.broker.model import StreamInfo
+from penstock.jetstream.model import StreamInfo
+from penstock.jetstream.pull import ConsumersUsedUp
 from penstock.spark.options import SourceOptions
 from penstock.spark.origin import Origin, needs_direct_get
-from penstock.wire.pull import ConsumersUsedUp
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
 MAX_BATCH = 1000

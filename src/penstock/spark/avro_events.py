@@ -1,10 +1,7 @@
-"""Avro events: one datum a message, with or without a header of single-object encoding. Needs `penstock-nats[avro]`."""
+"""Avro events as rows of Spark."""
 
 from __future__ import annotations
 
-import io
-import json
-import uuid
 from typing import Any
 
 from pyspark.sql.types import (
@@ -26,11 +23,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
+from penstock.events.avro import AvroReader
 from penstock.spark.binary_events import BinaryFormat
-
-MARKER = b"\xc3\x01"
-"""How a body in single-object encoding begins; 8 bytes of the schema's fingerprint follow."""
-HEADER_BYTES = 10
 
 PRIMITIVES: dict[str, DataType] = {
     "string": StringType(),
@@ -55,43 +49,14 @@ class AvroFormat(BinaryFormat):
     what = "Avro of this schema"
 
     def __init__(self, schema_text: str) -> None:
-        try:
-            from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
-        except ImportError as exc:
-            raise ConfigError("Avro events need the fastavro package: pip install 'penstock-nats[avro]'") from exc
-        try:
-            declared = json.loads(schema_text)
-            self._parsed = parse_schema(declared)
-        except Exception as exc:  # fastavro raises many kinds; all of them mean that the schema is wrong
-            raise ConfigError(f"the Avro schema cannot be read: {exc}") from exc
-        self._header = MARKER + bytes.fromhex(fingerprint(to_parsing_canonical_form(self._parsed), "CRC-64-AVRO"))
-        found = _Types().of(declared)
+        self._reader = AvroReader(schema_text)
+        found = _Types().of(self._reader.declared)
         if not isinstance(found, StructType):
             raise ConfigError("an event's Avro schema must be a record")
         self.schema = found
 
     def read(self, body: bytes) -> dict[str, Any]:
-        from fastavro import schemaless_reader
-
-        source = io.BytesIO(body)
-        if body.startswith(self._header):
-            source.seek(HEADER_BYTES)
-        event = schemaless_reader(source, self._parsed, None)
-        if left := len(body) - source.tell():
-            raise ValueError(f"{left} bytes are left over after the event")
-        assert isinstance(event, dict)
-        return {name: _plain(value) for name, value in event.items()}
-
-
-def _plain(value: Any) -> Any:
-    """A value as PySpark takes it."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, bytes):
-        return bytearray(value)
-    return str(value) if isinstance(value, uuid.UUID) else value
+        return self._reader.read(body)
 
 
 class _Types:

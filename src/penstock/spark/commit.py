@@ -10,11 +10,11 @@ commit (of the same offset or a later one) takes it up.
 
 from __future__ import annotations
 
-import json
 import logging
 
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import Unavailable
+from penstock.jetstream.consumer import ACK, NAK, PullEvent, next_verb, pull_request, pull_status
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.spark.durable import floor
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
@@ -27,8 +27,7 @@ PULL_BYTES = 8 * 1024 * 1024
 EXPIRES = 2.0  # seconds
 SILENCE = 10.0  # seconds
 ATTEMPTS = 3
-ACK, NAK = b"+ACK", b"-NAK"
-NO_MESSAGES, TIMED_OUT = 404, 408
+NO_MESSAGES = 404
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +86,7 @@ class Acknowledging:
     """One connection's try at answering a durable's messages up to a sequence."""
 
     def __init__(self, link: Link, durable: ConsumerInfo, sequence: int) -> None:
-        domain = link.settings.domain
-        prefix = f"$JS.{domain}.API" if domain else "$JS.API"
-        self._subject = f"{prefix}.CONSUMER.MSG.NEXT.{durable.stream}.{durable.name}"
+        self._subject = link.jetstream.subject(next_verb(durable.stream, durable.name))
         self._inbox = link.settings.new_inbox()
         self._connection = link.connection
         self._sequence = sequence
@@ -113,8 +110,8 @@ class Acknowledging:
 
     def _pulled(self, count: int) -> bool:
         """Ask for that many messages and answer them. False when the durable has no more."""
-        ask = {"batch": count, "expires": int(EXPIRES * 1e9), "max_bytes": PULL_BYTES}
-        self._connection.send(frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.pull"))
+        ask = pull_request(count, max_bytes=PULL_BYTES, expires=EXPIRES)
+        self._connection.send(frames.publish(self._subject, ask, reply=f"{self._inbox}.pull"))
         answered, coming = 0, count
         while answered < coming:
             found = self._scanner.next()
@@ -157,9 +154,9 @@ def _coming(message: frames.Message, asked: int) -> int:
 
     A consumer with replicas sends a message when its replicas know of it, and a status at once: so it comes first.
     """
-    code, text = message.status or (0, "")
-    if code == NO_MESSAGES:
+    status = pull_status(message)
+    if status and status.code == NO_MESSAGES:
         return 0
-    if code == TIMED_OUT or text.startswith(("Message Size Exceeds", "Batch Completed")):
-        return asked - int(message.header_values().get("Nats-Pending-Messages", ["0"])[0])
-    raise Unavailable(f"acknowledging is interrupted: {code} {text}")
+    if status and status.event in (PullEvent.ENDED, PullEvent.TOO_LARGE):
+        return asked - status.left
+    raise Unavailable(f"acknowledging is interrupted: {status or message.subject}")

@@ -19,8 +19,6 @@ from pyspark import RDD, TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import StoredMessage, StreamInfo
 from penstock.deadletter import inventory, streams
 from penstock.deadletter.audit import Deed, FiledPlace
 from penstock.deadletter.letters import EPOCH, FiledLetter, read
@@ -28,6 +26,8 @@ from penstock.deadletter.replay import ReplayOptions, opened
 from penstock.deadletter.selection import Selection
 from penstock.deadletter.tally import Tally
 from penstock.errors import ConfigError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StoredMessage, StreamInfo
 from penstock.settings import Settings
 from penstock.spark.datasource import register
 from penstock.spark.options import CONNECTION

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from penstock.errors import ConfigError
+from penstock.events.documents import schema_file
 from penstock.topology.model import PipelineEvent
 
 MESSAGE = "jetstream"
@@ -122,11 +123,11 @@ def format_of(event: PipelineEvent, folder: Path) -> Format:
         case "avro":
             from penstock.spark.avro_events import AvroFormat
 
-            return AvroFormat(_file(event.schema, folder).read_text(encoding="utf-8"))
+            return AvroFormat(schema_file(event.schema, folder).read_text(encoding="utf-8"))
         case "protobuf":
             from penstock.spark.protobuf_events import ProtobufFormat
 
-            return ProtobufFormat(_file(event.schema, folder).read_bytes(), event.message)
+            return ProtobufFormat(schema_file(event.schema, folder).read_bytes(), event.message)
     raise ConfigError(f"event format {event.format!r} is not known; write json, avro, protobuf, text or binary")
 
 
@@ -231,7 +232,7 @@ def _requires_inside(kind: DataType) -> bool:
 
 def _json_schema(schema: str, folder: Path) -> StructType:
     """A schema written as Spark writes columns, in place or in a file; or Spark's own JSON form in a file."""
-    text = schema if _is_ddl(schema) else _file(schema, folder).read_text(encoding="utf-8")
+    text = schema if _is_ddl(schema) else schema_file(schema, folder).read_text(encoding="utf-8")
     if text.lstrip().startswith("{"):
         import json
 
@@ -254,10 +255,3 @@ def _parsed(ddl: str) -> StructType:
 def _is_ddl(schema: str) -> bool:
     """A column has a name and a type, so a schema has a space; a file name is one word."""
     return len(schema.split()) > 1
-
-
-def _file(name: str, folder: Path) -> Path:
-    path = folder / name
-    if not path.is_file():
-        raise ConfigError(f"event schema: there is no file {str(path)!r}")
-    return path

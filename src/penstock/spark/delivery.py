@@ -10,6 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from penstock.errors import OutcomeUnknown, Unavailable
+from penstock.jetstream.reader import Range, read_range
 from penstock.publish.batch import Batch
 from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import BatchOutcomeUnknown, DuplicateId, Gap, NobodyListens, TimedOut
@@ -22,7 +23,6 @@ from penstock.spark.history import Intent, Written
 from penstock.spark.link import Link
 from penstock.spark.stored import CHUNK_HEADER, MESSAGE_ID, stored_row_digest
 from penstock.wire import headers as header_block
-from penstock.wire.reader import Range, read_range
 
 log = logging.getLogger(__name__)
 

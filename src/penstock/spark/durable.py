@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock import subjects as subject_rules
-from penstock.broker.metadata import QUERY
-from penstock.broker.model import NANOSECONDS, ConsumerInfo, StreamInfo
 from penstock.errors import AccessDenied, ConfigError, ConsumerNotFound, InvalidConfiguration
+from penstock.jetstream.metadata import QUERY
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo, StreamInfo
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
 

@@ -23,11 +23,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
+from penstock.jetstream.reader import Range, read_range
 from penstock.spark.delivery import Delivery
 from penstock.spark.history import History, Intent, Place, Series, Written, history_of, packed, unpacked
 from penstock.spark.ledger import EXPECTED, REPLACE, STREAM, SUBJECTS, VERSION, Ledger, Superseded, WrongRevision, is_of
-from penstock.wire.reader import Range, read_range
 
 CLAIMED_AT_ONCE = 20_000
 """Rows of one claim. Their digests must fit into a message."""

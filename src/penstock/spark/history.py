@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Self
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.spark.chunks import DIGEST_BYTES
 
 

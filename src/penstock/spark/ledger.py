@@ -33,9 +33,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from penstock.broker.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
-from penstock.broker.model import Json, StoredMessage
 from penstock.errors import ApiError, MessageNotFound, PenstockError
+from penstock.jetstream.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.spark.history import History, Intent, Place, Series, history_of, packed
 from penstock.spark.link import Link
 from penstock.spark.options import FAIL, SKIP

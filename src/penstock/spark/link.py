@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Self, TypeVar
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StoredMessage, StreamInfo
 from penstock.errors import OutcomeUnknown, StreamNotFound
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StoredMessage, StreamInfo
 from penstock.retry import is_retryable, retrying_blocking
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, run
-from penstock.wire.reader import next_sequence
 
 T = TypeVar("T")
 
@@ -32,14 +30,13 @@ class Link:
         self.settings = settings
         self.patience = patience
         self.connection = Connection(settings, name="penstock-spark")
-        self._jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
+        self.jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
 
     def persistently(self, call: Callable[[], T], retry_on: Callable[[BaseException], bool] | None = None) -> T:
         """Call until it gets an answer, or fails for good, or patience ends; connects first when there is need."""
 
         def connected_call() -> T:
-            if not self.connection.connected:
-                self.connection.reconnect()
+            self.connection.ready()
             return call()
 
         return retrying_blocking(connected_call, self.patience, retry_on=retry_on or _may_ask_again)
@@ -53,7 +50,7 @@ class Link:
 
     def call(self, make: Callable[[JetStream], Coroutine[Any, Any, T]]) -> T:
         """One call of the JetStream API."""
-        return self.persistently(lambda: run(make(self._jetstream)))
+        return self.persistently(lambda: run(make(self.jetstream)))
 
     def stream_info(self, name: str) -> StreamInfo:
         return self.call(lambda api: api.stream_info(name))
@@ -74,11 +71,11 @@ class Link:
 
     def next_sequence(self, stream: str, first: int, subjects: tuple[str, ...] = ()) -> int:
         """The sequence of the first message of the subjects at or behind `first`; 0: there is none."""
-        found = (
-            self.persistently(partial(next_sequence, self._jetstream, stream, first, subject))
-            for subject in subjects or (">",)
-        )
+        found = [self._next_sequence(stream, first, subject) for subject in subjects or (">",)]
         return min((sequence for sequence in found if sequence), default=0)
+
+    def _next_sequence(self, stream: str, first: int, subject: str) -> int:
+        return self.call(lambda api: api.next_sequence(stream, first, subject))
 
     def close(self) -> None:
         self.connection.close()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import json
 import secrets
 from datetime import datetime
 
-from penstock.broker import features
-from penstock.broker.codes import api_error
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, MessageNotFound, StreamNotFound
+from penstock.jetstream import features
+from penstock.jetstream.direct import DirectGetRefused
+from penstock.jetstream.model import StreamInfo
+from penstock.jetstream.pull import consumer_config, create_reader
 from penstock.spark.link import Link
 from penstock.spark.loss import MANY, Holes, is_sparse, removes_inside
 from penstock.spark.options import Position, PositionKind, SourceOptions
-from penstock.wire.direct import DirectGetRefused
-from penstock.wire.pull import consumer_config, create_reader
 
 ROLLUP = "Nats-Rollup"
 NAMED = 10
@@ -100,18 +98,10 @@ class Origin:
 
     def sequence_at(self, time: datetime) -> int | None:
         """The first message stored at that time or later; None when there is none yet."""
-        ask = {"start_time": time.isoformat(), "next_by_subj": ">"}
-        answer = self._link.ask(self._api(f"STREAM.MSG.GET.{self._stream}"), json.dumps(ask).encode())
-        if error := answer.get("error"):
-            failure = api_error(f"the first message of {self._stream!r} since {time.isoformat()}", error)
-            if isinstance(failure, MessageNotFound):
-                return None
-            raise failure
-        return int(answer["message"]["seq"])
-
-    def _api(self, verb: str) -> str:
-        domain = self._link.settings.domain
-        return f"$JS.{domain}.API.{verb}" if domain else f"$JS.API.{verb}"
+        try:
+            return self._link.get_message(self._stream, next_of=">", since=time).sequence
+        except MessageNotFound:
+            return None
 
     # -- positions -------------------------------------------------------------------------------------------------
 

@@ -1,50 +1,199 @@
-"""What Spark reports about micro-batches, and the board on the server where drivers leave it."""
+"""The progress of Spark pipelines. Drivers record it on the server, in the KV bucket `penstock_pipelines`.
+
+Where a pipeline stands in its streams is not in the record: its durable consumers know that, at any moment. Nothing
+here needs Spark.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Self
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
 
-from penstock.broker.codes import api_error
-from penstock.broker.model import Json
-from penstock.observe.pipelines import BUCKET, BUCKET_CONFIG, STREAM, Progress
+from penstock.errors import NotFound, StreamNotFound
+from penstock.jetstream import JetStream
+from penstock.jetstream.codes import api_error
+from penstock.jetstream.model import Json
+from penstock.records import plain, typed
 from penstock.spark.link import Link
+
+BUCKET = "penstock_pipelines"
+STREAM = f"KV_{BUCKET}"
+VERSION = 1
+HEARTBEAT = timedelta(seconds=5)
+SILENT_AFTER = 6 * HEARTBEAT
+"""A running pipeline that has not been heard of for this long has died, or cannot reach the server."""
+
+RUNNING, FINISHED, STOPPED, FAILED, SILENT, NEVER = "running", "finished", "stopped", "failed", "silent", "never ran"
+
+MAX_RECENT = 20
+"""Micro-batches of a pipeline that its record lists."""
+
+BUCKET_CONFIG: Json = {
+    "name": STREAM,
+    "description": "Penstock: progress of Spark pipelines",
+    "subjects": [f"$KV.{BUCKET}.>"],
+    "max_msgs_per_subject": 1,
+    "allow_rollup_hdrs": True,
+    "allow_direct": True,
+    "deny_delete": True,
+    "discard": "new",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """One micro-batch, from Spark's own report of it."""
+class InputRange:
+    """The part of a stream that one micro-batch read."""
+
+    stream: str
+    first: int | None
+    """None for the first micro-batch of a query: Spark does not report where it began."""
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One micro-batch of a pipeline, as Spark reported it."""
 
     number: int
     ended: datetime
     seconds: float
     rows: int
-    state_rows: int
-    state_bytes: int
-    late_rows: int
-
-    @classmethod
-    def of(cls, report: Json, reads: int = 1) -> Self:
-        """`reads`: how often the plan reads its input, since Spark counts each of them."""
-        began = datetime.fromisoformat(report["timestamp"])
-        seconds = report["batchDuration"] / 1000
-        state = report.get("stateOperators") or []
-        return cls(
-            number=report["batchId"],
-            ended=began + timedelta(seconds=seconds),
-            seconds=seconds,
-            rows=report["numInputRows"] // reads,
-            state_rows=sum(operator["numRowsTotal"] for operator in state),
-            state_bytes=sum(operator["memoryUsedBytes"] for operator in state),
-            late_rows=sum(operator["numRowsDroppedByWatermark"] for operator in state),
-        )
+    """Messages it read."""
+    state_rows: int = 0
+    state_bytes: int = 0
+    late_rows: int = 0
+    inputs: tuple[InputRange, ...] = ()
 
     @property
     def rows_per_second(self) -> float:
         return self.rows / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One pipeline, as its driver last saw it."""
+
+    pipeline: str
+    state: str
+    streams: tuple[str, ...]
+    consumer: str
+    host: str
+    pid: int
+    started: datetime
+    heard: datetime
+    """When the driver wrote this."""
+    query: str = ""
+    batch: int | None = None
+    """The last micro-batch; None before the first."""
+    batch_ended: datetime | None = None
+    batch_seconds: float = 0.0
+    batch_rows: int = 0
+    """Messages it read."""
+    rows_per_second: float = 0.0
+    state_rows: int = 0
+    state_bytes: int = 0
+    late_rows: int = 0
+    """Rows that the pipeline's own watermark has dropped in this run."""
+    rows_read: int = 0
+    """In this run, like the counts below."""
+    rows_written: int = 0
+    bad_records: int = 0
+    batches: int = 0
+    error: str | None = None
+    recent: tuple[MicroBatch, ...] = ()
+    """The last micro-batches of this run, the newest last."""
+    ui: str | None = None
+    """Where Spark's own pages about it are; None when they are off, or the driver cannot tell."""
+
+    @property
+    def ui_link(self) -> str | None:
+        """The pages, if that is a place to go to: whoever may write to the bucket chooses the text."""
+        return self.ui if self.ui and self.ui.lower().startswith(("http://", "https://")) else None
+
+    def state_at(self, now: datetime) -> str:
+        """The state, with the doubt that comes with time."""
+        return SILENT if self.state == RUNNING and now - self.heard > SILENT_AFTER else self.state
+
+    def tells_less_than(self, later: Progress) -> bool:
+        """Whether there is something new, or it is time for a sign of life."""
+        return (self.batches, self.state) != (later.batches, later.state) or later.heard - self.heard >= HEARTBEAT
+
+    def micro_batch(self, number: int) -> MicroBatch | None:
+        """A micro-batch of this run, if it is among the last ones."""
+        return next((one for one in self.recent if one.number == number), None)
+
+    def json(self) -> Json:
+        return {"version": VERSION, **plain(self)}
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        """A record of this version, or of a later one, whose further fields are ignored."""
+        found: Self = typed(cls, raw)
+        return found
+
+
+async def recorded(js: JetStream) -> dict[str, Progress]:
+    """Every record there is, by pipeline."""
+    prefix = f"$KV.{BUCKET}."
+    try:
+        names = (await js.stream_info(STREAM, subjects_filter=f"{prefix}>")).state.subjects
+    except StreamNotFound:
+        return {}
+    found: dict[str, Progress] = {}
+    for subject in sorted(names):
+        try:
+            record = await js.get_message(STREAM, last_of=subject)
+        except NotFound:
+            continue  # removed since it was listed
+        if record.data:
+            found[subject.removeprefix(prefix)] = Progress.parse(json.loads(record.data))
+    return found
+
+
+def micro_batch(report: Json, reads: int = 1) -> MicroBatch:
+    """A micro-batch from Spark's own report. `reads`: how often the plan reads its input, since Spark counts each."""
+    seconds = report["batchDuration"] / 1000
+    state = report.get("stateOperators") or []
+    return MicroBatch(
+        number=report["batchId"],
+        ended=datetime.fromisoformat(report["timestamp"]) + timedelta(seconds=seconds),
+        seconds=seconds,
+        rows=report["numInputRows"] // reads,
+        state_rows=sum(operator["numRowsTotal"] for operator in state),
+        state_bytes=sum(operator["memoryUsedBytes"] for operator in state),
+        late_rows=sum(operator["numRowsDroppedByWatermark"] for operator in state),
+        inputs=tuple(_inputs(report.get("sources") or ())),
+    )
+
+
+def _inputs(sources: Iterable[Json]) -> Iterator[InputRange]:
+    """The ranges that a micro-batch read, one for each stream: a plan that reads its input twice has equal ones."""
+    seen: set[str] = set()
+    for source in sources:
+        starts = _sequences(source.get("startOffset"))
+        for stream, (created, last) in _sequences(source.get("endOffset")).items():
+            if stream in seen:
+                continue
+            seen.add(stream)
+            before = starts.get(stream)
+            first = None if before is None else (before[1] if before[0] == created else 0) + 1
+            if first is None or first <= last:
+                yield InputRange(stream, first, last)
+
+
+def _sequences(offset: Any) -> dict[str, tuple[str, int]]:
+    """Creation time and last sequence by stream, of an offset of one stream or of several. Other sources have none."""
+    if not isinstance(offset, dict):
+        return {}
+    offsets = offset["streams"].values() if isinstance(offset.get("streams"), dict) else [offset]
+    return {
+        str(one["stream"]): (str(one.get("created")), int(one["sequence"]))
+        for one in offsets
+        if isinstance(one, dict) and "stream" in one and "sequence" in one
+    }
 
 
 class Board:
@@ -68,7 +217,11 @@ class Board:
             raise api_error(f"record the progress of pipeline {record.pipeline!r}", error)
 
 
-def new_batches(reports: Iterable[Json], after: int, reads: int) -> list[Batch]:
+def new_batches(reports: Iterable[Json], after: int, reads: int) -> list[MicroBatch]:
     """The micro-batches beyond number `after`, in order. Spark also reports on waiting, with the number to come."""
     ran = [report for report in reports if report["batchId"] > after and "addBatch" in report["durationMs"]]
-    return [Batch.of(report, reads) for report in sorted(ran, key=lambda report: report["batchId"])]
+    return [micro_batch(report, reads) for report in sorted(ran, key=lambda report: report["batchId"])]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)

@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, Unavailable
-from penstock.observe.pipelines import FAILED, FINISHED, RUNNING, STOPPED, Progress, now
 from penstock.settings import Settings
 from penstock.spark import register
 from penstock.spark.failures import readable
@@ -27,7 +26,7 @@ from penstock.spark.json_events import ALL_OR_NOTHING
 from penstock.spark.link import Link
 from penstock.spark.outputs import Outputs, StopRequested, check
 from penstock.spark.pipelines import Pipeline, pipeline, planned
-from penstock.spark.progress import Board, new_batches
+from penstock.spark.progress import FAILED, FINISHED, MAX_RECENT, RUNNING, STOPPED, Board, Progress, new_batches, now
 from penstock.spark.session import running
 from penstock.topology.model import Platform
 
@@ -161,6 +160,7 @@ class Run:
                 late_rows=self.progress.late_rows + batch.late_rows,
                 rows_read=self.progress.rows_read + batch.rows,
                 batches=self.progress.batches + 1,
+                recent=(*self.progress.recent, batch)[-MAX_RECENT:],
             )
         counts = self._outputs.counts
         self.progress = replace(

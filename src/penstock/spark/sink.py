@@ -19,9 +19,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.broker import features
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError, FeatureMissing
+from penstock.jetstream import features
+from penstock.jetstream.model import StreamInfo
 from penstock.settings import Settings
 from penstock.spark import steps
 from penstock.spark.apart import write_apart

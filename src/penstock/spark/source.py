@@ -19,8 +19,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import ConfigError, DataLoss, PenstockError
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.jetstream.reader import Range, read_range
 from penstock.settings import Settings
 from penstock.spark import admission, durable, loss, steps
 from penstock.spark.commit import commit
@@ -30,7 +31,6 @@ from penstock.spark.offsets import Offset, TaskLimits, span, split, task_count
 from penstock.spark.options import CONSUMER, EARLIEST, LATEST, SourceOptions
 from penstock.spark.origin import Origin, check_readable, created, needs_direct_get
 from penstock.wire import compiled
-from penstock.wire.reader import Range, read_range
 
 log = logging.getLogger(__name__)
 

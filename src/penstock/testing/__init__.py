@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazily
 
 if TYPE_CHECKING:
-    from penstock.broker.cluster import EmbeddedCluster
-    from penstock.broker.embedded import EmbeddedServer
+    from penstock.server.cluster import EmbeddedCluster
+    from penstock.server.embedded import EmbeddedServer
     from penstock.testing.apps import TestApp
     from penstock.testing.contents import stream_data, stream_messages
     from penstock.testing.handlers import Given, HandlerRun, run_handler
@@ -43,8 +43,8 @@ __getattr__ = lazily(
     __name__,
     {
         "Certificates": "penstock.testing.servers",
-        "EmbeddedCluster": "penstock.broker.cluster",
-        "EmbeddedServer": "penstock.broker.embedded",
+        "EmbeddedCluster": "penstock.server.cluster",
+        "EmbeddedServer": "penstock.server.embedded",
         "Given": "penstock.testing.handlers",
         "HandlerRun": "penstock.testing.handlers",
         "LeafPair": "penstock.testing.servers",

@@ -26,12 +26,12 @@ from penstock.app.groups import GroupMember, OnPartitions, Resolved
 from penstock.app.message import Message
 from penstock.app.once import MARKERS
 from penstock.app.payloads import encode
-from penstock.broker.connection import connect as connect_broker
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import StoredMessage
 from penstock.deadletter import letters
 from penstock.deadletter.inventory import letter_streams
 from penstock.deadletter.letters import DeadLetter
+from penstock.jetstream.connection import connect as connect_broker
+from penstock.jetstream.model import StoredMessage
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing.memory import MemoryBroker
 from penstock.testing.polling import eventually_async
@@ -42,7 +42,7 @@ from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.topology.resource import Desired
 from penstock.wire.headers import Headers
-from penstock.workers.stabilization import Windows
+from penstock.workers.group.stabilization import Windows
 
 SOON = 0.01
 """Seconds before a further try on a real server: a test should not wait as long as a service does."""

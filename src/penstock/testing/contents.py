@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from penstock.broker.jetstream import JetStream
 from penstock.errors import DeadlineExceeded
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.consumer import next_verb, pull_request
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 
@@ -36,11 +37,11 @@ def _read(settings: Settings, stream: str) -> list[frames.Message]:
         connection.subscribe(inbox)
         config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1, **INACTIVE}
         blocking.run(jetstream.create_consumer(stream, config))
-        prefix = f"$JS.{settings.domain}.API" if settings.domain else "$JS.API"
+        subject = jetstream.subject(next_verb(stream, name))
         found: list[frames.Message] = []
         while left > len(found):
             count = min(PULL, left - len(found))
-            connection.publish(f"{prefix}.CONSUMER.MSG.NEXT.{stream}.{name}", b"%d" % count, reply=inbox)
+            connection.publish(subject, pull_request(count), reply=inbox)
             found += [connection.receive() for _ in range(count)]
         return found
 

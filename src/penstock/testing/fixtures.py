@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing.servers import Certificates, LeafPair, issue_certificates, leaf_pair
 
 

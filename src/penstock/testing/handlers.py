@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from penstock.consume.handlers import Handler, Runner
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import DeadLetter, Retries
 from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers
-from penstock.workers.dispatch import Dispatcher
-from penstock.workers.handlers import Handler, Runner
-from penstock.workers.handling import HandlingOptions
-from penstock.workers.lanes import Lane
-from penstock.workers.messages import Message, MessageContext
-from penstock.workers.ownership import Ownership, OwnsAll
+from penstock.workers.dispatch.dispatcher import Dispatcher
+from penstock.workers.dispatch.handling import HandlingOptions
+from penstock.workers.dispatch.lanes import Lane
+from penstock.workers.dispatch.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import SubjectPattern
-from penstock.workers.verdicts import DeadLetter, Retries
 
 
 @dataclass(frozen=True, slots=True)

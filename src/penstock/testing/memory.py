@@ -19,16 +19,16 @@ from penstock.app.groups import OnPartitions
 from penstock.app.handled import key_of
 from penstock.app.message import Message
 from penstock.app.once import OnceBatch, Origin, check_target
-from penstock.broker.model import Json, StoredMessage
+from penstock.consume import messages, verdicts
+from penstock.consume.dead_letters import Reader, letter_of
+from penstock.consume.handlers import in_time
+from penstock.consume.messages import MessageContext
+from penstock.consume.verdicts import BACKOFF, DeadLetter, Retries
 from penstock.errors import PenstockError, Unavailable
+from penstock.jetstream.model import Json, StoredMessage
 from penstock.topology.model import Platform
 from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers
-from penstock.workers import messages, verdicts
-from penstock.workers.answers import Reader, letter_of
-from penstock.workers.handlers import in_time
-from penstock.workers.messages import MessageContext
-from penstock.workers.verdicts import BACKOFF, DeadLetter, Retries
 
 ANY = "TEST"
 """The stream of consumers of which no platform file says where they read."""

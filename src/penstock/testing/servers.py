@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.server_config import ServerTls
+from penstock.server.embedded import EmbeddedServer
+from penstock.server.server_config import ServerTls
 from penstock.testing.polling import WITHIN, eventually
 
 

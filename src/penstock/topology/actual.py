@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.errors import ApiError, BrokerUnreachable, NotFound, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.topology import ownership
 from penstock.topology.resource import Actual, Desired, Resource
 

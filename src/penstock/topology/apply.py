@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock import subjects
-from penstock.broker import codes
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.errors import ApiError, NotFound, PenstockError
+from penstock.jetstream import codes
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json
 from penstock.topology import compare
 from penstock.topology.plan import Change, Kind, Plan
 from penstock.topology.risk import Risk

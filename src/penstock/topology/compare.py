@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from penstock.broker import metadata
-from penstock.broker.model import Json
+from penstock.jetstream import metadata
+from penstock.jetstream.model import Json
 from penstock.topology import ownership
 from penstock.topology.ownership import NESTED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.topology.fields import CONSUMER_BY_WIRE, STREAM_BY_WIRE
 
 STREAM: Json = {name: field.default for name, field in STREAM_BY_WIRE.items() if field.default is not None}

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.topology.resource import Actual, Desired, Resource
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.broker.model import parse_time
+from penstock.jetstream.model import parse_time
 from penstock.topology.document import Node, Problems, nearest
 from penstock.topology.kinds import (
     Count,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from penstock.broker.metadata import DLQ, OWNER, PLATFORM, PURPOSE, READER, SERVICE
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.jetstream.metadata import DLQ, OWNER, PLATFORM, PURPOSE, READER, SERVICE
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.topology.fields import CONSUMER_FIELDS, RESERVED, STREAM_FIELDS
 from penstock.topology.kinds import Deliver, Duration, Field, Kind, ListOf, Record, Size, TextMap
 from penstock.units import format_duration, format_size

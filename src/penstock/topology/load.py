@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.subjects import any_overlap
+from penstock.subjects import any_overlap, api_prefix
 from penstock.topology import gateway, groups, pipelines
 from penstock.topology.contract import Contracts
 from penstock.topology.document import Node, Place, Problems, expanded, nearest, overlaid, read
@@ -271,7 +271,7 @@ def _origin(node: Node, config: Json, problems: Problems) -> SourceSpec:
     if domain and "external" in config:
         problems.add(node, "a source has a domain or an external, not both: the domain is short for it")
     if domain:
-        config["external"] = {"api": f"$JS.{domain}.API", "deliver": ""}
+        config["external"] = {"api": api_prefix(domain), "deliver": ""}
     elif "external" in config:
         config["external"].setdefault("deliver", "")
     consumer = _source_consumer(node, config.pop("consumer", None), problems)

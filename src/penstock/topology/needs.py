@@ -5,10 +5,10 @@ Older servers leave out what they do not know without a word, so the question ha
 
 from __future__ import annotations
 
-from penstock.broker import features, metadata
-from penstock.broker.features import Feature, HasVersion
-from penstock.broker.model import Json
 from penstock.errors import FeatureMissing
+from penstock.jetstream import features, metadata
+from penstock.jetstream.features import Feature, HasVersion
+from penstock.jetstream.model import Json
 from penstock.topology.model import DEDICATED
 from penstock.topology.resource import Desired
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock import subjects
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.topology import renames
 from penstock.topology.model import filters_of
 from penstock.topology.resource import Actual, Resource

@@ -9,8 +9,8 @@ default back, while a field that somebody else set, and no file ever named, is l
 
 from __future__ import annotations
 
-from penstock.broker.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, READER, RENAMED_FROM, SERVICE
-from penstock.broker.model import Json
+from penstock.jetstream.metadata import DECLARED, DLQ, OWNER, PLATFORM, PURPOSE, READER, RENAMED_FROM, SERVICE
+from penstock.jetstream.model import Json
 from penstock.topology.model import DEFAULT_NAME, ConsumerSpec
 
 NESTED = ("metadata", "consumer_limits")

@@ -19,9 +19,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.broker.model import Json
 from penstock.errors import ConfigError
-from penstock.subjects import DLQ_AUDIT, ONE, REST, any_overlap, covered
+from penstock.jetstream.model import Json
+from penstock.subjects import DLQ_AUDIT, ONE, REST, any_overlap, api_prefix, covered
 from penstock.topology.model import ConsumerSpec, GroupSpec, PipelineSpec, Platform, ServiceSpec, StreamSpec
 
 ADVISORIES = "DLQ_ADVISORIES"
@@ -78,9 +78,7 @@ class _Needs:
 
     def api(self, *verbs: str) -> None:
         """A server of another domain checks a request as it is sent, one of that domain maps it to its own before."""
-        self.publish |= {f"$JS.API.{verb}" for verb in verbs}
-        if self.domain:
-            self.publish |= {f"$JS.{self.domain}.API.{verb}" for verb in verbs}
+        self.publish |= {f"{api_prefix(domain)}.{verb}" for verb in verbs for domain in {None, self.domain}}
 
     def read_through(self, stream: str, consumer: str) -> None:
         """Pull from a consumer, and answer what it delivers."""
@@ -97,7 +95,7 @@ class _Needs:
         """Write a key of a KV bucket; the bucket of another domain is reached through the API of that domain."""
         self.publish.add(f"$KV.{bucket}.{key}")
         if self.domain:
-            self.publish.add(f"$JS.{self.domain}.API.$KV.{bucket}.{key}")
+            self.publish.add(f"{api_prefix(self.domain)}.$KV.{bucket}.{key}")
 
     def read_ranges(self, stream: StreamSpec) -> None:
         """Read any part of a stream, without a trace where consumers decide what it keeps."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from penstock.broker import metadata
-from penstock.broker.model import Json, StreamInfo
 from penstock.errors import ConfigError
+from penstock.jetstream import metadata
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.sourcing import modes, standins
 from penstock.topology import compare, defaults, delivery, order, ownership, renames, risk
 from penstock.topology.compare import FieldChange

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.topology.compare import FieldChange
 from penstock.topology.lint import Concerns
 from penstock.topology.plan import Change, Plan

@@ -7,8 +7,8 @@ of one subject are refused and acknowledged messages are gone, the old one goes 
 
 from __future__ import annotations
 
-from penstock.broker.metadata import RENAMED_FROM
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.jetstream.metadata import RENAMED_FROM
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.topology.resource import Resource
 
 START = ("deliver_policy", "opt_start_seq", "opt_start_time")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.deadletter import streams as deadletter
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.publish import advisories
 from penstock.sourcing import modes
 from penstock.subjects import any_overlap

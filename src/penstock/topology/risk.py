@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from penstock import subjects
-from penstock.broker.model import Json, StreamInfo, parse_time
+from penstock.jetstream.model import Json, StreamInfo, parse_time
 from penstock.topology import effects
 from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, STREAM_BY_WIRE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.topology.fields import (
     CONSUMER_FIELDS,
     ENVIRONMENT_FIELDS,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
-from penstock.broker.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
+from penstock.jetstream.model import ConsumerInfo, ReplicaInfo, SourceInfo, StreamInfo
 from penstock.sourcing import modes
 from penstock.topology import delivery, ownership
 from penstock.topology.compare import FieldChange

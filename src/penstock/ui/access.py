@@ -84,13 +84,6 @@ class Access:
     def is_own_form(self, person: Person, token: str) -> bool:
         return hmac.compare_digest(self.form_token(person).encode(), token.encode(errors="replace"))
 
-    def signed(self, text: str) -> str:
-        """Shows that a text in the query of a page is ours."""
-        return hmac.new(self.secret, b"text\0" + text.encode(errors="replace"), hashlib.sha256).hexdigest()
-
-    def is_signed(self, text: str, signature: str) -> bool:
-        return hmac.compare_digest(self.signed(text).encode(), signature.encode(errors="replace"))
-
     def takes_host(self, host: str) -> bool:
         """Whether the `Host` of a request is one of ours."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host

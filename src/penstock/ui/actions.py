@@ -11,12 +11,12 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from penstock.broker.jetstream import JetStream, refuse_beyond_end, refuse_unmovable
-from penstock.broker.model import ConsumerInfo
-from penstock.broker.resets import foresee, reset_words
 from penstock.deadletter import streams as letter_streams
 from penstock.deadletter.audit import audit_stream, this_user
 from penstock.errors import ConfigError, Unavailable
+from penstock.jetstream.api import JetStream, refuse_beyond_end, refuse_unmovable
+from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.resets import foresee, reset_words
 from penstock.sourcing import resets as sourcing
 from penstock.ui.access import LOCAL
 from penstock.ui.page import Page

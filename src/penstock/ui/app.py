@@ -20,6 +20,7 @@ from penstock.errors import NotFound, PenstockError
 from penstock.ui import actions, letters, pages, proofs
 from penstock.ui.access import COOKIE, Access, Person
 from penstock.ui.page import Page, Site
+from penstock.ui.runs import Runs
 from penstock.ui.watch import Watch
 from penstock.web.server import PEER
 
@@ -93,13 +94,13 @@ class Headers:
         await answer(scope, receive, sent)  # type: ignore[arg-type]  # the same messages
 
 
-def application(watch: Watch, access: Access, site: Site) -> ASGIApp:
-    """All pages, for one server."""
+def application(watch: Watch, access: Access, site: Site, runs: Runs) -> ASGIApp:
+    """All pages, for one server. Whoever serves them closes `runs`."""
     guesses = Guesses()
 
     def route(path: str, handler: Handler, *methods: str) -> Route:
         async def endpoint(request: Request) -> Response:
-            page = await _page(request, watch, access, site, guesses)
+            page = await _page(request, watch, access, site, guesses, runs)
             return page if isinstance(page, Response) else await _answered(page, handler)
 
         return Route(path, endpoint, methods=methods or ("GET",))
@@ -130,6 +131,7 @@ def application(watch: Watch, access: Access, site: Site) -> ASGIApp:
         route("/pipelines/{name}", pages.pipeline),
         route("/letters", letters.causes),
         route("/letters/audit", letters.audited),
+        route("/letters/runs/{id}", letters.run),
         route("/letters/{id}", letters.letter),
         route("/proof", proofs.listed),
         route("/proof/sinks/{stream}/{created}/{name}/{batch:int}", proofs.sink),
@@ -144,13 +146,15 @@ def application(watch: Watch, access: Access, site: Site) -> ASGIApp:
     return Headers(app, access)
 
 
-async def _page(request: Request, watch: Watch, access: Access, site: Site, guesses: Guesses) -> Page | Response:
+async def _page(
+    request: Request, watch: Watch, access: Access, site: Site, guesses: Guesses, runs: Runs
+) -> Page | Response:
     """The page that is asked for, by somebody who may; otherwise the answer that says why not."""
     person = _person(request, access)
     if person is None:
         await _slow_down(request, guesses)
         return RedirectResponse("/login", 303)
-    page = Page(request, watch, access, site, person)
+    page = Page(request, watch, access, site, person, runs)
     if request.method == "POST":
         if not person.operator:
             raise HTTPException(403, "only an operator may do this, and actions must be on (--actions)")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
-from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from penstock.broker.model import StreamInfo
 from penstock.deadletter import addresses, audit, inventory, replay, streams
 from penstock.deadletter.editing import edited, merge_patch
 from penstock.deadletter.letters import FiledLetter
@@ -21,9 +19,11 @@ from penstock.deadletter.selection import Group, Selection, grouped
 from penstock.deadletter.tally import Tally
 from penstock.deadletter.targets import captured_subjects, nowhere_to_go
 from penstock.errors import ConfigError, NotFound
+from penstock.jetstream.model import StreamInfo
 from penstock.ui import charts
 from penstock.ui.actions import actor, sure
 from penstock.ui.page import Page
+from penstock.ui.runs import Run
 
 MOST = 20_000
 """Letters that are read for a page."""
@@ -46,8 +46,6 @@ async def causes(page: Page) -> Response:
     shown = [Cause(group, _trend(group, found)) for group in grouped(found)]
     shown.sort(key=lambda cause: -cause.group.count)
     values: dict[str, Any] = {"causes": shown, "count": len(found), "all_read": all_read, "given_up": given_up}
-    done = page.asked("done")
-    values["done"] = done if page.access.is_signed(done, page.asked("signed")) else ""
     return page.show("letters.html", "/letters", "Dead letters", **values)
 
 
@@ -126,12 +124,29 @@ async def act(page: Page) -> Response:
     if page.field("sure") != "yes":
         return await _preview(page, action, wanted, options)
     who, reason = actor(page), page.field("reason").strip()
-    if action == "replay":
-        tally = await replay.replay(page.watch.settings, wanted, options, actor=who, reason=reason)
-    else:
-        tally = await replay.discard(page.watch.settings, wanted, actor=who, reason=reason)
-    told = _told(action, tally)
-    return RedirectResponse(f"/letters?done={quote(told)}&signed={page.access.signed(told)}", 303)
+    if action == "discard" and not reason:
+        raise ConfigError("say why these dead letters may go: the audit keeps it")
+    found, _ = await _letters(page, wanted)
+
+    def work(on_progress: replay.OnProgress) -> Awaitable[Tally]:
+        settings = page.watch.settings
+        if action == "replay":
+            return replay.replay(settings, wanted, options, actor=who, reason=reason, on_progress=on_progress)
+        return replay.discard(settings, wanted, actor=who, reason=reason, on_progress=on_progress)
+
+    run = Run(action, who, len(found), options.rate)
+    page.runs.start(run, work)
+    return RedirectResponse(f"/letters/runs/{run.id}", 303)
+
+
+async def run(page: Page) -> Response:
+    """How far a replay or a discard is."""
+    found = page.runs.get(page.at("id"))
+    if found is None:
+        raise HTTPException(404, "there is no such run: `penstock ui` was started again since, or it is long over")
+    await page.watch.snapshot()
+    title = f"{found.action.capitalize()} of dead letters"
+    return page.show("letters_run.html", "/letters", title, run=found, told=_told(found.action, found.tally))
 
 
 def _wanted(page: Page) -> Selection:

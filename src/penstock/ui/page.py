@@ -13,13 +13,14 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from penstock.broker.model import StreamInfo
 from penstock.errors import ConfigError
+from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
 from penstock.observe.flow import Kind, Node, per_second, state_of
 from penstock.observe.snapshot import Rates, Snapshot, rates
 from penstock.ui import charts
 from penstock.ui.access import Access, Person
+from penstock.ui.runs import Runs
 from penstock.ui.watch import Watch
 from penstock.units import approximate_duration, approximate_size
 
@@ -120,6 +121,8 @@ class Page:
     access: Access
     site: Site
     person: Person
+    runs: Runs = field(default_factory=Runs)
+    """Replays and discards of all people."""
     form: Mapping[str, list[str]] = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
     history: StreamInfo | None = None

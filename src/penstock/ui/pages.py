@@ -13,9 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.app.browse import Browser
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, StoredMessage, StreamInfo
+from penstock.consume.metrics import Lag
 from penstock.errors import ConfigError, MessageNotFound
+from penstock.events.documents import MISSING, Documents, FieldFilter
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.observe import flow as flows
 from penstock.observe.status import StreamStatus
 from penstock.settings import without_login
@@ -24,8 +26,7 @@ from penstock.topology.plan import Change, plan
 from penstock.topology.resource import Desired
 from penstock.ui import charts
 from penstock.ui.page import Page, moment
-from penstock.workers.lag import Lag
-from penstock.workers.overview import PartitionOverview
+from penstock.workers.group.overview import PartitionOverview
 
 SHOWN = 50
 """Messages of a page."""
@@ -186,8 +187,13 @@ class Wanted:
         """Whether it says nothing about what is in a message."""
         return not (self.subject or self.header or self.field or self.since)
 
-    def matches(self, message: StoredMessage) -> bool:
-        return self._has_header(message) and self._has_field(message)
+    def matches(self, message: StoredMessage, documents: Documents) -> bool:
+        return self._has_header(message) and self._has_field(message, documents)
+
+    def _has_field(self, message: StoredMessage, documents: Documents) -> bool:
+        if not self.field:
+            return True
+        return FieldFilter.parse(self.field).matches(documents.read(message.stream, message.subject, message.data))
 
     def _has_header(self, message: StoredMessage) -> bool:
         if not self.header:
@@ -195,23 +201,6 @@ class Wanted:
         name, _, value = self.header.partition("=")
         values = next((found for key, found in message.headers.items() if key.lower() == name.strip().lower()), None)
         return values is not None and (not value or value.strip() in values)
-
-    def _has_field(self, message: StoredMessage) -> bool:
-        if not self.field:
-            return True
-        path, equals, value = self.field.partition("=")
-        try:
-            found: Any = json.loads(message.data)
-        except (ValueError, RecursionError):
-            return False
-        for part in path.strip().split("."):
-            if isinstance(found, dict) and part in found:
-                found = found[part]
-            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
-                found = found[int(part)]
-            else:
-                return False
-        return not equals or (found if isinstance(found, str) else json.dumps(found)) == value.strip()
 
 
 async def messages(page: Page) -> Response:
@@ -229,7 +218,7 @@ async def messages(page: Page) -> Response:
     options: dict[str, Any] = {"since": wanted.since or None, "first": first, "last": wanted.last}
     async for one in browser.messages(filters, **options):
         looked, reached = looked + 1, one.sequence
-        if wanted.matches(one):
+        if wanted.matches(one, page.watch.documents):
             found.append(one)
         if len(found) >= SHOWN or looked >= SEARCHED:
             break
@@ -242,11 +231,24 @@ async def messages(page: Page) -> Response:
         stream=name,
         info=info,
         wanted=wanted,
-        rows=[(one, sign, publish_command(one, servers)) for one, sign in zip(found, _brackets(found), strict=True)],
+        rows=[
+            (one, sign, publish_command(one, servers), decoded(one, page.watch.documents))
+            for one, sign in zip(found, _brackets(found), strict=True)
+        ],
         searched_all=looked < SEARCHED or len(found) >= SHOWN,
         next=reached + 1 if more else None,
         servers=servers,
     )
+
+
+def decoded(message: StoredMessage, documents: Documents) -> bytes:
+    """The body as text: where a schema reads what is no text, its document."""
+    try:
+        message.data.decode()
+    except UnicodeDecodeError:
+        document = documents.read(message.stream, message.subject, message.data)
+        return message.data if document is MISSING else json.dumps(document).encode()
+    return message.data
 
 
 def publish_command(message: StoredMessage, servers: str) -> str:

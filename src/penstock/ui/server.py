@@ -14,6 +14,7 @@ from penstock.topology.model import Platform
 from penstock.ui.access import Access, is_loopback
 from penstock.ui.app import application
 from penstock.ui.page import Site
+from penstock.ui.runs import Runs
 from penstock.ui.watch import Watch
 from penstock.web.listener import places_within_descriptors
 from penstock.web.server import address_of, http_config, http_server, server_context, told_by_signals, until_started
@@ -21,6 +22,10 @@ from penstock.web.server import address_of, http_config, http_server, server_con
 CONNECTIONS = 256
 FINISH = 1.0
 """Seconds that requests may take to end after the last word; open streams of events never do by themselves."""
+
+FIRST_LOOK_WITHIN = 15.0
+"""Seconds after which the URL is told although the first look at the server is not over: it takes longest of all, and
+whoever opens a page right after the start should not wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +69,8 @@ async def serve(
     watch = Watch(settings, platform)
     servers = ", ".join(map(without_login, settings.servers))
     place = f"{platform.environment.name} at {servers}" if platform else servers
-    app = application(watch, access, Site(platform.name if platform else "NATS JetStream", place))
+    runs = Runs()
+    app = application(watch, access, Site(platform.name if platform else "NATS JetStream", place), runs)
     places = places_within_descriptors(CONNECTIONS, CONNECTIONS)
     server, bound = http_server(http_config(app, context, FINISH), listen.host, listen.port, places, Counter())
     told = stop or told_by_signals()
@@ -72,10 +78,12 @@ async def serve(
     running = asyncio.create_task(server.serve([bound]))
     try:
         await until_started(lambda: server.started, [running])
+        await watch.first_look(FIRST_LOOK_WITHIN)
         on_ready(f"{'https' if context else 'http'}://{address_of(bound)}")
         await told.wait()
     finally:
         server.should_exit = True
         looking.cancel()
         await asyncio.gather(running, looking, return_exceptions=True)
+        await runs.close()
         await watch.close()

@@ -8,18 +8,20 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from penstock.consume.metrics import Lag
 from penstock.errors import PenstockError
+from penstock.events.documents import Documents
 from penstock.observe import record
 from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
+from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
-from penstock.workers.kv import Control
-from penstock.workers.lag import Lag
-from penstock.workers.overview import GroupOverview
-from penstock.workers.watching import GroupWatches
+from penstock.workers.group.overview import GroupOverview
+from penstock.workers.group.watching import GroupWatches
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ class Watch:
     def __init__(self, settings: Settings, platform: Platform | None = None) -> None:
         self.settings = settings
         self.platform = platform
+        self.documents = Documents.of(platform)
+        """Reads bodies by the schemas of the platform."""
         self.latest: Snapshot | None = None
         self.rates = Rates()
         self.error: str | None = None
@@ -80,6 +84,7 @@ class Watch:
         self.groups = GroupWatches()
         """Groups that we may not read."""
         self._wanted = asyncio.Event()
+        self._first_look_over = asyncio.Event()
 
     @property
     def keeps(self) -> timedelta | None:
@@ -121,6 +126,11 @@ class Watch:
             await asyncio.sleep(pause(took, used, self._every))
             if not self.keeps and not self._open and time.monotonic() - self._looked_at > LOOKED_FOR:
                 self._wanted.clear()
+
+    async def first_look(self, within: float) -> None:
+        """Wait until the server was looked at once, or could not be, or that many seconds are over."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._first_look_over.wait(), within)
 
     async def changes(self) -> AsyncIterator[int]:
         """A number for every look, as long as it is asked for."""
@@ -167,6 +177,7 @@ class Watch:
                 self._note(found)
                 await self._record(found)
         self._number += 1
+        self._first_look_over.set()
         async with self._told:
             self._told.notify_all()
 

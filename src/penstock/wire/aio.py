@@ -67,10 +67,18 @@ class Connection:
         self._shuffle = shuffle
         self.opened = 0
         """How often it was opened: another number is another connection, without the subscriptions of the last."""
+        self._opening = asyncio.Lock()
         self._cluster: tuple[login.Endpoint, ...] = ()
         self._link: _Link | None = None
 
     # -- opening and closing ---------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Have an open connection: one that was lost is replaced, by one task for all."""
+        if not self.connected:
+            async with self._opening:
+                if not self.connected:
+                    await self.reconnect()
 
     async def reconnect(self) -> None:
         """Close what is open and connect anew, also to cluster members learned meanwhile."""
@@ -103,13 +111,33 @@ class Connection:
         except TimeoutError as exc:
             link.abort()
             raise DeadlineExceeded("the login", self.settings.timeout) from exc
-        except OSError as exc:
+        except (OSError, ConnectionLost) as exc:
             link.abort()
-            raise ConnectionLost(str(endpoint), str(exc) or type(exc).__name__) from exc
+            raise login.failure(endpoint, await self._alert(link, endpoint) or exc) from exc
         except BaseException:
             link.abort()
             raise
         return link
+
+    async def _alert(self, link: _Link, endpoint: login.Endpoint) -> OSError | ConnectionLost | None:
+        """Why a server that verifies clients ended a login. Its alert is lost when we write at the same moment: so
+        shake hands once more, and only listen."""
+        if not link.verifies:
+            return None
+        again = _Link(endpoint, self.settings)
+        try:
+            async with asyncio.timeout(login.ALERT_WITHIN):
+                await self._reach(again, endpoint, None)
+                await again.greeting
+                await again.encrypt(self._context())
+                await again.ended()
+        except TimeoutError:
+            return None
+        except (OSError, ConnectionLost) as exc:
+            return exc
+        finally:
+            again.abort()
+        return None
 
     async def _greet(self, link: _Link, endpoint: login.Endpoint) -> None:
         first = self._context() if self.settings.tls_first else None
@@ -325,6 +353,11 @@ class _Link(asyncio.BufferedProtocol):
         assert self._session, "the greeting comes first"
         return self._session
 
+    @property
+    def verifies(self) -> bool:
+        """Whether the server has said that it wants a certificate of ours."""
+        return self._session is not None and self._session.info.tls_verify
+
     # -- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -349,7 +382,9 @@ class _Link(asyncio.BufferedProtocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionLost(str(self._endpoint), str(exc or "closed by the server")))
+        error = ConnectionLost(str(self._endpoint), str(exc or "closed by the server"))
+        error.__cause__ = exc
+        self._fail(error)
         self._gone.set()
 
     # -- what came ---------------------------------------------------------------------------------------------------
@@ -457,6 +492,10 @@ class _Link(asyncio.BufferedProtocol):
         answered = self.session.ping()
         self.write(frames.PING)
         await self._until(lambda: self.session.pongs >= answered)
+
+    async def ended(self) -> None:
+        """Wait for the end; raises it."""
+        await self._until(lambda: False)
 
     async def next_message(self) -> frames.Message:
         await self._until(lambda: bool(self._messages))

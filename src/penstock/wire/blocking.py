@@ -69,6 +69,7 @@ class Connection:
         self._cluster: tuple[login.Endpoint, ...] = ()
         self._socket: socket.socket | None = None
         self._session: Session | None = None
+        self._verifies = False
         self._reset()
 
     def _reset(self) -> None:
@@ -79,6 +80,11 @@ class Connection:
         self._waiting_bytes = 0
 
     # -- opening and closing ---------------------------------------------------------------------------------------
+
+    def ready(self) -> None:
+        """Have an open connection: one that was lost is replaced."""
+        if not self.connected:
+            self.reconnect()
 
     def reconnect(self) -> None:
         """Close what is open and connect anew, also to cluster members learned meanwhile."""
@@ -103,12 +109,35 @@ class Connection:
         raise unreachable(candidates, failures)
 
     def _open(self, endpoint: login.Endpoint, deadline: float) -> None:
+        self._verifies = False
         try:
             with self._io(endpoint, "the login", self.settings.timeout):
                 self._greet(endpoint, deadline)
+        except ConnectionLost as exc:
+            self.close()
+            raise login.failure(endpoint, self._alert(endpoint) or exc) from exc
         except BaseException:
             self.close()
             raise
+
+    def _alert(self, endpoint: login.Endpoint) -> OSError | None:
+        """Why a server that verifies clients ended a login. Its alert is lost when we write at the same moment: so
+        shake hands once more, and only listen."""
+        if not self._verifies:
+            return None
+        deadline = time.monotonic() + login.ALERT_WITHIN
+        try:
+            self._socket = self._reached(endpoint, deadline)
+            self._greeting(frames.Parser(), deadline)
+            self._encrypt(endpoint, deadline)
+            self._read(deadline)
+        except (TimeoutError, NothingYet, PenstockError):
+            return None
+        except OSError as exc:
+            return exc
+        finally:
+            self.close()
+        return None
 
     def _greet(self, endpoint: login.Endpoint, deadline: float) -> None:
         self._socket = self._reached(endpoint, deadline)
@@ -117,6 +146,7 @@ class Connection:
             self._encrypt(endpoint, deadline)
         parser = frames.Parser()
         info = self._greeting(parser, deadline)
+        self._verifies = info.tls_verify
         encrypted = login.needs_tls(info, self.settings, endpoint)
         if encrypted and not self.settings.tls_first:
             check_nothing_before_tls(parser)

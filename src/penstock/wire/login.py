@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import re
+import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from penstock import __version__
-from penstock.errors import AccessDenied, ConfigError, FeatureMissing, ProtocolError
+from penstock.errors import AccessDenied, ConfigError, ConnectionLost, FeatureMissing, PenstockError, ProtocolError
 from penstock.settings import Settings
 
 DEFAULT_PORT = 4222
+ALERT_WITHIN = 1.0
+"""Seconds to wait for the alert of a server that does not accept our certificate."""
 DEFAULT_MAX_PAYLOAD = 1024 * 1024
 MAX_DISCOVERED = 256
 """Members of a cluster that are taken from one INFO."""
@@ -89,6 +92,8 @@ class ServerInfo:
     max_payload: int
     tls_required: bool
     tls_available: bool
+    tls_verify: bool
+    """Whether the server asks for a certificate of ours."""
     nonce: str | None
     headers: bool
     connect_urls: tuple[str, ...]
@@ -107,6 +112,7 @@ class ServerInfo:
             max_payload=_field(fields, "max_payload", int, DEFAULT_MAX_PAYLOAD),
             tls_required=_field(fields, "tls_required", bool, False),
             tls_available=_field(fields, "tls_available", bool, False),
+            tls_verify=_field(fields, "tls_verify", bool, False),
             nonce=_field(fields, "nonce", str, "") or None,
             headers=_field(fields, "headers", bool, False),
             connect_urls=tuple(url for url in _field(fields, "connect_urls", list, []) if isinstance(url, str)),
@@ -125,8 +131,29 @@ def needs_tls(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> bool:
     """Whether to encrypt after INFO. What the settings ask for is never silently dropped."""
     wanted = settings.uses_tls or endpoint.tls
     if wanted and not (info.tls_required or info.tls_available):
-        raise AccessDenied(f"{endpoint} does not offer TLS, and the settings ask for it; enable TLS there, or drop it")
+        raise AccessDenied(
+            f"{endpoint} does not offer TLS, and the settings ask for it; enable TLS there, or drop the TLS settings "
+            "and tls://"
+        )
     return wanted or info.tls_required
+
+
+def failure(endpoint: Endpoint, error: OSError | ConnectionLost) -> PenstockError:
+    """What ended a login: the server is away, or TLS does not come about, which no retry heals."""
+    cause = error.__cause__ if isinstance(error, ConnectionLost) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return AccessDenied(
+            f"{endpoint} has a certificate that is not trusted ({cause.verify_message}); "
+            "name the CA that signed it with --tls-ca or PENSTOCK_TLS_CA"
+        )
+    if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return AccessDenied(
+            f"{endpoint} ended the TLS handshake ({cause.reason or cause}); does it want a client certificate? "
+            "Give one it trusts with --tls-cert and --tls-key or PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY"
+        )
+    if isinstance(error, ConnectionLost):
+        return error
+    return ConnectionLost(str(endpoint), str(error) or type(error).__name__)
 
 
 def connect_options(info: ServerInfo, settings: Settings, *, name: str, echo: bool, encrypted: bool) -> dict[str, Any]:
@@ -156,13 +183,6 @@ def _identity(info: ServerInfo, settings: Settings) -> dict[str, str]:
     if settings.user is not None:
         return {"user": settings.user, "pass": settings.password or ""}
     return {}
-
-
-def seed_without_jwt(path: Path) -> str | None:
-    """The seed of a file that holds no JWT, for servers that know the public key of a user."""
-    text = path.read_text(encoding="utf-8")
-    seed = _SEED.search(text) or _BARE_SEED.fullmatch(text)
-    return None if _JWT.search(text) or not seed else seed[1]
 
 
 def signed(path: Path, nonce: str | None) -> dict[str, str]:

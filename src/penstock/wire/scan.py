@@ -9,11 +9,12 @@ that is larger.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from penstock import subjects
 from penstock.errors import ProtocolError
 from penstock.wire import compiled, frames, plain
 from penstock.wire import layout as at
@@ -27,6 +28,7 @@ ANY_SEQUENCE = 2**62
 MAX_GROUPED_LINES = 64
 """Header lines of one message up to which the kernel compares names with each other; beyond it, a table does."""
 
+RecordBatch: TypeAlias = pa.RecordBatch
 HEADERS = pa.map_(pa.string(), pa.list_(pa.field("element", pa.string())))
 SCHEMA = pa.schema(
     [
@@ -286,3 +288,12 @@ def _offsets(sizes: Array) -> Array:
     offsets: Array = np.zeros(len(sizes) + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
+
+
+def matching(column: pa.Array, filters: tuple[str, ...]) -> pa.Array:
+    """Which subjects of the column pass one of the filters; each distinct subject is looked at once."""
+    import pyarrow.compute as pc  # slow to import, and few reads have several filters
+
+    distinct = pc.unique(column)
+    passed = [text for text in distinct.to_pylist() if any(subjects.matches(one, text) for one in filters)]
+    return pc.is_in(column, value_set=pa.array(passed, pa.string()))

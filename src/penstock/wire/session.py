@@ -20,6 +20,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.settings import Settings
+from penstock.subjects import api_prefix
 from penstock.wire import frames
 from penstock.wire import headers as header_block
 from penstock.wire.login import Endpoint, ServerInfo
@@ -44,11 +45,11 @@ class Denied(NamedTuple):
 
 def as_checked(subject: str, domain: str | None) -> str:
     """The subject that a server of the domain names when it refuses a request: it maps the request to its own first."""
-    prefix = f"$JS.{domain}.API."
+    prefix = f"{api_prefix(domain)}."
     if not domain or not subject.startswith(prefix):
         return subject
     rest = subject.removeprefix(prefix)
-    return rest if rest.startswith("$KV.") else f"$JS.API.{rest}"
+    return rest if rest.startswith("$KV.") else f"{api_prefix(None)}.{rest}"
 
 
 Event = frames.Message | Denied

@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazily
 
 if TYPE_CHECKING:
-    from penstock.workers.assignment import ConsistentHash, RoundRobin, Weighted
-    from penstock.workers.group import WorkerGroup
-    from penstock.workers.group_options import GroupOptions, bucket_name
-    from penstock.workers.hooks import Hooks
-    from penstock.workers.kv import Bucket, Control
-    from penstock.workers.messages import Message, MessageContext
-    from penstock.workers.migration import Migration
-    from penstock.workers.operations import Groups
+    from penstock.consume.hooks import Hooks
+    from penstock.consume.messages import Message, MessageContext
+    from penstock.consume.verdicts import Reject, Retries, RetryLater
+    from penstock.jetstream.kv import Bucket
+    from penstock.publish.control import Control
+    from penstock.workers.group.assignment import ConsistentHash, RoundRobin, Weighted
+    from penstock.workers.group.migration import Migration
+    from penstock.workers.group.operations import Groups
+    from penstock.workers.group.options import GroupOptions, bucket_name
+    from penstock.workers.group.overlap import Overlap
+    from penstock.workers.group.stabilization import Windows
+    from penstock.workers.group.worker_group import WorkerGroup
     from penstock.workers.options import ConsumerOptions, WorkerOptions
-    from penstock.workers.overlap import Overlap
     from penstock.workers.partitions import Partition, SubjectPattern
     from penstock.workers.sources import Described, Hashed, InBucket, Listed, SeenInStream
-    from penstock.workers.stabilization import Windows
-    from penstock.workers.verdicts import Reject, Retries, RetryLater
     from penstock.workers.worker import Worker
 
 __all__ = [
@@ -63,33 +64,33 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
-        "Bucket": "penstock.workers.kv",
-        "ConsistentHash": "penstock.workers.assignment",
+        "Bucket": "penstock.jetstream.kv",
+        "ConsistentHash": "penstock.workers.group.assignment",
         "ConsumerOptions": "penstock.workers.options",
-        "Control": "penstock.workers.kv",
+        "Control": "penstock.publish.control",
         "Described": "penstock.workers.sources",
-        "GroupOptions": "penstock.workers.group_options",
-        "Groups": "penstock.workers.operations",
+        "GroupOptions": "penstock.workers.group.options",
+        "Groups": "penstock.workers.group.operations",
         "Hashed": "penstock.workers.sources",
-        "Hooks": "penstock.workers.hooks",
+        "Hooks": "penstock.consume.hooks",
         "InBucket": "penstock.workers.sources",
         "Listed": "penstock.workers.sources",
-        "Message": "penstock.workers.messages",
-        "MessageContext": "penstock.workers.messages",
-        "Migration": "penstock.workers.migration",
-        "Overlap": "penstock.workers.overlap",
+        "Message": "penstock.consume.messages",
+        "MessageContext": "penstock.consume.messages",
+        "Migration": "penstock.workers.group.migration",
+        "Overlap": "penstock.workers.group.overlap",
         "Partition": "penstock.workers.partitions",
-        "Reject": "penstock.workers.verdicts",
-        "Retries": "penstock.workers.verdicts",
-        "RetryLater": "penstock.workers.verdicts",
-        "RoundRobin": "penstock.workers.assignment",
+        "Reject": "penstock.consume.verdicts",
+        "Retries": "penstock.consume.verdicts",
+        "RetryLater": "penstock.consume.verdicts",
+        "RoundRobin": "penstock.workers.group.assignment",
         "SeenInStream": "penstock.workers.sources",
         "SubjectPattern": "penstock.workers.partitions",
-        "Weighted": "penstock.workers.assignment",
-        "Windows": "penstock.workers.stabilization",
+        "Weighted": "penstock.workers.group.assignment",
+        "Windows": "penstock.workers.group.stabilization",
         "Worker": "penstock.workers.worker",
-        "WorkerGroup": "penstock.workers.group",
+        "WorkerGroup": "penstock.workers.group.worker_group",
         "WorkerOptions": "penstock.workers.options",
-        "bucket_name": "penstock.workers.group_options",
+        "bucket_name": "penstock.workers.group.options",
     },
 )

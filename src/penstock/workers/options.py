@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from penstock import subjects
-from penstock.broker.model import NANOSECONDS, Json
+from penstock.consume.hooks import Hooks
+from penstock.consume.verdicts import Retries
 from penstock.errors import ConfigError
+from penstock.jetstream.model import NANOSECONDS, Json
 from penstock.retry import Backoff
-from penstock.workers.hooks import Hooks
 from penstock.workers.partitions import Partition
-from penstock.workers.verdicts import Retries
 
 Positions = Callable[[Collection[Partition]], Awaitable[Mapping[str, int]]]
 """Asked when a consumer must be made, or a partition is added: the last sequence of each partition that is done.

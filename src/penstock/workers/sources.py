@@ -12,11 +12,11 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
 from penstock.errors import ConfigError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import Json
 from penstock.retry import retrying
-from penstock.workers.kv import Bucket
 from penstock.workers.partitions import Partition, SubjectPattern, refused
 
 KEY = "partitions.list"

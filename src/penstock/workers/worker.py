@@ -16,32 +16,33 @@ from dataclasses import replace
 from typing import Any, Self
 
 from penstock import subjects
-from penstock.broker.jetstream import JetStream
+from penstock.consume.handlers import Handler, Runner
+from penstock.consume.hooks import Announced
+from penstock.consume.metrics import Lag, Look, WorkerMetrics
 from penstock.errors import ConfigError, PenstockError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.kv import Bucket
+from penstock.metrics.endpoint import Health
+from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.wire import aio
-from penstock.workers import filters, lag, troubles
-from penstock.workers.answers import SessionAnswers
-from penstock.workers.catchup import CatchUp
-from penstock.workers.consumer import WORK_QUEUE, WorkerConsumer
-from penstock.workers.dispatch import Dispatcher
-from penstock.workers.endpoint import Health
-from penstock.workers.handlers import Handler, Runner
-from penstock.workers.handling import HandlingOptions
-from penstock.workers.hooks import Announced
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.lag import Lag
-from penstock.workers.lanes import Finished, Lane
-from penstock.workers.metrics import Look, WorkerMetrics
-from penstock.workers.nodes import NodeWatch
+from penstock.workers.dispatch import troubles
+from penstock.workers.dispatch.dispatcher import Dispatcher
+from penstock.workers.dispatch.handling import HandlingOptions
+from penstock.workers.dispatch.lanes import Finished, Lane
+from penstock.workers.dispatch.ownership import Ownership, OwnsAll
+from penstock.workers.group.progress import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
-from penstock.workers.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import Partition
-from penstock.workers.progress import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
-from penstock.workers.puller import Puller
-from penstock.workers.stored import Place, stored
-from penstock.workers.updates import Permission, Trouble, UpdateOutcome, always
-from penstock.workers.upkeep import Upkeep
+from penstock.workers.pull import filters, lag
+from penstock.workers.pull.answers import SessionAnswers
+from penstock.workers.pull.catchup import CatchUp
+from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
+from penstock.workers.pull.nodes import NodeWatch
+from penstock.workers.pull.puller import Puller
+from penstock.workers.pull.stored import Place, stored
+from penstock.workers.pull.updates import Permission, Trouble, UpdateOutcome, always
+from penstock.workers.pull.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 

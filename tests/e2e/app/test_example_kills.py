@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import PenstockError
 from penstock.examples import example_dir, load_module
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 from penstock.topology.load import load
 from penstock.wire import blocking

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.reload import changed, seen
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 
 PLATFORM = """

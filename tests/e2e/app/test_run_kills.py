@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.errors import PenstockError
+from penstock.jetstream.api import JetStream
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, stream_messages
 from penstock.wire import blocking
 
@@ -117,15 +117,8 @@ def has_handled(server: EmbeddedServer, count: int, goal: int) -> bool:
     return left >= 0 and count - left >= goal
 
 
-def through_kills(
-    folder: Path, server: EmbeddedServer, retention: str, count: int, kills: int, careless: bool = False
-) -> Counter[bytes]:
-    """What is stored in the end, while instances and the broker are killed in between."""
-    (folder / "penstock.yaml").write_text(PLATFORM % (server.url, retention))
-    assert here("apply", folder / "penstock.yaml").returncode == 0
-    with BlockingPublisher.connect(server.settings) as publisher:
-        for start in range(0, count, 1000):
-            publisher.publish_batch("IN", "in.use", [b"%d" % n for n in range(start, min(start + 1000, count))])
+def killed(folder: Path, server: EmbeddedServer, count: int, kills: int, careless: bool = False) -> None:
+    """Two instances handle that many messages, while they and the broker are killed in between."""
     chance = random.Random(SEED)
     print(f"seed {SEED}")
     instances = Instances(folder, server, 2, careless)
@@ -144,6 +137,18 @@ def through_kills(
     finally:
         codes = instances.stop()
     assert codes == [0, 0], [path.read_text()[-3000:] for path in folder.glob("log-*")]
+
+
+def through_kills(
+    folder: Path, server: EmbeddedServer, retention: str, count: int, kills: int, careless: bool = False
+) -> Counter[bytes]:
+    """What is stored in the end, while instances and the broker are killed in between."""
+    (folder / "penstock.yaml").write_text(PLATFORM % (server.url, retention))
+    assert here("apply", folder / "penstock.yaml").returncode == 0
+    with BlockingPublisher.connect(server.settings) as publisher:
+        for start in range(0, count, 1000):
+            publisher.publish_batch("IN", "in.use", [b"%d" % n for n in range(start, min(start + 1000, count))])
+    killed(folder, server, count, kills, careless)
     return Counter(one.data for one in stream_messages(server.settings, "OUT") if one.subject == "out.copy")
 
 

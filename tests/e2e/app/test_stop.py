@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 
 PLATFORM = """

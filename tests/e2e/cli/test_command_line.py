@@ -26,8 +26,8 @@ import pytest
 from tests.support.commands import here
 from tests.support.streams import make_stream
 
-from penstock.broker import Broker, connect
 from penstock.cli import common, main
+from penstock.jetstream import Broker, connect
 from penstock.testing import EmbeddedServer, eventually
 
 PENSTOCK = str(Path(sysconfig.get_path("scripts")) / "penstock")

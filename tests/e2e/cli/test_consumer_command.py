@@ -16,9 +16,10 @@ from typing import TypeVar
 
 import pytest
 from tests.support.commands import ended
+from tests.support.peers import acknowledge
 from tests.support.streams import make_stream
 
-from penstock.broker import Broker, ConsumerInfo, connect
+from penstock.jetstream import Broker, ConsumerInfo, connect
 from penstock.testing import EmbeddedServer, eventually_async
 
 T = TypeVar("T")
@@ -74,9 +75,7 @@ async def fill(broker: Broker, retention: str = "limits") -> None:
         await broker.jetstream.create_consumer("S", {**config, "durable_name": "other", "filter_subject": "s.b"})
     for n in range(15):
         await broker.request("s.b" if n % 3 == 2 else "s.a", b"x", WITHIN)
-    subscription = await broker.client.jetstream().pull_subscribe_bind("c", "S")
-    for message in (await subscription.fetch(6, timeout=WITHIN))[:4]:
-        await message.ack_sync(timeout=WITHIN)
+    await acknowledge(broker.settings, "S", "c", 6, 4)
 
     async def counted() -> bool:  # the server counts for its consumers a moment after it has stored
         return (await broker.jetstream.consumer_info("S", "c")).unprocessed == 6

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.deadletter.stage import Stage, bury
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.printable import ACTED_ON
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
 

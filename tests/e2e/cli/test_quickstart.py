@@ -17,8 +17,8 @@ import pytest
 from tests.support.commands import here
 from tests.support.quickstarts import PENSTOCK, as_process, running_servers
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.home import Home
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 
 

@@ -13,10 +13,10 @@ import pytest
 from tests.e2e.cli.test_command_line import COMMANDS, command_of
 from tests.support.commands import here
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.server_config import ServerConfig
 from penstock.errors import BadSetting, BrokerUnreachable, PenstockError
+from penstock.jetstream import connect
+from penstock.server.embedded import EmbeddedServer
+from penstock.server.server_config import ServerConfig
 from penstock.settings import Settings, without_login
 from penstock.topology.load import load
 from penstock.wire import aio

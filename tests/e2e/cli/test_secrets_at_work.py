@@ -18,10 +18,10 @@ from tests.support.commands import without_ours
 from tests.support.gateways import Papers
 from tests.support.quickstarts import as_process
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import StreamNotFound
+from penstock.jetstream import connect
 from penstock.publish.plain import PlainPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.commands import here
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
+from penstock.server.embedded import EmbeddedServer
 
 
 class Account:

@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.support.binary_events import AVRO, avro_datum
 from tests.support.commands import here
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire.blocking import connect
 
 
@@ -103,3 +105,20 @@ def test_follow_prints_what_comes(nats_server: EmbeddedServer, streams: Streams)
         streams.publish("s.a", [b"new"])
         assert process.stdout.readline() == b"new\n"
         process.terminate()
+
+
+def test_avro_is_decoded_by_the_schema_of_the_platform_file(
+    nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
+) -> None:
+    (tmp_path / "usage.avsc").write_text(json.dumps(AVRO))
+    file = tmp_path / "penstock.yaml"
+    file.write_text(
+        f"environments: {{dev: {{servers: ['{nats_server.url}']}}}}\nstreams: {{S: {{subjects: [s.>]}}}}\npipelines:\n"
+        "  usage: {from: {stream: S, subjects: [s.avro]}, event: {format: avro, schema: usage.avsc},\n"
+        "          to: [{format: console}]}"
+    )
+    streams.publish("s.avro", [avro_datum()])
+    done = here("view", "S", "--file", str(file), "--json", "--json-path", "who.raw=00ff")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["json"]["price"] == "12.34"
+    assert '{"id": "a"' in here("view", "S", "--file", str(file), "--subject", "s.avro").stdout

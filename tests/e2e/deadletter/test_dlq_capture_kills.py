@@ -10,9 +10,9 @@ import sys
 
 import pytest
 from tests.integration.deadletter.stage import Stage, events
+from tests.support.pulls import Pull
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.deadletter.pulling import Pull
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 COUNT = 400

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from tests.integration.deadletter.stage import Stage, bury, events
 from tests.support.commands import ended
+from tests.support.pulls import Pull
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.deadletter.pulling import Pull
 from penstock.publish.plain import PlainPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async, letter_subject, stream_messages
 from penstock.wire import aio
 

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.deadletter.stage import Stage, bury, events, replay_problems, work_until_done
 
 from penstock import holds
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import steps
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, eventually_async
 
 STEPS = [

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import PenstockError
 from penstock.facts import Facts, Page, StaleReceipt
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 CONSUMER = "reader"

@@ -13,8 +13,8 @@ import pytest
 from tests.support.commands import here
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
+from penstock.server.embedded import EmbeddedServer
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ACK_WAIT = 600_000_000_000

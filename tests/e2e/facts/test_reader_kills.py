@@ -18,8 +18,8 @@ import pytest
 from tests.support.gateways import TOKENS, RunningGateway, write_platform
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 
 SEED = 20_261_116

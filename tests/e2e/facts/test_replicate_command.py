@@ -17,10 +17,10 @@ from tests.support.commands import ended, here
 from tests.support.gateways import TOKENS, RunningGateway, write_platform
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.facts import Facts
 from penstock.facts.fact import ID_HEADER
 from penstock.publish.plain import PlainPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, stream_messages
 from penstock.wire.frames import Message
 

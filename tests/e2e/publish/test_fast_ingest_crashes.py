@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import connect
 from penstock.publish.fast import FastIngest
 from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import IngestInterrupted
 from penstock.publish.options import IngestOptions
 from penstock.publish.rows import Publication
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import EmbeddedCluster, LossyProxy, eventually, eventually_async, stream_data
 

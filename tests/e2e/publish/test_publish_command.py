@@ -17,9 +17,9 @@ import pytest
 from tests.support.freezing import freeze
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.main import run
+from penstock.jetstream import connect
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, stream_data, stream_messages
 
 PENSTOCK = [sys.executable, "-c", "from penstock.cli.main import run; run()"]

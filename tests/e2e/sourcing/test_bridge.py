@@ -22,11 +22,12 @@ import pytest
 from tests.support.commands import here as in_this_process
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import Json
-from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
+from penstock.jetstream.model import Json
+from penstock.jetstream.reader import Range, read_range
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
+from penstock.server.ports import free_ports
 from penstock.sourcing.bridge import Bridge, BridgeConfig, Fenced
 from penstock.sourcing.copies import mark_of
 from penstock.sourcing.leftovers import LeftBehind
@@ -35,7 +36,6 @@ from penstock.sourcing.receiver import Receiver
 from penstock.testing import eventually, issue_certificates, stream_messages
 from penstock.wire import blocking
 from penstock.wire.frames import Message
-from penstock.wire.reader import Range, read_range
 
 SEED = 20261115
 

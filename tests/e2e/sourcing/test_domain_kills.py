@@ -19,8 +19,8 @@ from tests.e2e.sourcing.test_sourcing_kills import RETENTIONS, Publishing, conne
 from tests.support.commands import here
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import Unavailable
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import LossyProxy, eventually, stream_messages
 from penstock.wire import blocking
 

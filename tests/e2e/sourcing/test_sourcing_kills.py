@@ -19,12 +19,13 @@ import pytest
 import yaml
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.errors import OutcomeUnknown, Unavailable
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StreamInfo
+from penstock.jetstream.reader import Range, read_range
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.sourcing import holes, links, modes
 from penstock.testing import LossyProxy, eventually, eventually_async
@@ -33,7 +34,6 @@ from penstock.topology.apply import apply
 from penstock.topology.load import load
 from penstock.topology.resource import Desired
 from penstock.wire import blocking
-from penstock.wire.reader import Range, read_range
 
 SEED = 20261116
 BATCH = 250

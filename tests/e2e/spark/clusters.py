@@ -17,7 +17,7 @@ import pyspark
 from tests.support import processes
 
 import penstock
-from penstock.broker.ports import free_ports
+from penstock.server.ports import free_ports
 from penstock.spark.session import SHORT_LIVED
 from penstock.testing import eventually
 

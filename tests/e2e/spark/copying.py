@@ -13,9 +13,9 @@ from typing import Any
 
 from tests.support import processes
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import durable, steps
 from penstock.spark.history import Series
 from penstock.spark.ledger import Ledger

@@ -18,8 +18,8 @@ import pytest
 from deltalake import DeltaTable
 from tests.e2e.spark.test_pipeline_command import PARTS, Pipelines
 
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.link import Link
 from penstock.topology.load import load

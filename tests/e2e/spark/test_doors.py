@@ -16,8 +16,8 @@ from tests.e2e.spark.clusters import LOOPBACK, QUICK, STARTED_WITHIN, python_wit
 from tests.support import doors
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.ports import free_ports
+from penstock.server.embedded import EmbeddedServer
+from penstock.server.ports import free_ports
 from penstock.testing import eventually
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kills]

@@ -19,8 +19,8 @@ from tests.e2e.spark.clusters import LOOPBACK, QUICK, python_without_package, sp
 from tests.e2e.spark.copying import STARTED_WITHIN, Copy
 from tests.support import processes
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.ledger import STREAM as LEDGER
 from penstock.testing import eventually

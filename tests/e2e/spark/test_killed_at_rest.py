@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.commit import commit
 from penstock.spark.datasource import JetStreamDataSource
 from penstock.spark.link import Link

@@ -16,8 +16,8 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 from tests.e2e.spark.test_pipeline_command import PARTS, Pipelines
 
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.iceberg_log import own_catalog
 from penstock.spark.lakes import DELTA, ICEBERG

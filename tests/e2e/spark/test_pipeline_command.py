@@ -18,9 +18,9 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.commands import here
 
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.link import Link
 from penstock.spark.session import SHORT_LIVED

@@ -11,8 +11,8 @@ import pyarrow.dataset
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.examples import example_dir
+from penstock.server.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[3]
 

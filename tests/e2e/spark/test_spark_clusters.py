@@ -22,8 +22,8 @@ from tests.e2e.spark.clusters import (
     standalone,
 )
 
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import submit
 from penstock.spark.link import Link
 from penstock.topology.load import load

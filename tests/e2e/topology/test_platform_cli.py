@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 import jsonschema
 import pytest
+from tests.support import peers
 from tests.support.commands import here, without_ours
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import EmbeddedCluster, LossyProxy, eventually
 
 PENSTOCK = str(Path(sys.executable).parent / "penstock")
@@ -323,12 +324,10 @@ def test_a_consumer_with_its_former_name_goes_on_where_that_one_was(
     assert here("apply", written(tmp_path, nats_server.url, *kept)).returncode == 0
 
     async def acknowledge(js: JetStream) -> None:
-        async with connect(nats_server.settings) as broker:
+        async with peers.nats_py(nats_server.settings) as peer:
             for number in range(5):
-                await broker.client.jetstream().publish("platform.billing.usage", b"%d" % number)
-            reader = await broker.client.jetstream().pull_subscribe_bind("worker", "BILLING")
-            for message in await reader.fetch(3):
-                await message.ack_sync()
+                await peer.publish("platform.billing.usage", b"%d" % number)
+        await peers.acknowledge(nats_server.settings, "BILLING", "worker", 3, 3)
 
     with_server(nats_server, acknowledge)
     file = written(tmp_path, nats_server.url, *kept, ("  worker: {", "  labourer: {renamed_from: worker, "))
@@ -339,8 +338,8 @@ def test_a_consumer_with_its_former_name_goes_on_where_that_one_was(
     assert with_server(nats_server, lambda js: js.consumer_names("BILLING")) == ["labourer"]
 
     async def rest(js: JetStream) -> list[bytes]:
-        async with connect(nats_server.settings) as broker:
-            reader = await broker.client.jetstream().pull_subscribe_bind("labourer", "BILLING")
+        async with peers.nats_py(nats_server.settings) as peer:
+            reader = await peer.pull_subscribe_bind("labourer", "BILLING")
             return [message.data for message in await reader.fetch(2)]
 
     assert with_server(nats_server, rest) == [b"3", b"4"]

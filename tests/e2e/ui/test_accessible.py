@@ -11,7 +11,7 @@ from tests.integration.ui.test_pages import bury
 from tests.support.pages_served import chromium, served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.model import Platform
 from penstock.ui.access import Access
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.support.pages_served import Served, chromium, served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
 from penstock.ui.access import Access
 from penstock.wire.blocking import run

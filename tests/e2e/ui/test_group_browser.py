@@ -9,8 +9,8 @@ from playwright.async_api import async_playwright, expect
 from tests.integration.workers.test_watching import Held
 from tests.support.pages_served import chromium, served
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.workers.kv import Control
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 
 
 async def test_a_handoff_is_seen_moving_and_lag_by_partition(

@@ -19,19 +19,20 @@ from typing import Any
 
 from tests.e2e.workers.group_tracker import Sink, Verdict, judge
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import PenstockError
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.wire import aio
-from penstock.workers import claims, election, identity
-from penstock.workers.claims import Claim, claims_in
-from penstock.workers.group_options import bucket_name
-from penstock.workers.identity import ACTIVE, WorkerRecord, workers_in
-from penstock.workers.kv import Bucket, Control
+from penstock.workers.group import claims, election, identity
+from penstock.workers.group.claims import Claim, claims_in
+from penstock.workers.group.identity import ACTIVE, WorkerRecord, workers_in
+from penstock.workers.group.options import bucket_name
+from penstock.workers.group.publication import Assignments
 from penstock.workers.partitions import Partition
-from penstock.workers.publication import Assignments
 from penstock.workers.sources import InBucket
 
 ROOT = Path(__file__).parents[3]

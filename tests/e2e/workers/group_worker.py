@@ -12,17 +12,18 @@ from typing import Any
 
 from tests.e2e.workers.group_tracker import SinkClient
 
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import Reject, RetryLater
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
 from penstock.settings import Settings
-from penstock.workers.assignment import RoundRobin
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.messages import Message, MessageContext
+from penstock.workers.group.assignment import RoundRobin
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import WorkerOptions
 from penstock.workers.partitions import SubjectPattern
 from penstock.workers.sources import InBucket, PartitionSource, SeenInStream
-from penstock.workers.stabilization import Windows
-from penstock.workers.verdicts import Reject, RetryLater
 
 
 class Fenced(Exception):

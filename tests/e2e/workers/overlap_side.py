@@ -21,10 +21,10 @@ from nats.js.client import JetStreamContext
 from tests.e2e.workers.group_tracker import SinkClient
 from tests.e2e.workers.group_worker import describe, group_options
 
+from penstock.consume.messages import Message, MessageContext
 from penstock.settings import Settings
-from penstock.workers.group import WorkerGroup
-from penstock.workers.messages import Message, MessageContext
-from penstock.workers.overlap import Overlap
+from penstock.workers.group.overlap import Overlap
+from penstock.workers.group.worker_group import WorkerGroup
 
 LEASE = 2.0
 """Seconds: less than the ack_wait of the old consumers, and longer than a process may stand still by accident."""

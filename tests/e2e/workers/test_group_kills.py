@@ -11,9 +11,9 @@ import pytest
 from tests.e2e.workers.group_fleet import STREAM, Fleet, fleet
 from tests.e2e.workers.group_tracker import Effect, judge
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import ConsumerInfo, StreamInfo
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.workers.sources import InBucket
 
 RETENTIONS = ["limits", "workqueue", "interest"]

@@ -21,12 +21,12 @@ from tests.e2e.workers.group_fleet import STREAM, TTL, Fleet, fleet
 from tests.e2e.workers.group_tracker import Verdict, judge
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ApiError, ConsumerNotFound, PenstockError, StreamNotFound
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy, keep_all
-from penstock.workers import claims, progress, publication
-from penstock.workers.holder import holder_name
+from penstock.workers.group import claims, progress, publication
+from penstock.workers.group.holder import holder_name
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import InBucket
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.e2e.workers.group_fleet import STREAM, Fleet, fleet
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
-from penstock.workers.group_options import overlap_bucket
-from penstock.workers.kv import Bucket
-from penstock.workers.migration import Migration
+from penstock.jetstream.kv import Bucket
+from penstock.server.embedded import EmbeddedServer
+from penstock.workers.group.migration import Migration
+from penstock.workers.group.options import overlap_bucket
 
 PARTITIONS = [f"p{n}" for n in range(6)]
 POINTS = ["begun", "effect", "done"]

@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.workers.group_fleet import Fleet, fleet
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 pytestmark = pytest.mark.kills
 PARTITIONS = 4

@@ -18,11 +18,11 @@ from urllib.error import HTTPError
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.main import run
+from penstock.consume.metrics import METRICS
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
-from penstock.workers.metrics import METRICS
 
 PENSTOCK = [sys.executable, "-c", "from penstock.cli.main import run; run()"]
 SEED = 20_261_116

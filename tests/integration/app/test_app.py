@@ -17,10 +17,10 @@ from tests.support.commands import here
 import penstock
 from penstock.app import Message
 from penstock.app.once import KEPT, Once, Origin
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.jetstream import JetStream
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async, stream_messages
 
 PLATFORM = """

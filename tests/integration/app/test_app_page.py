@@ -11,7 +11,7 @@ import pytest
 from tests.support.commands import here
 from tests.support.pages import DOCS, apply_platform
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import stream_messages
 
 

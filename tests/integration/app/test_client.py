@@ -9,9 +9,10 @@ import pytest
 from tests.support.streams import make_stream
 
 import penstock
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, PenstockError, Unavailable
 from penstock.publish import WrongSequence
+from penstock.server.embedded import EmbeddedServer
+from penstock.testing import eventually_async
 
 
 @pytest.fixture
@@ -62,6 +63,25 @@ async def test_what_comes_is_followed(server: EmbeddedServer) -> None:
             else:
                 break
     assert seen == [b"1", b"2", b"3"]
+
+
+async def test_a_server_that_was_restarted_is_spoken_to_again(server: EmbeddedServer) -> None:
+    async with penstock.connect(server.url) as client:
+        await make_stream(client.jetstream, "S", allow_atomic=True)
+        await make_stream(client.jetstream, "KV_b", subjects=["$KV.b.>"], allow_direct=True)
+        await client.publish("s.a", b"1")
+        server.kill()
+        server.start()
+        await eventually_async(lambda: not client._publisher.connection.connected, 10, "the loss to be noticed")
+        assert (await client.stream("S").info()).state.messages == 1
+        server.kill()
+        server.start()
+        await eventually_async(lambda: not client._publisher.connection.connected, 10, "the loss to be noticed")
+        assert [one.data async for one in client.stream("S").messages()] == [b"1"]
+        server.kill()
+        server.start()
+        await eventually_async(lambda: not client._publisher.connection.connected, 10, "the loss to be noticed")
+        assert await client.kv("b").get("k") is None
 
 
 async def test_mistakes_are_told(server: EmbeddedServer) -> None:

@@ -13,8 +13,8 @@ import yaml
 from click.testing import CliRunner
 from tests.support.commands import ended, here
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.main import penstock
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import stream_messages
 from penstock.topology.load import load
 

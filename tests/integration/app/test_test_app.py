@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, PenstockError
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import TestApp
 
 PLATFORM = """

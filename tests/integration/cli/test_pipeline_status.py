@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpuaas" / "penstock.yaml"
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import TestApp
 
 ROOT = Path(__file__).parents[3]

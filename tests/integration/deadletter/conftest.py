@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.integration.deadletter.stage import Stage
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import aio
 
 

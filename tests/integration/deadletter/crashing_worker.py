@@ -14,10 +14,11 @@ import signal
 import sys
 from datetime import UTC, datetime
 
-from penstock.broker.jetstream import JetStream
+from tests.support.pulls import Pull
+
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
-from penstock.deadletter.pulling import Pull
+from penstock.jetstream.api import JetStream
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.frames import Message

@@ -10,18 +10,18 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.support.pulls import Pull
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.deadletter import inventory, streams
 from penstock.deadletter.capture import capture
 from penstock.deadletter.capturer import CONSUMER, ensure_consumer
 from penstock.deadletter.headers import LETTER
 from penstock.deadletter.letters import Delivery, Failure, FiledLetter
-from penstock.deadletter.pulling import Pull
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.publish.plain import PlainPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually_async, stream_messages
 from penstock.wire import aio

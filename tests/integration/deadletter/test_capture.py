@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.deadletter import streams
 from penstock.deadletter.capture import NobodyKeepsLetters, capture
 from penstock.deadletter.letters import BY_ADVISORY, DeadLetter, Failure, read
+from penstock.jetstream.api import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
 

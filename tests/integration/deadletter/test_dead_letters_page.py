@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.main import run
+from penstock.server.embedded import EmbeddedServer
 
 PAGE = Path(__file__).parents[3] / "docs" / "dead-letters.md"
 BLOCK = re.compile(r"```(yaml|python|console)\n(.*?)```(?:\s+```text\n(.*?)```)?", re.DOTALL)

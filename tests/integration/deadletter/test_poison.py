@@ -10,9 +10,9 @@ import pytest
 from tests.integration.deadletter.stage import Stage, events, work_until_done
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.capturer import Capturer
 from penstock.deadletter.letters import BY_ADVISORY, BY_WORKER
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import EmbeddedCluster, eventually_async
 from penstock.wire import aio
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tests.integration.deadletter.stage import Stage, events, work_until_done
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.letters import BY_RECONCILIATION
 from penstock.deadletter.reconcile import PENDING, reconcile
+from penstock.server.embedded import EmbeddedServer
 
 
 async def missed(server: EmbeddedServer, stage: Stage, retention: str) -> None:

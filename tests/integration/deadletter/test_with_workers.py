@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 
 from tests.integration.deadletter.stage import DLQ, Stage, events
 
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import Retries
 from penstock.deadletter.letters import BY_WORKER
 from penstock.deadletter.replay import ReplayOptions, replay
 from penstock.deadletter.selection import Selection
 from penstock.testing import eventually_async
-from penstock.workers.messages import Message, MessageContext
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import SubjectPattern
-from penstock.workers.verdicts import Retries
 from penstock.workers.worker import Worker
 
 PARTITIONS = [SubjectPattern("orders.{partition}").partition("placed")]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
 from penstock.facts import Appended, FactConflict, Facts
 from penstock.facts.fact import ID_HEADER
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import LossyProxy, eventually, stream_messages
 
 SEED = 20_261_116

@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import ConsumerInfo, StreamInfo
 from penstock.errors import PenstockError
 from penstock.facts import Facts, StaleReceipt
 from penstock.facts.fact import ID_HEADER
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async, stream_messages
 
 COUNT = 400

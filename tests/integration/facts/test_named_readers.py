@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConsumerNotFound, ServerBusy
 from penstock.facts import BlockingFacts, Facts, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
 from penstock.facts.receipt import Receipt
 from penstock.facts.store import KEY_BYTES
+from penstock.jetstream.api import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 BUCKET = "KV_penstock_facts"

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.gateway.zone import Zone, prepare
 from tests.support.gateways import Papers, RunningGateway, write_platform
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ from tests.support.gateways import TOKENS, Papers, RunningGateway, write_platfor
 from tests.support.pages import apply_platform, check_examples
 from uvicorn.server import ServerState
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import AccessDenied, ConfigError, Unavailable
 from penstock.facts import FactConflict, ForeignReceipt, ForgedReceipt, Page
 from penstock.gateway import BlockingGatewayClient, GatewayClient, GatewayLogin
 from penstock.gateway.v1.facts_connect import FactServiceClientSync
 from penstock.gateway.v1.facts_pb import AppendFactRequest, ConfirmReceiptRequest, FetchFactsRequest
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 from penstock.web.server import Connection
 

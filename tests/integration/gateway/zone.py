@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 from tests.support.gateways import TOKENS, Papers, RunningGateway
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
+from penstock.jetstream.api import JetStream
+from penstock.server.embedded import EmbeddedServer
 
 DROPPED = 0
 """Instead of a status: the server has ended the connection without an answer."""

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from tests.support.streams import make_stream
 
-from penstock.broker import Broker, connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.common import out
 from penstock.cli.status import render
+from penstock.jetstream import Broker, connect
 from penstock.observe.status import ConsumerStatus, Status, collect
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 
@@ -32,10 +32,10 @@ def shown(status: Status) -> str:
 
 async def pull(broker: Broker, count: int) -> list[str]:
     """Fetch `count` messages of the consumer `c`; the subjects to acknowledge them on."""
-    inbox = broker.client.new_inbox()
-    subscription = await broker.client.subscribe(inbox)
-    await broker.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
-    return [(await subscription.next_msg(timeout=20)).reply for _ in range(count)]
+    connection, inbox = broker.connection, broker.settings.new_inbox()
+    await connection.subscribe(inbox)
+    await connection.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
+    return [(await connection.receive(20)).reply for _ in range(count)]
 
 
 async def lagging(broker: Broker, messages: int, since: datetime | None = None) -> ConsumerStatus:

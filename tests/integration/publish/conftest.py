@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 
 
 @pytest.fixture

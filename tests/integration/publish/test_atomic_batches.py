@@ -17,11 +17,11 @@ from tests.support.connections import HALVES
 from tests.support.publishers import AnyBatch, AnyPublisher, connect_publisher, loss_noticed
 
 from penstock import errors, publish
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import BlockingPublisher, Publisher
 from penstock.publish import batch as batch_module
 from penstock.publish.batch import Batch, drop
 from penstock.publish.loading import PartlyStored
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing.polling import eventually_async
 from penstock.wire import aio, frames, headers
 
@@ -614,6 +614,16 @@ async def test_a_lost_connection_is_replaced_for_the_next_batch(
     await loss_noticed(publisher)
     assert (await publisher.publish_batch("S", "s.a", [b"2"])).sequence == 2
     assert publisher.connection.opened == opened + 1
+
+
+async def test_a_lost_connection_is_replaced_for_requests_too(
+    nats_server: EmbeddedServer, publisher: AnyPublisher
+) -> None:
+    await publisher.publish_batch("S", "s.a", [b"1"])
+    nats_server.kill()
+    nats_server.start()
+    await loss_noticed(publisher)
+    assert (await publisher.jetstream.stream_info("S")).state.messages == 1
 
 
 async def test_a_batch_of_which_nothing_was_sent_survives_a_lost_connection(

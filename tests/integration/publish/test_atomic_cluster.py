@@ -14,9 +14,9 @@ from tests.support.freezing import freeze
 from tests.support.streams import make_stream
 
 from penstock import errors
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BlockingPublisher, Publisher
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing.contents import stream_data
 from penstock.testing.polling import eventually
 from penstock.wire import blocking

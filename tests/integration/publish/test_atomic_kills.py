@@ -18,9 +18,9 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock import errors
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import StreamState
+from penstock.jetstream.model import StreamState
 from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BatchRejected, BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 from penstock.wire import blocking
 

@@ -16,9 +16,8 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock import errors
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import StoredMessage
+from penstock.jetstream import JetStream
+from penstock.jetstream.model import StoredMessage
 from penstock.publish import (
     AtomicBatch,
     Batch,
@@ -29,6 +28,7 @@ from penstock.publish import (
     Publisher,
     WrongSequence,
 )
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import aio
 
 SEED = 1_000_003

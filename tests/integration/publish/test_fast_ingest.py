@@ -18,15 +18,15 @@ import pytest
 from tests.support.connections import HALVES
 from tests.support.publishers import AnyFastIngest, open_fast_ingest
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import AccessDenied, ConfigError, DeadlineExceeded, FeatureMissing
+from penstock.jetstream import connect
 from penstock.publish.fast import FastIngest
 from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.interruptions import FastIngestDisabled, IngestGap, MessageRefused, WrongStream
 from penstock.publish.options import IngestOptions, Lost
 from penstock.publish.plain import PlainPublisher
 from penstock.publish.rows import Publication
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import LossyProxy, eventually_async, stream_data
 from penstock.wire import headers

@@ -12,15 +12,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.jetstream import connect
 from penstock.publish import BlockingPublisher, NobodyListens, Publisher, WrongStream
 from penstock.publish.batch import Batch
 from penstock.publish.fast import FastIngest
 from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.options import IngestOptions
 from penstock.publish.plain import PlainPublisher, PubAck
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import stream_data
 

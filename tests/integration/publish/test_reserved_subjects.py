@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish.atomic import Publisher
 from penstock.publish.blocking import BlockingPublisher
 from penstock.publish.plain import PlainPublisher
 from penstock.publish.reserved import ReservedSubject
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import letter_subject, stream_data
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.sourcing import mirrors
 from penstock.sourcing.migrate import Migration

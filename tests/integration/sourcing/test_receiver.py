@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
 from penstock.errors import ConfigError, ConnectionLost, Unavailable
+from penstock.jetstream.api import JetStream
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.sourcing.flow import Flow
 from penstock.sourcing.receiver import Receiver, consumer_config
 from penstock.testing import LossyProxy, eventually

@@ -17,12 +17,12 @@ from tests.support.dying import Dead, dying
 from tests.support.servers import both
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.connection import Broker
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json, StreamInfo
 from penstock.cli.sources import migrations
 from penstock.errors import StreamNotFound
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.model import Json, StreamInfo
 from penstock.sourcing import migrate, mirrors
 from penstock.sourcing.links import links
 from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused

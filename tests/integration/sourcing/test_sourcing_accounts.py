@@ -13,9 +13,9 @@ import yaml
 from tests.support.commands import invoked
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import Json
+from penstock.jetstream import connect
+from penstock.jetstream.model import Json
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.sourcing.accounts import Grant, needs_grant
 from penstock.testing import eventually_async, stream_data

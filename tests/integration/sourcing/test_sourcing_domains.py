@@ -13,10 +13,10 @@ import pytest
 from tests.support.commands import here
 from tests.support.streams import make_stream
 
-from penstock.broker import connect
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.model import Json
+from penstock.jetstream import connect
+from penstock.jetstream.model import Json
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.sourcing.bridge import Bridge, BridgeConfig
 from penstock.testing import eventually, stream_data
 from penstock.topology import actual, plan

@@ -10,8 +10,8 @@ import yaml
 from tests.support.servers import both
 from tests.support.streams import make_stream
 
-from penstock.broker.connection import Broker
-from penstock.broker.model import Json
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.model import Json
 from penstock.sourcing import modes
 from penstock.sourcing.modes import misfits
 from penstock.testing import LeafPair, eventually_async, stream_data

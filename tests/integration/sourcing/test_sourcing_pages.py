@@ -9,7 +9,7 @@ import pytest
 from tests.support.commands import ended
 from tests.support.pages import apply_platform, check_examples
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 
 
 @pytest.mark.parametrize("page", ["sourcing.md", "bridge.md"])

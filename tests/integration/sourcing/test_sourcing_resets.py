@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 from tests.support.dying import Dead, dying
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo, ConsumerReset
 from penstock.cli.main import penstock
 from penstock.errors import ApiError
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, ConsumerReset
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.sourcing import modes, resets
 from penstock.testing import eventually, stream_data
 from penstock.wire import blocking

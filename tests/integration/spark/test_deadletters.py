@@ -9,13 +9,13 @@ from contextlib import suppress
 from pyspark.sql import SparkSession
 from tests.integration.deadletter.stage import Stage, bury, events, replay_problems
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter.audit import Deed
 from penstock.deadletter.editing import merge_patch
 from penstock.deadletter.letters import FiledLetter
 from penstock.deadletter.replay import ReplayOptions, opened
 from penstock.deadletter.selection import Selection
 from penstock.deadletter.tally import Tally
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.deadletters import replay_letters
 from penstock.wire import aio
 

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 from tests.support import doors
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.ports import free_ports
 from penstock.errors import ConfigError
+from penstock.server.embedded import EmbeddedServer
+from penstock.server.ports import free_ports
 from penstock.spark import register
 
 LOOPBACK = "127.0.0.1"

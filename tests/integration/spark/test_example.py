@@ -15,9 +15,9 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.examples import example_dir, load_module
 from penstock.publish import BlockingPublisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.spark.pipelines import pipeline
 from penstock.spark.runs import PipelineResult, run

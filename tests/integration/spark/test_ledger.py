@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from tests.support.freezing import freeze
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.history import Intent, Place, Series, Written
 from penstock.spark.ledger import STREAM, Ledger, OtherRows, Superseded, WrongRevision
 from penstock.spark.link import Link

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.commands import ended
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 from penstock.testing.contents import stream_messages
 

@@ -11,12 +11,13 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.deadletter import headers
 from penstock.errors import ConfigError
-from penstock.observe.pipelines import FINISHED, Declared, collect_pipelines
+from penstock.observe.pipelines import Declared, collect_pipelines
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.outputs import as_messages
 from penstock.spark.pipelines import Pipeline, pipeline
+from penstock.spark.progress import FINISHED
 from penstock.spark.runs import Run, run
 from penstock.testing.contents import stream_data
 from penstock.topology.load import load

@@ -13,9 +13,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from tests.support.streams import Streams
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError
+from penstock.jetstream.direct import DirectGetRefused
+from penstock.jetstream.pull import ConsumersUsedUp
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import commit as committing
 from penstock.spark import durable
 from penstock.spark.commit import Acknowledging
@@ -27,8 +29,6 @@ from penstock.spark.offsets import CheckpointMismatch
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, Part
 from penstock.testing import eventually
 from penstock.wire.blocking import connect, run
-from penstock.wire.direct import DirectGetRefused
-from penstock.wire.pull import ConsumersUsedUp
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.serializers import CPickleSerializer
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.spark.session import package_archive
 from penstock.wire import compiled

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import DataLoss, MessageNotFound
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.wire.blocking import connect, run
 

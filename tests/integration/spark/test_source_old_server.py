@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import FeatureMissing
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 
 

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.integration.spark.test_source_spark import batch, finish, numbers, options, stream, to_parquet
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
 from penstock.wire.blocking import run
 

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.streams import Streams
 
-from penstock.broker.cluster import EmbeddedCluster
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import OutcomeUnknown, PenstockError, ServerBusy, Unavailable
+from penstock.server.cluster import EmbeddedCluster
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.testing import Certificates, eventually

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.spark.pipelines import pipeline
 from penstock.topology.load import load

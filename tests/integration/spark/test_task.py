@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream.reader import Range, read_range
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.chunks import Rows
 from penstock.spark.delivery import AtomicDelivery, Chunk, Confirm, Stored, delivery
@@ -27,7 +28,6 @@ from penstock.spark.output import RowMaker, columns_of
 from penstock.spark.task import Tally, write_partition
 from penstock.testing import EmbeddedCluster, LeafPair
 from penstock.testing.contents import stream_data, stream_messages
-from penstock.wire.reader import Range, read_range
 
 PLACE = Place("OUT", "query", 0, 0)
 COUNT = 4500

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from tests.support.commands import here
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
+from penstock.jetstream.api import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.wire import blocking
 
 SECOND = 1_000_000_000

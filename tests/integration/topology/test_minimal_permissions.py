@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from tests.support.commands import here
 from tests.support.guarded import Guarded, login, started
+from tests.support.pulls import Pull
 
 import penstock
-from penstock.broker import connect
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
-from penstock.deadletter.pulling import Pull
 from penstock.errors import ConsumerNotFound, PenstockError
 from penstock.examples import example_dir
 from penstock.facts import Facts
+from penstock.jetstream import connect
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import eventually_async, letter_subject

@@ -18,16 +18,17 @@ from tests.support.commands import ended, here
 from tests.support.gateways import Papers, RunningGateway, platform
 from tests.support.guarded import Guarded, login, refused, started
 from tests.support.pages_served import served
+from tests.support.pulls import Pull
 
 import penstock
 from penstock.app.app import Running
-from penstock.broker import connect
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
-from penstock.deadletter.pulling import Pull
 from penstock.examples import example_dir
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
+from penstock.jetstream import connect
+from penstock.jetstream.reader import Range, read_range
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import eventually, eventually_async, letter_subject, stream_messages
@@ -35,7 +36,6 @@ from penstock.topology.load import load
 from penstock.topology.model import ConsumerSpec
 from penstock.topology.permissions import permissions, user_of
 from penstock.wire import aio
-from penstock.wire.reader import Range, read_range
 
 EXAMPLE = example_dir() / "penstock.yaml"
 CONSUMERS = load(EXAMPLE, "dev").consumers
@@ -243,7 +243,7 @@ def test_the_gateway_serves_under_its_permissions(tmp_path: Path) -> None:
 
 HANDLERS = """
 from pathlib import Path
-from penstock.workers.verdicts import Reject
+from penstock.consume.verdicts import Reject
 
 def handle(message, context):
     if message.data == b"bad":
@@ -376,7 +376,7 @@ def test_components_that_name_a_domain_are_granted_its_api(tmp_path: Path) -> No
         for subject in ("$JS.API.STREAM.DELETE.SRC", "$JS.core.API.STREAM.DELETE.SRC"):
             assert asyncio.run(refused(mine, subject))
         done = here(*login(mine), "--domain", "core", "status", variables={"PENSTOCK_PASSWORD": mine.password or ""})
-        assert "permissions violation" in done.stderr
+        assert "Permissions Violation" in done.stderr
 
 
 def test_the_pages_are_served_under_their_permissions(guarded: Guarded) -> None:

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.topology.lint_cases import CASES, LintCase
 
 from penstock import errors
-from penstock.broker import JetStream, connect
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream, connect
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.fields import CONSUMER_BY_WIRE, CONSUMER_FIELDS, STREAM_BY_WIRE, STREAM_FIELDS
 from penstock.topology.load import load
 from penstock.topology.model import Platform

@@ -12,11 +12,11 @@ import pytest
 from tests.support.streams import delete_streams, make_stream
 
 from penstock import errors
-from penstock.broker import connect
-from penstock.broker.connection import Broker
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import Json
+from penstock.jetstream import connect
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.model import Json
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import EmbeddedCluster, eventually_async
 from penstock.topology import actual, apply, verify
 from penstock.topology.plan import Change, Kind, Plan, plan

@@ -10,7 +10,7 @@ from tests.support.commands import ended
 from tests.support.pages_served import Served, served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.ui.access import Access

@@ -18,7 +18,7 @@ from tests.integration.ui.test_pages import token
 from tests.support.pages_served import Served, served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.topology.model import Platform
 from penstock.ui.access import Access
 from penstock.ui.page import readable
@@ -44,7 +44,8 @@ def test_what_publishers_write_is_shown_as_text_everywhere(pages: Served, stream
         "/", "/streams", "/streams/EVIL", "/streams/EVIL/messages", "/consumers", "/consumers/EVIL/evil",
         f"/consumers?service={evil}", f"/consumers?q={evil}", f"/streams/EVIL/messages?header={evil}",
         f"/streams/{evil}", f"/groups/{evil}", f"/pipelines/{evil}", f"/letters/of?reader={evil}&error={evil}",
-        f"/letters?done={evil}", f"/streams/EVIL/messages?since={evil}", f"/nosuch/{evil}", f"/?at={evil}",
+        f"/letters?done={evil}", f"/letters/runs/{evil}",
+        f"/streams/EVIL/messages?since={evil}", f"/nosuch/{evil}", f"/?at={evil}",
     ):  # fmt: skip
         shown = pages.get(path)
         assert shown.status < 500, (path, shown.text)
@@ -69,7 +70,9 @@ def test_a_body_that_grows_when_it_is_indented_is_cut_while_it_grows() -> None:
 
 @pytest.mark.parametrize("done", ["All your base", "3 replayed"])
 def test_a_link_cannot_make_the_page_say_something(pages: Served, done: str) -> None:
-    assert done not in pages.get(f"/letters?done={urllib.parse.quote(done)}&signed={'0' * 64}").text
+    words = urllib.parse.quote(done)
+    for path in (f"/letters?done={words}&signed={'0' * 64}", f"/letters/runs/{words}"):
+        assert done not in pages.get(path).text
 
 
 def test_a_message_is_published_again_by_the_command_that_is_shown(pages: Served, streams: Streams) -> None:

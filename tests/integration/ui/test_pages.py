@@ -8,17 +8,20 @@ import json
 import re
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.binary_events import AVRO, avro_datum
 from tests.support.commands import ended
 from tests.support.pages_served import Answer, Served, served
 from tests.support.streams import Streams
 
 import penstock
-from penstock.broker.embedded import EmbeddedServer
 from penstock.observe import record
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually, eventually_async, stream_messages
+from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.ui.access import Access
 from penstock.wire.blocking import run
@@ -155,16 +158,69 @@ def test_letters_are_replayed_and_discarded_from_their_page(
     assert "1 dead letters: replay" in asked.text
     assert len(stream_messages(nats_server.settings, "DLQ")) == 2, "nothing is done before somebody is sure"
     done = acting.post("/letters/replay", token=own, id=ids[0], sure="yes", patch='{"price": 1}', reason="fixed")
-    assert done.status == 303, done.text
+    assert "<b>1 replayed</b>" in over(acting, done)
     assert "1 of 1 messages" in acting.get("/streams/ORDERS/messages?field=price%3D1").text
     assert acting.post("/letters/discard", token=own, id=ids[1], sure="yes").status == 400, "a reason is needed"
-    assert acting.post("/letters/discard", token=own, id=ids[1], sure="yes", reason="nobody misses it").status == 303
+    done = acting.post("/letters/discard", token=own, id=ids[1], sure="yes", reason="nobody misses it")
+    assert "<b>1 discarded</b>" in over(acting, done)
     assert stream_messages(nats_server.settings, "DLQ") == []
     assert acting.post("/letters/replay", token=own, sure="yes").status == 400, "that would be all of them"
     assert "nobody misses it" in acting.get("/letters/audit").text
 
 
-def bury(server: EmbeddedServer) -> None:
+def test_a_message_is_decoded_by_the_schema_of_its_pipeline(
+    nats_server: EmbeddedServer, streams: Streams, tmp_path: Path
+) -> None:
+    (tmp_path / "usage.avsc").write_text(json.dumps(AVRO))
+    file = tmp_path / "penstock.yaml"
+    event = "event: {format: avro, schema: usage.avsc}, to: [{format: console}]"
+    file.write_text(
+        f"environments: {{dev: {{servers: ['{nats_server.url}']}}}}\nstreams: {{S: {{subjects: [s.>]}}}}\n"
+        f"pipelines: {{usage: {{from: {{stream: S}}, {event}}}}}"
+    )
+    streams.make("S", subjects=["s.>"])
+    streams.publish("s.avro", [avro_datum(), b'{"id": "b"}'])
+    with served(nats_server.settings, load(file)) as pages:
+        page = pages.get("/streams/S/messages?field=price%3D12.34").text
+    assert "1 of 2 messages" in page
+    assert "decoded by the schema" in page
+    assert "&#34;kind&#34;: &#34;GPU&#34;" in page
+
+
+def test_a_replay_shows_how_far_it_is_and_goes_on_behind_its_page(
+    acting: Served, nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    streams.publish("orders.paid", [b'{"event_id": "e%d", "price": -1}' % number for number in range(600)])
+    bury(nats_server, 600)
+    page = acting.get("/letters")
+    link = re.search(r'href="/letters/of\?reader=([^"&]+)', page.text)
+    assert link
+    own = token(acting.get(f"/letters/of?reader={link[1]}"))
+    began = acting.post("/letters/replay", token=own, sure="yes", reader=link[1], rate="300")
+    shown = acting.get(began.headers["location"]).text
+    assert "so far" in shown
+    assert '<progress max="600"' in shown
+    assert "at most 300/s" in shown
+    assert "<b>600 replayed</b>" in over(acting, began)
+    assert stream_messages(nats_server.settings, "DLQ") == []
+
+
+def over(pages: Served, answer: Answer) -> str:
+    """The page of a replay or a discard, once it is over."""
+    assert answer.status == 303, answer.text
+    page = ""
+
+    def is_over() -> bool:
+        nonlocal page
+        page = pages.get(answer.headers["location"]).text
+        assert "It failed" not in page
+        return "so far" not in page
+
+    eventually(is_over, 30, "the run to end")
+    return page
+
+
+def bury(server: EmbeddedServer, count: int = 2) -> None:
     """Have an app give up on everything that waits."""
 
     async def until_done() -> None:
@@ -175,7 +231,7 @@ def bury(server: EmbeddedServer) -> None:
             raise penstock.Reject("bad <price>")
 
         serving = asyncio.create_task(app.serve(stop))
-        await eventually_async(lambda: len(stream_messages(server.settings, "DLQ")) == 2, 20, "two letters")
+        await eventually_async(lambda: len(stream_messages(server.settings, "DLQ")) == count, 30, "the letters")
         stop.set()
         await serving
 

@@ -11,7 +11,7 @@ from tests.support.commands import ended
 from tests.support.pages_served import Served, served
 from tests.support.streams import Streams
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.server.embedded import EmbeddedServer
 from penstock.spark.chunks import Rows
 from penstock.spark.delivery import delivery
 from penstock.spark.history import Place, Series

@@ -24,8 +24,8 @@ import uvloop
 from tests.support.connections import CONNECTION_HALVES, HALVES, AnyConnection, ConnectionHalf
 
 from penstock import errors
-from penstock.broker import JetStream
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream import JetStream
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing.polling import eventually
 from penstock.wire import aio, blocking, frames
@@ -166,7 +166,7 @@ def test_tls_is_used_and_the_server_is_verified(serve: Serve, tmp_path: Path, ha
     port = serve(certificates.config())
     works(half, Settings(servers=(f"tls://localhost:{port}",), tls_ca=certificates.ca))
     works(half, Settings(servers=(f"nats://127.0.0.1:{port}",), tls_ca=certificates.ca))
-    refused(half, Settings(servers=(f"tls://localhost:{port}",)), errors.BrokerUnreachable, "certificate verify failed")
+    refused(half, Settings(servers=(f"tls://localhost:{port}",)), errors.AccessDenied, "not trusted")
 
 
 def test_a_client_certificate_is_presented(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:
@@ -177,7 +177,7 @@ def test_a_client_certificate_is_presented(serve: Serve, tmp_path: Path, half: C
         half,
         Settings(servers=(server,), tls_ca=certificates.ca, tls_cert=certificates.cert, tls_key=certificates.key),
     )
-    refused(half, Settings(servers=(server,), tls_ca=certificates.ca), errors.BrokerUnreachable)
+    refused(half, Settings(servers=(server,), tls_ca=certificates.ca), errors.AccessDenied, "client certificate")
 
 
 def test_tls_can_come_before_anything_else(serve: Serve, tmp_path: Path, half: ConnectionHalf) -> None:

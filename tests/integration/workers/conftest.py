@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.integration.workers.world import World
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.publish import Publisher
-from penstock.workers.kv import Control
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 
 
 @pytest.fixture

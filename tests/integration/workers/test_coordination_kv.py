@@ -8,19 +8,20 @@ from dataclasses import replace
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.errors import ConfigError, Unavailable
+from penstock.jetstream.kv import Bucket, Conflict, Entry, Write
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.assignment import Assignment
-from penstock.workers.claims import Claim, KVClaims, PartitionClaimer, claim_key, claims_in, store
-from penstock.workers.election import Election
-from penstock.workers.identity import ClaimLost, Identity, Pool, WorkerRecord
-from penstock.workers.kv import Bucket, Conflict, Control, Entry, Write
-from penstock.workers.lease import Lease, clock
-from penstock.workers.ownership import Ownership
+from penstock.workers.dispatch.ownership import Ownership
+from penstock.workers.group.assignment import Assignment
+from penstock.workers.group.claims import Claim, KVClaims, PartitionClaimer, claim_key, claims_in, store
+from penstock.workers.group.election import Election
+from penstock.workers.group.identity import ClaimLost, Identity, Pool, WorkerRecord
+from penstock.workers.group.lease import Lease, clock
+from penstock.workers.group.progress import Reached
+from penstock.workers.group.publication import Assignments, Draft, Published, Share, writes
 from penstock.workers.partitions import Partition, SubjectPattern
-from penstock.workers.progress import Reached
-from penstock.workers.publication import Assignments, Draft, Published, Share, writes
 from penstock.workers.sources import Hashed, InBucket, SeenInStream
 
 TTL = 0.5

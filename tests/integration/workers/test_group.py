@@ -13,20 +13,21 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.group import needs_attention
+from penstock.consume.messages import Message, MessageContext
 from penstock.errors import ConfigError, DeadlineExceeded, StreamNotFound
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.assignment import RoundRobin
-from penstock.workers.claims import FAMILY, claims_in
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.messages import Message, MessageContext
-from penstock.workers.overview import look
+from penstock.workers.group.assignment import RoundRobin
+from penstock.workers.group.claims import FAMILY, claims_in
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.overview import look
+from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import InBucket
-from penstock.workers.stabilization import Windows
 
 PARTITIONS = [Partition(f"p{n}", (f"s.p{n}",)) for n in range(6)]
 RETENTIONS = ["limits", "workqueue", "interest"]
@@ -249,7 +250,7 @@ async def test_updates_that_fail_reach_the_leader_and_whoever_looks(
     assert needs_attention(await look(world.control, "g"))
 
     def heard() -> bool:
-        by_leader = [one.getMessage() for one in caplog.records if one.name == "penstock.workers.leader"]
+        by_leader = [one.getMessage() for one in caplog.records if one.name == "penstock.workers.group.leader"]
         return any("+s.p3" in line for line in by_leader)
 
     await eventually_async(heard, state=lambda: caplog.messages)

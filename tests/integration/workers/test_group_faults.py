@@ -12,21 +12,22 @@ import pytest
 from tests.integration.workers.test_group import PARTITIONS, World, world
 from tests.support.streams import make_stream
 
+from penstock.consume.messages import Message, MessageContext
 from penstock.errors import PenstockError
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
-from penstock.workers import claims, publication
-from penstock.workers.claims import Claim, claim_key
-from penstock.workers.consumer import stream_identity
-from penstock.workers.following import Following
-from penstock.workers.group import WorkerGroup
-from penstock.workers.holder import Holder
-from penstock.workers.identity import RETIRED, ClaimLost, worker_key
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.messages import Message, MessageContext
+from penstock.workers.group import claims, publication
+from penstock.workers.group.claims import Claim, claim_key
+from penstock.workers.group.following import Following
+from penstock.workers.group.holder import Holder
+from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import SubjectPattern
+from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.sources import KEY, SeenInStream
 from penstock.workers.worker import Worker
 

@@ -10,9 +10,9 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock.errors import ApiError, Unavailable
+from penstock.publish.control import Control
 from penstock.testing import eventually_async
 from penstock.wire import frames
-from penstock.workers.kv import Control
 
 OVERLAP = 10100
 

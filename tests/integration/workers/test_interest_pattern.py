@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.consume.messages import Message, MessageContext
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.following import Following
-from penstock.workers.group import WorkerGroup
-from penstock.workers.group_options import GroupOptions
-from penstock.workers.holder import Holder, covered_through
-from penstock.workers.kv import Control
-from penstock.workers.messages import Message, MessageContext
+from penstock.workers.group.following import Following
+from penstock.workers.group.holder import Holder, covered_through
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import SubjectPattern
 from penstock.workers.sources import Described, SeenInStream
-from penstock.workers.stabilization import Windows
 from penstock.workers.worker import Worker
 
 PATTERN = SubjectPattern("s.{partition}")

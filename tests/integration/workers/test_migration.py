@@ -13,12 +13,12 @@ from tests.integration.workers.test_group import RETENTIONS, World, penstock, wo
 from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, MessageNotFound
+from penstock.jetstream.kv import Bucket
 from penstock.testing import eventually_async
 from penstock.wire import frames
-from penstock.workers.kv import Bucket
-from penstock.workers.migration import Migration
-from penstock.workers.migration_watch import Rule, Watch
-from penstock.workers.overlap import Overlap
+from penstock.workers.group.migration import Migration
+from penstock.workers.group.migration_watch import Rule, Watch
+from penstock.workers.group.overlap import Overlap
 
 __all__ = ["world"]
 
@@ -266,7 +266,7 @@ async def test_a_migration_that_goes_well_is_watched_for_as_long_as_asked(world:
     await migration.shadow()
     watch = Watch(migration, "g", Rule(max_lag=10))
     assert (await watch.look()).why == ""
-    text = generate_latest(watch).decode()
+    text = generate_latest(watch.numbers()).decode()
     assert 'parti_migration_unprocessed{group="g",partition="p1"} 2.0' in text
     assert 'parti_migration_counted{group="g",partition="p1"} 2.0' in text
     assert 'parti_migration_missing{group="g",partition="p1"} 0.0' in text

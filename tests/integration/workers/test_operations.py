@@ -8,14 +8,14 @@ import json
 import pytest
 from tests.integration.workers.test_group import PARTITIONS, World, penstock, world
 
+from penstock.consume.hooks import Hooks
+from penstock.consume.messages import Message, MessageContext
 from penstock.errors import ConfigError
 from penstock.testing import eventually_async
-from penstock.workers.group import WorkerGroup
-from penstock.workers.hooks import Hooks
-from penstock.workers.messages import Message, MessageContext
-from penstock.workers.operations import Groups
+from penstock.workers.group.operations import Groups
+from penstock.workers.group.overview import look
+from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import WorkerOptions
-from penstock.workers.overview import look
 from penstock.workers.sources import InBucket
 
 __all__ = ["world"]

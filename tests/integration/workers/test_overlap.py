@@ -7,12 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.group_options import bucket_name, overlap_bucket
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.migration import KEY, UNIFIED
-from penstock.workers.overlap import Overlap, TurnLost, WindowPassed
+from penstock.workers.group.migration import KEY, UNIFIED
+from penstock.workers.group.options import bucket_name, overlap_bucket
+from penstock.workers.group.overlap import Overlap, TurnLost, WindowPassed
 
 NOW = datetime.now(UTC)
 

@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import Retries, RetryLater
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
 from penstock.testing import eventually_async
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.lanes import REMEMBERED
-from penstock.workers.messages import Message, MessageContext
-from penstock.workers.progress import ALONE, progress_key
-from penstock.workers.session import WentElsewhere
-from penstock.workers.verdicts import Retries, RetryLater
+from penstock.workers.dispatch.lanes import REMEMBERED
+from penstock.workers.group.progress import ALONE, progress_key
+from penstock.workers.pull.session import WentElsewhere
 
 MANY = 2 * REMEMBERED + 3000
 """More than a worker remembers one by one."""

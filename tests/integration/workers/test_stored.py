@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from tests.integration.workers.world import STREAM, World
 
+from penstock.consume.messages import Message
 from penstock.wire import aio
-from penstock.workers import lag
-from penstock.workers.messages import Message
 from penstock.workers.partitions import Partition
-from penstock.workers.stored import BATCH, BATCH_BYTES, Place, stored
+from penstock.workers.pull import lag
+from penstock.workers.pull.stored import BATCH, BATCH_BYTES, Place, stored
 
 
 @pytest.fixture(params=[True, False], ids=["many at a time", "one by one"])

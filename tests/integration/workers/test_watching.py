@@ -7,12 +7,13 @@ import asyncio
 import pytest
 from tests.integration.workers.test_group import World, world
 
+from penstock.consume.messages import Message, MessageContext
 from penstock.errors import ConfigError
+from penstock.jetstream.kv import Bucket
+from penstock.publish.control import Control
 from penstock.testing import eventually_async
-from penstock.workers.kv import Bucket, Control
-from penstock.workers.messages import Message, MessageContext
-from penstock.workers.overview import look
-from penstock.workers.watching import GroupWatch
+from penstock.workers.group.overview import look
+from penstock.workers.group.watching import GroupWatch
 
 __all__ = ["world"]
 
@@ -68,7 +69,7 @@ async def test_only_what_changed_is_read_again(control: Control) -> None:
 
 
 async def test_more_keys_than_one_answer_holds_are_all_read(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.workers.kv.READ_AT_ONCE", 10)
+    monkeypatch.setattr("penstock.jetstream.kv.READ_AT_ONCE", 10)
     bucket = Bucket(control, "penstock_g")
     await bucket.ensure()
     for n in range(30):
@@ -94,7 +95,7 @@ async def test_a_bucket_that_was_made_again_is_read_anew(world: World, control: 
 async def test_lag_is_known_by_partition_and_measured_in_turns(
     world: World, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workers.watching.MEASURED", 4)
+    monkeypatch.setattr("penstock.workers.group.watching.MEASURED", 4)
     held = Held(world.server, world.control)
     await held.prepare()
     world.groups.append(await held.join())

@@ -11,17 +11,17 @@ import uvloop
 from tests.integration.workers import work_module
 from tests.integration.workers.world import STREAM, World, partitions
 
-from penstock.broker.embedded import EmbeddedServer
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import Reject, Retries
 from penstock.errors import Unavailable
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
-from penstock.workers.dispatch import REPORTED
-from penstock.workers.messages import Message, MessageContext
+from penstock.workers.dispatch.dispatcher import REPORTED
+from penstock.workers.group.progress import Reached
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.progress import Reached
-from penstock.workers.verdicts import Reject, Retries
 
 
 async def counts(world: World, **wanted: int) -> None:

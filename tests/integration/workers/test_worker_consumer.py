@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from tests.integration.workers.world import STREAM, World, partitions
 
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import NANOSECONDS
+from penstock.consume.metrics import WorkerMetrics
 from penstock.errors import DeadlineExceeded, PenstockError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import NANOSECONDS
 from penstock.retry import Backoff
 from penstock.testing import eventually_async
-from penstock.workers.consumer import WorkerConsumer, passed_over
-from penstock.workers.filters import SubjectCapExceeded
-from penstock.workers.metrics import WorkerMetrics
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.updates import Status, UpdateFailed
+from penstock.workers.pull.consumer import WorkerConsumer, passed_over
+from penstock.workers.pull.filters import SubjectCapExceeded
+from penstock.workers.pull.updates import Status, UpdateFailed
 
 
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from penstock.broker.embedded import EmbeddedServer
 from penstock.cli.bench import suite
+from penstock.server.embedded import EmbeddedServer
 
 
 def figures(*arguments: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.support.pages import DOCS, apply_platform, check_examples
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.workers.metrics import METRICS
+from penstock.consume.metrics import METRICS
+from penstock.server.embedded import EmbeddedServer
 
 
 def test_the_examples_print_what_the_page_says(

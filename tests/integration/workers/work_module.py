@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from penstock.workers.messages import Message, MessageContext
+from penstock.consume.messages import Message, MessageContext
 
 
 def record(message: Message, context: MessageContext) -> None:

@@ -9,15 +9,15 @@ from typing import Any
 
 from tests.support.streams import make_stream
 
-from penstock.broker.embedded import EmbeddedServer
-from penstock.broker.jetstream import JetStream
-from penstock.broker.model import ConsumerInfo
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import Retries
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo
 from penstock.publish import Publisher
+from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.messages import Message, MessageContext
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition, SubjectPattern
-from penstock.workers.verdicts import Retries
 from penstock.workers.worker import Worker
 
 STREAM = "W"

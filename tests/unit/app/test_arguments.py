@@ -14,9 +14,9 @@ from penstock.app import App
 from penstock.app.arguments import bind
 from penstock.app.message import Message
 from penstock.app.once import Origin
+from penstock.consume import messages
+from penstock.consume.verdicts import Reject
 from penstock.errors import ConfigError
-from penstock.workers import messages
-from penstock.workers.verdicts import Reject
 
 STATE = SimpleNamespace(db="there")
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo
 from penstock.deadletter import advisories, audit
 from penstock.deadletter.advisories import REMOVED_REASONS
 from penstock.deadletter.audit import Chunk, Deed, Record
@@ -19,6 +18,7 @@ from penstock.deadletter.selection import Selection, grouped
 from penstock.deadletter.tally import REFUSALS_KEPT, Tally
 from penstock.deadletter.targets import nowhere_to_go
 from penstock.errors import ConfigError
+from penstock.jetstream.model import ConsumerInfo
 from penstock.publish.advisories import Abandonment
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.model import StoredMessage
 from penstock.deadletter import headers as names
 from penstock.deadletter.letters import (
     MESSAGE_LIMIT,
@@ -24,6 +23,7 @@ from penstock.deadletter.letters import (
     read,
     unescaped,
 )
+from penstock.jetstream.model import StoredMessage
 from penstock.subjects import problem
 from penstock.wire import headers as header_block
 

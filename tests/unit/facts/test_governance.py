@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.broker.model import ConsumerInfo
 from penstock.facts.governance import Position, Seen, idle_since, restored
+from penstock.jetstream.model import ConsumerInfo
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 LONG_AGO, LAST_WEEK, YESTERDAY = NOW - timedelta(days=90), NOW - timedelta(days=7), NOW - timedelta(days=1)

@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 from tests.unit.observe.test_flow import consumer, snapshot, stream
 
 from penstock.deadletter.waiting import GivenUp
-from penstock.observe.pipelines import PipelineStatus, Progress
+from penstock.observe.pipelines import PipelineStatus
 from penstock.observe.record import decode, encode
 from penstock.observe.snapshot import Snapshot
 from penstock.observe.status import SourceStatus
-from penstock.workers.overview import GroupOverview, PartitionOverview, WorkerOverview
+from penstock.spark.progress import Progress
+from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
 PROGRESS = Progress(

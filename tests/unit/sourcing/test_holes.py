@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.model import StreamInfo
+from penstock.jetstream.model import StreamInfo
 from penstock.sourcing.holes import _never_stored, holes_between
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.sourcing.links import lag_of, reports, unacknowledged
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock import subjects
-from penstock.broker.model import Json
+from penstock.jetstream.model import Json
 from penstock.sourcing import standins
 from penstock.sourcing.mapping import Mapping
 

@@ -11,8 +11,8 @@ import yaml
 from tests.support.commands import here
 
 import penstock
-from penstock.broker.model import ConsumerInfo
 from penstock.errors import ConfigError
+from penstock.jetstream.model import ConsumerInfo
 from penstock.topology.lint import lint
 from penstock.topology.load import load
 from penstock.topology.model import Platform

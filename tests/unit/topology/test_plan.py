@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.model import ConsumerInfo, Json, StreamInfo
 from penstock.errors import ConfigError
+from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.topology import compare, ownership
 from penstock.topology.model import DEFAULT_NAME
 from penstock.topology.plan import Change, Kind, Plan, plan

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import subjects
-from penstock.broker.model import Json
-from penstock.workers.claims import claim_key, claims_in
-from penstock.workers.kv import Entry
+from penstock.jetstream.kv import Entry
+from penstock.jetstream.model import Json
+from penstock.workers.group.claims import claim_key, claims_in
 from penstock.workers.partitions import Partition
 from penstock.workers.sources import usable
 

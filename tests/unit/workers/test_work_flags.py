@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from penstock.broker.jetstream import JetStream
 from penstock.cli.work import work
 from penstock.cli.work_flags import Asked, asked
 from penstock.errors import ConfigError
-from penstock.workers.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
+from penstock.jetstream.api import JetStream
+from penstock.workers.group.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
 from penstock.workers.partitions import Partition
 
 FOUR = [f"--partition=p{n}=shop.p{n}" for n in range(4)]

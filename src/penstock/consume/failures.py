@@ -1,0 +1,84 @@
+"""What a worker says about tries that failed: enough to see why, and not a line for every message."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import DeadLetter, Retries, described
+from penstock.deadletter.letters import Failure, one_line
+
+log = logging.getLogger(__name__)
+
+EVERY = 10.0
+"""Seconds between two warnings about failures of the same kind."""
+KINDS = 20
+"""Kinds of failures that are warned about in that time, at most."""
+LENGTH = 500
+"""Characters of an error's message that a line has room for."""
+
+AGAIN, BURIED = "further tries that failed", "further messages that were given up"
+Kind = tuple[str, str]
+"""What happened, and the error without what differs from one event to the next."""
+OTHERS: Kind = (AGAIN, "errors of many kinds")
+
+
+class FailureLog:
+    """Warns of the first failure of a kind at once, and of those like it once in a while, with their number.
+
+    What is withheld from the warnings is still logged as information.
+    """
+
+    def __init__(self, retries: Retries, now: Callable[[], float] = time.monotonic) -> None:
+        self._retries = retries
+        self._now = now
+        self._since: dict[Kind, float] = {}
+        """When the last warning of each kind was given, of late."""
+        self._withheld: Counter[Kind] = Counter()
+
+    def again(self, message: Message, context: MessageContext, error: BaseException, after: float) -> None:
+        """A try failed; the next one comes after so many seconds."""
+        rules = self._retries.of(error) or self._retries
+        tried = f"try {context.delivery_count} of {rules.max_deliver} failed, again in {after:g} s"
+        self._tell(AGAIN, message, error, f"{tried}: {described(error)}")
+
+    def buried(self, message: Message, letter: DeadLetter, error: BaseException) -> None:
+        """A message was given up, and is kept."""
+        self._tell(BURIED, message, error, f"kept as a dead letter: {letter.reason}")
+
+    def close(self) -> None:
+        """Tell how many failures were withheld and not told of yet."""
+        for kind in list(self._withheld):
+            self._sum_up(kind)
+
+    def _tell(self, what: str, message: Message, error: BaseException, text: str) -> None:
+        kind = (what, Failure(message=one_line(described(error), LENGTH)).template)
+        shown = self._may_warn(kind)
+        more = self._withheld.pop(kind, 0) if shown else 0
+        like_it = f" (and {more:,} more like it since the last line)" if more else ""
+        level = logging.WARNING if shown else logging.INFO
+        log.log(level, "%s #%d: %s%s", message.subject, message.sequence, one_line(text, LENGTH), like_it)
+
+    def _may_warn(self, kind: Kind) -> bool:
+        now = self._now()
+        for past in [one for one, at in self._since.items() if now - at >= EVERY]:
+            del self._since[past]
+            if past != kind:
+                self._sum_up(past)
+            self._sum_up(OTHERS)
+        if kind in self._since:
+            self._withheld[kind] += 1
+            return False
+        if len(self._since) >= KINDS:
+            self._withheld[OTHERS] += 1
+            return False
+        self._since[kind] = now
+        return True
+
+    def _sum_up(self, kind: Kind) -> None:
+        if count := self._withheld.pop(kind, 0):
+            what, error = kind
+            log.warning("%s: %d, with %s", what, count, error)

@@ -1,0 +1,166 @@
+"""A connection that comes back, and the JetStream API on it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Self
+
+from penstock.errors import AccessDenied, ApiError, ProtocolError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.model import Json
+from penstock.retry import retrying, retrying_blocking
+from penstock.settings import Settings
+from penstock.wire import aio, blocking
+from penstock.wire.headers import Headers
+from penstock.wire.session import NO_RESPONDERS, Denied
+
+PATIENCE = 1.0
+"""Seconds for which a server may be down for a restart before `connect` gives up on it."""
+
+
+class WrongRevision(ApiError):
+    """The last message of a subject, or of a stream, is not the expected one: somebody else was first.
+
+    `stream` is the stream that refused the message, where the server names it.
+    """
+
+    def __init__(self, what: str, code: int, err_code: int, description: str, stream: str = "") -> None:
+        super().__init__(what, code, err_code, description)
+        self.args = (what, code, err_code, description, stream)
+        self.stream = stream
+
+
+class NoStream(ApiError):
+    """No stream takes a subject."""
+
+
+class Broker:
+    """One connection for any number of tasks, opened again by the next call when it was lost.
+
+    Nothing is sent while the connection is down: `BrokerUnreachable` means that nothing happened. After
+    `ConnectionLost` and `DeadlineExceeded` a request may or may not have been carried out.
+    """
+
+    def __init__(self, settings: Settings, name: str = "penstock") -> None:
+        self.settings = settings
+        self.connection = aio.Connection(settings, name=name)
+        self.jetstream = JetStream(self.request, settings.domain, settings.timeout)
+        self.server_version = ""
+        """The version of the server that we are, or were last, connected to, such as `2.15.1`."""
+        self._opened = 0
+        self.opened_at = 0.0
+        """When the connection was opened, on the monotonic clock: what the server did before, it did before then."""
+        self.denied: AccessDenied | None = None
+        """The last publish or subscription that the server refused on this connection."""
+
+    async def ready(self) -> aio.Connection:
+        """The connection, open. Raises `BrokerUnreachable` when no server answers, `AccessDenied` when one refuses."""
+        await self.connection.ready()
+        if self.connection.opened != self._opened:
+            self._opened, self.opened_at = self.connection.opened, time.monotonic()
+            self.server_version, self.denied = self.connection.info.version, None
+            self.connection.on_denied(self._deny)
+        return self.connection
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        """Send one request, and return the body of its answer."""
+        connection = await self.ready()
+        return (await connection.request(subject, payload, timeout=timeout)).data
+
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> Json:
+        """Publish one message, and return the answer of the stream that has stored it.
+
+        Raises `WrongRevision` when the last message is not the expected one, `NoStream` when no stream takes it.
+        """
+        connection = await self.ready()
+        reply = connection.inbox(subject)
+        try:
+            await connection.publish(subject, data, headers, reply)
+            answer = await connection.wait(reply, what=f"publishing to {subject!r}")
+        finally:
+            connection.forget(reply)
+        if answer.status and answer.status[0] == NO_RESPONDERS:
+            raise NoStream(f"publish to {subject!r}", NO_RESPONDERS, 0, "no stream takes this subject")
+        return stored(subject, answer.data)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def __aenter__(self) -> Self:
+        await self.ready()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _deny(self, denied: Denied) -> None:
+        self.denied = denied.error()
+
+
+def stored(subject: str, raw: bytes) -> Json:
+    """The answer of a stream to a publish. Raises what it says no with, `WrongRevision` among them."""
+    try:
+        answer: Json = json.loads(raw)
+        error = answer.get("error")
+    except (ValueError, RecursionError, AttributeError) as exc:
+        raise ProtocolError(f"an answer to a publish that makes no sense: {raw[:200]!r}") from exc
+    if not error:
+        return answer
+    refusal = api_error(f"publish to {subject!r}", error)
+    if refusal.err_code not in WRONG_LAST_SEQUENCE:
+        raise refusal
+    raise WrongRevision(refusal.what, refusal.code, refusal.err_code, refusal.description, answer.get("stream", ""))
+
+
+@asynccontextmanager
+async def connect(settings: Settings, name: str = "penstock") -> AsyncIterator[Broker]:
+    """A connection for the length of the block.
+
+    Raises `BrokerUnreachable` when no server answers within the settings' timeout, and `AccessDenied` at once when one
+    refuses the login or TLS does not come about. A server that is down is tried again for a second.
+    """
+    broker = Broker(settings, name)
+    await retrying(broker.ready, PATIENCE)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def reconnect(
+    connection: aio.Connection,
+    within: float | None,
+    begin: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Open a connection anew, and prepare it with `begin`; again while no server is there, for `within` seconds.
+
+    None: for as long as it takes. Raises at once what no retry can heal, such as `AccessDenied`.
+    """
+
+    async def opened() -> None:
+        await connection.reconnect()
+        if begin:
+            await begin()
+
+    await retrying(opened, within, retry_on=_is_away)
+
+
+def reconnect_blocking(
+    connection: blocking.Connection, within: float | None, begin: Callable[[], None] | None = None
+) -> None:
+    """`reconnect` for blocking code."""
+
+    def opened() -> None:
+        connection.reconnect()
+        if begin:
+            begin()
+
+    retrying_blocking(opened, within, retry_on=_is_away)
+
+
+def _is_away(error: BaseException) -> bool:
+    return isinstance(error, Unavailable)

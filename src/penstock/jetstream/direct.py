@@ -1,0 +1,124 @@
+"""Reading by direct get: leaves nothing on the server, and asks no consumer. For WorkQueue and Interest streams.
+
+Any replica may answer, also one that lags: an answer that ends before the range does proves nothing about the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
+from penstock.subjects import api_prefix
+from penstock.wire import frames
+from penstock.wire.blocking import Connection
+from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop, matching
+
+BATCH = 1000
+"""Messages of one request: a server does not answer for more."""
+BATCH_BYTES = 16 * 1024 * 1024
+ANSWER_WITHIN = 10.0  # seconds
+
+
+class DirectGetRefused(ConfigError):
+    """A stream does not allow direct get."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.stream = stream
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} does not answer direct get, by which WorkQueue and Interest streams are read; "
+            f"allow it: `allow_direct: true` in the platform file, or `nats stream edit {self.stream} --allow-direct`"
+        )
+
+
+class DirectRead:
+    """One connection's try at the messages from `first` to `last`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        first: int,
+        last: int,
+        subjects: tuple[str, ...],
+        domain: str | None,
+        invalid_text: str = REPLACE,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._last = last
+        self._subjects = subjects
+        self._subject = f"{api_prefix(domain)}.DIRECT.GET.{stream}"
+        self._inbox = connection.settings.new_inbox()
+        self._position = first - 1
+        self._more = True
+        self._sid = connection.subscribe(f"{self._inbox}.*")
+        self._scanner = Scanner(stream, self._sid, direct=True, last_wanted=last, invalid_text=invalid_text)
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """Rows in order, until the last one wanted, or until this replica has no more."""
+        self._scanner.feed(self._connection.take_buffered())
+        while self._more and self._position < self._last:
+            self._connection.send(self._request())
+            yield from self._answer()
+        yield from self._taken()
+
+    def release(self) -> None:
+        """Leave the connection to others. What still comes for this read is theirs to pass over."""
+        self._connection.give_back(self._scanner.rest())
+        self._connection.unsubscribe(self._sid)
+
+    def _request(self) -> bytes:
+        ask: dict[str, int | str] = {"seq": self._position + 1, "batch": BATCH, "max_bytes": BATCH_BYTES}
+        if len(self._subjects) == 1:
+            ask["next_by_subj"] = self._subjects[0]
+        return frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.get")
+
+    def _answer(self) -> Iterator[RecordBatch]:
+        """The rows of one answer, as they fill a batch."""
+        before = self._scanner.total_rows
+        while True:
+            found = self._scanner.next()
+            self._position = max(self._position, self._scanner.last_sequence)
+            if found is Stop.MORE:
+                self._receive()
+            elif found is Stop.FULL:
+                yield from self._taken()
+            elif found is Stop.DONE:
+                self._position = self._last
+                return
+            elif isinstance(found, frames.Message):
+                self._more = self._goes_on(found) and self._scanner.total_rows > before
+                return
+            elif isinstance(found, frames.Ping):
+                self._connection.send(frames.PONG)
+
+    def _goes_on(self, message: frames.Message) -> bool:
+        """Whether the message at the end of an answer says that this replica has more."""
+        code, text = message.status or (0, "")
+        if code == 204:
+            return message.header_values().get("Nats-Num-Pending", ["0"]) != ["0"]
+        if code == 404:
+            return False
+        if code == 503:
+            raise Unavailable(f"nobody answers direct get for stream {self._stream!r}; does it allow it?")
+        raise ProtocolError(f"direct get from {self._stream!r} ends with {code} {text}")
+
+    def _receive(self) -> None:
+        try:
+            self._scanner.received(self._connection.recv_into(self._scanner.space(), ANSWER_WITHIN))
+        except DeadlineExceeded as exc:
+            raise Unavailable(f"direct get from {self._stream!r} has been silent for {ANSWER_WITHIN:g} s") from exc
+
+    def _taken(self) -> Iterator[RecordBatch]:
+        """The rows found so far. Direct get knows one filter: several are applied here."""
+        if not self._scanner.rows:
+            return
+        batch = self._scanner.take()
+        if len(self._subjects) > 1:
+            batch = batch.filter(matching(batch.column("subject"), self._subjects))
+        if batch.num_rows:
+            yield batch

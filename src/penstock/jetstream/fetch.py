@@ -1,0 +1,110 @@
+"""Messages of a pull consumer, a handful at a time, over an asyncio connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.errors import ConsumerNotFound, DeadlineExceeded, ServerBusy, Unavailable
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
+from penstock.wire import aio
+from penstock.wire.frames import Message
+
+MARGIN = 2.0
+"""Seconds that an answer may come later than asked for."""
+LOOK_EVERY = 0.2
+"""Seconds between two looks whether an answer can still come."""
+
+
+async def fetch(
+    broker: Broker, stream: str, consumer: str, batch: int, *, max_bytes: int | None = None, wait: float = 0.0
+) -> list[Message]:
+    """What the consumer has now, up to the limits; with `wait`, what it has once there is something.
+
+    A message that is larger than `max_bytes` comes alone. Raises `ConsumerNotFound` when the consumer was deleted,
+    `ServerBusy` when it refuses the request, `Unavailable` when nobody answers for it. What was delivered to a request
+    that is given up is delivered again after the ack wait.
+    """
+    subject = broker.jetstream.subject(next_verb(stream, consumer))
+    found = await _asked(broker, subject, batch, max_bytes)
+    if found or wait <= 0:
+        return found
+    found = await _asked(broker, subject, 1, None, wait)
+    if found and batch > 1:
+        found += await _asked(broker, subject, batch - 1, max_bytes)
+    return found
+
+
+async def _asked(
+    broker: Broker, subject: str, batch: int, max_bytes: int | None, wait: float | None = None
+) -> list[Message]:
+    """One request: for what is there now, or for what comes within `wait` seconds."""
+    connection = await broker.ready()
+    answers = _Answers(batch)
+    inbox = broker.settings.new_inbox()
+    sid = await connection.subscribe(inbox, handler=answers.take)
+    try:
+        body = pull_request(batch, max_bytes=max_bytes, expires=wait, no_wait=wait is None)
+        await connection.publish(subject, body, reply=inbox)
+        await until_set(
+            broker, connection, answers.ended, (wait or 0.0) + max(MARGIN, broker.settings.timeout), "a pull"
+        )
+    finally:
+        if connection.connected:
+            await connection.unsubscribe(sid)
+    if answers.too_large and not answers.messages:
+        return await _asked(broker, subject, 1, None)
+    _raise_refused(subject, answers.refused)
+    return answers.messages
+
+
+def _raise_refused(subject: str, refused: PullStatus | None) -> None:
+    if not refused:
+        return
+    if refused.event is PullEvent.NO_RESPONDERS:
+        raise Unavailable(f"nobody answers on {subject!r}: the consumer has no leader right now")
+    kind = ConsumerNotFound if refused.event is PullEvent.DELETED else ServerBusy
+    raise kind(subject, refused.code, 0, refused.text)
+
+
+class _Answers:
+    """What comes back for one pull request."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch = batch
+        self.messages: list[Message] = []
+        self.too_large = False
+        self.refused: PullStatus | None = None
+        self.ended = asyncio.Event()
+
+    def take(self, message: Message) -> None:
+        status = pull_status(message)
+        if status is None:
+            self.messages.append(message)
+            if len(self.messages) < self._batch:
+                return
+        elif status.event is PullEvent.HEARTBEAT:
+            return
+        elif status.event is PullEvent.TOO_LARGE:
+            self.too_large = True
+        elif status.event is not PullEvent.ENDED:
+            self.refused = status
+        self.ended.set()
+
+
+async def until_set(broker: Broker, connection: aio.Connection, event: asyncio.Event, within: float, what: str) -> None:
+    """Wait for an event that messages of the connection set. Raises when it can no longer come."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within
+    while not event.is_set():
+        if broker.denied:
+            raise broker.denied
+        if not connection.connected:
+            _ = connection.info  # raises what ended it
+        if loop.time() >= deadline:
+            raise DeadlineExceeded(what, within)
+        try:
+            async with asyncio.timeout(min(LOOK_EVERY, max(deadline - loop.time(), 0.001))):
+                await event.wait()
+        except TimeoutError:
+            continue

@@ -1,0 +1,360 @@
+"""A KV bucket as the coordination needs it: compare and set, atomic batches, and revisions that never go back.
+
+The bucket starts at a sequence taken from the clock. So a bucket that was deleted and made again continues above all
+revisions it ever gave out, and a fencing token stays comparable with those from before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol
+
+from penstock.errors import (
+    AlreadyExists,
+    ApiError,
+    ConnectionLost,
+    DeadlineExceeded,
+    MessageNotFound,
+    OutcomeUnknown,
+    StreamNotFound,
+    Unavailable,
+)
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.model import NANOSECONDS, Json
+from penstock.wire import aio, frames
+
+MARKER_LIVES = "1h"
+"""How long a deleted key leaves its marker behind."""
+DELETED = frozenset({"DEL", "PURGE"})
+LISTING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes the consumer of a listing
+ASKED_AT_ONCE = 100
+"""Keys that are asked for in one request; a server answers 1,024, and takes its time with many."""
+READ_AT_ONCE = 1_000
+"""Messages of one direct get; a server does not answer when it is asked for more."""
+END_OF_ANSWER = frozenset({204, 404})
+BATCH = 500
+"""Writes of one atomic batch; a server takes 1,000."""
+
+
+class Conflict(ApiError):
+    """A key has another revision than the one that was to be replaced: somebody else was quicker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The newest value of a key, and its revision."""
+
+    value: Json
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A value for a key, if its revision is still the expected one (0: the key has no value)."""
+
+    key: str
+    value: Json
+    expected: int
+
+
+class KeyValueConnection(Protocol):
+    """What a bucket needs of a connection; `publish.control.Control` is one."""
+
+    jetstream: JetStream
+    domain: str | None
+
+    @property
+    def connection(self) -> aio.Connection: ...
+
+    async def ready(self) -> None:
+        """Have an open connection; raises `Unavailable` when none can be had."""
+        ...
+
+    async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
+        """Store several values or none, and return their revisions. Raises `Conflict` when one key has changed."""
+        ...
+
+
+class Bucket:
+    """The keys of one group. Values are JSON objects."""
+
+    def __init__(self, control: KeyValueConnection, name: str, replicas: int = 0, like: str | None = None) -> None:
+        """`replicas` of the bucket, where it has to be made; 0: as many as stream `like` has, or one."""
+        self.name = name
+        self.stream = f"KV_{name}"
+        self.writes = 0
+        """Values written so far, for the figures on KV traffic."""
+        self._control = control
+        self._replicas = replicas
+        self._like = like
+        self._prefix = f"$KV.{name}."
+        self._into = f"$JS.{control.domain}.API.{self._prefix}" if control.domain else self._prefix
+
+    async def ensure(self, max_age: float = 0.0) -> None:
+        """Make the bucket if it is missing; one that is there stays as it is. `max_age`: seconds that a key is kept."""
+        if not await self.exists():
+            config = bucket_config(self.stream, self._prefix, await self._wanted_replicas())
+            config["max_age"] = int(max_age * NANOSECONDS)
+            try:
+                await self._control.jetstream.create_stream(config)
+            except AlreadyExists:
+                return  # another member made it meanwhile, with another first sequence
+
+    async def _wanted_replicas(self) -> int:
+        if self._replicas or not self._like:
+            return self._replicas or 1
+        return int((await self._control.jetstream.stream_info(self._like)).config.get("num_replicas", 1))
+
+    async def exists(self) -> bool:
+        try:
+            await self._control.jetstream.stream_info(self.stream)
+        except StreamNotFound:
+            return False
+        return True
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> Entry | None:
+        """The newest value of a key, from the bucket's leader; None when it has none."""
+        try:
+            found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
+        except MessageNotFound:
+            return None
+        gone = found.headers.get("KV-Operation", [""])[0] in DELETED
+        return None if gone else Entry(json.loads(found.data), found.sequence)
+
+    async def entries(self, *families: str) -> dict[str, Entry]:
+        """All keys `<family>.…`, however many, by one passing consumer. What it says may be old by the time it is
+        read: a write that is based on it states the revision, and is refused."""
+        found: dict[str, Entry] = {}
+        async with self._listing([f"{self._prefix}{family}.>" for family in families]) as messages:
+            async for message in messages:
+                key = message.subject.removeprefix(self._prefix)
+                _note(found, key, int(message.reply.split(".")[-4]), message.header_values(), message.data)
+        return found
+
+    async def values(self, keys: Collection[str]) -> dict[str, Entry]:
+        """Those of these keys that have a value. As with `entries`, it may be old by the time it is read. Any replica
+        may answer, also one that lags; so whether a key has no value is asked of the bucket's leader.
+
+        A consumer with a filter for each of thousands of keys would keep the server busy for seconds.
+        """
+        found: dict[str, Entry] = {}
+        waiting = iter(keys)
+        while some := list(islice(waiting, ASKED_AT_ONCE)):
+            for message in await self._newest_of(some):
+                headers = message.header_values()
+                key = headers["Nats-Subject"][-1].removeprefix(self._prefix)
+                _note(found, key, int(headers["Nats-Sequence"][-1]), headers, message.data)
+        for key in [key for key in keys if key not in found]:
+            if entry := await self.get(key):
+                found[key] = entry
+        return found
+
+    async def since(self, revision: int) -> tuple[dict[str, Entry | None], int]:
+        """What has changed behind a revision, and the newest revision seen; None stands for a key that was deleted.
+
+        Read by direct get, so that no consumer is needed. Any replica may answer, also one that lags: what it does not
+        have yet comes with the next look. Values that are not JSON are passed over.
+        """
+        found: dict[str, Entry | None] = {}
+        while True:
+            page = await self._page_behind(revision)
+            for message in page:
+                headers = message.header_values()
+                key = headers["Nats-Subject"][-1].removeprefix(self._prefix)
+                revision = int(headers["Nats-Sequence"][-1])
+                try:
+                    gone = headers.get("KV-Operation", [""])[0] in DELETED or not message.data
+                    found[key] = None if gone else Entry(json.loads(message.data), revision)
+                except ValueError:
+                    continue
+            if len(page) < READ_AT_ONCE:
+                return found, revision
+
+    async def _page_behind(self, revision: int) -> list[frames.Message]:
+        await self._control.ready()
+        connection, jetstream = self._control.connection, self._control.jetstream
+        ask = json.dumps({"seq": revision + 1, "next_by_subj": f"{self._prefix}>", "batch": READ_AT_ONCE}).encode()
+        async with self._inbox() as (inbox, arrived):
+            await connection.publish(jetstream.subject(f"DIRECT.GET.{self.stream}"), ask, reply=inbox)
+            return await self._until_status(arrived, READ_AT_ONCE)
+
+    async def _until_status(self, arrived: asyncio.Queue[frames.Message], most: int) -> list[frames.Message]:
+        """The messages of an answer to a direct get."""
+        found: list[frames.Message] = []
+        async for message in self._received(arrived, most + 1):
+            if status := message.status:
+                if status[0] not in END_OF_ANSWER:
+                    raise Unavailable(f"bucket {self.name!r} cannot be read: {status[0]} {status[1]}")
+                break
+            found.append(message)
+        return found
+
+    async def _newest_of(self, keys: Collection[str]) -> list[frames.Message]:
+        await self._control.ready()
+        connection, jetstream = self._control.connection, self._control.jetstream
+        ask = json.dumps({"multi_last": [self._prefix + key for key in keys]}).encode()
+        async with self._inbox() as (inbox, arrived):
+            await connection.publish(jetstream.subject(f"DIRECT.GET.{self.stream}"), ask, reply=inbox)
+            return await self._until_status(arrived, len(keys))
+
+    @asynccontextmanager
+    async def _inbox(self) -> AsyncIterator[tuple[str, asyncio.Queue[frames.Message]]]:
+        connection = self._control.connection
+        inbox, arrived = connection.settings.new_inbox(), asyncio.Queue[frames.Message]()
+        sid = await connection.subscribe(inbox, handler=arrived.put_nowait)
+        try:
+            yield inbox, arrived
+        finally:
+            if connection.connected:
+                await connection.unsubscribe(sid)
+
+    @asynccontextmanager
+    async def _listing(self, filters: list[str]) -> AsyncIterator[AsyncIterator[frames.Message]]:
+        await self._control.ready()
+        jetstream = self._control.jetstream
+        async with self._inbox() as (inbox, arrived):
+            listed = await jetstream.create_consumer(self.stream, listing_config(inbox, filters))
+            count = listed.pending + listed.delivered_consumer_seq
+            yield self._received(arrived, count)
+            await jetstream.delete_consumer(self.stream, listed.name)
+
+    async def _received(self, arrived: asyncio.Queue[frames.Message], count: int) -> AsyncIterator[frames.Message]:
+        timeout = self._control.connection.settings.timeout
+        for _ in range(count):
+            try:
+                async with asyncio.timeout(timeout):
+                    message = await arrived.get()
+            except TimeoutError as exc:
+                raise DeadlineExceeded(f"a listing of bucket {self.name!r}", timeout) from exc
+            yield message
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: Json, expected: int | None = None) -> int:
+        """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
+
+        Raises `Conflict` when it has not. When the answer is lost, a look at the key decides.
+        """
+        conditions = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
+        return await self._decided(key, encoded(value), conditions, expected)
+
+    async def create(self, key: str, value: Json) -> int:
+        """Store the first value of a key, or the first after it was deleted."""
+        try:
+            return await self.put(key, value, 0)
+        except Conflict:
+            marker = await self._marker(key)
+            if marker is None:
+                raise
+            return await self.put(key, value, marker)
+
+    async def delete(self, key: str, expected: int) -> None:
+        """Delete a key if it still has that revision; what is left is a marker, for a while."""
+        headers = {
+            "Nats-Expected-Last-Subject-Sequence": str(expected),
+            "KV-Operation": "DEL",
+            "Nats-TTL": MARKER_LIVES,
+        }
+        await self._decided(key, b"", headers, expected)
+
+    async def commit(self, writes: Sequence[Write]) -> list[int]:
+        """Store all values or none, and return their revisions. Raises `Conflict` when one key has changed.
+
+        A key that somebody deleted has no value, and may be written as if it never had one.
+        """
+        try:
+            return await self._commit(writes)
+        except Conflict:
+            markers = {one.key: await self._marker(one.key) for one in writes if one.expected == 0}
+            if not any(markers.values()):
+                raise
+            return await self._commit([replace(one, expected=markers.get(one.key) or one.expected) for one in writes])
+
+    async def _commit(self, writes: Sequence[Write]) -> list[int]:
+        if len(writes) == 1:
+            return [await self.put(writes[0].key, writes[0].value, writes[0].expected)]
+        revisions = await self._control.store_all(self.stream, self._into, writes)
+        self.writes += len(writes)
+        return revisions
+
+    async def _marker(self, key: str) -> int | None:
+        """The revision of the marker that a deleted key has left; None when the key has a value, or never had one."""
+        try:
+            found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
+        except MessageNotFound:
+            return 0
+        return found.sequence if found.headers.get("KV-Operation", [""])[0] in DELETED else None
+
+    async def _decided(self, key: str, data: bytes, headers: dict[str, str], expected: int | None) -> int:
+        try:
+            return await self._publish(key, data, headers)
+        except (ConnectionLost, DeadlineExceeded) as exc:
+            try:
+                found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
+            except MessageNotFound:
+                raise Unavailable(f"key {key!r} was not written: {exc}") from exc
+            except Unavailable as second:
+                raise OutcomeUnknown(f"whether key {key!r} was written is not known: {second}") from exc
+            if found.data == data and found.sequence != expected:
+                return found.sequence
+            raise Unavailable(f"key {key!r} was not written: {exc}") from exc
+
+    async def _publish(self, key: str, data: bytes, headers: dict[str, str]) -> int:
+        await self._control.ready()
+        answer = json.loads((await self._control.connection.request(self._into + key, data, headers)).data)
+        if error := answer.get("error"):
+            refused = api_error(f"write key {key!r} of bucket {self.name!r}", error)
+            raise Conflict(*refused.args) if refused.err_code in WRONG_LAST_SEQUENCE else refused
+        self.writes += 1
+        return int(answer["seq"])
+
+
+def bucket_config(stream: str, prefix: str, replicas: int, clock: Callable[[], float] = time.time) -> Json:
+    """The stream of a bucket, as NATS KV lays it out, and allowed to take atomic batches."""
+    return {
+        "name": stream,
+        "description": "Penstock: coordination of a group of workers",
+        "subjects": [f"{prefix}>"],
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "allow_atomic": True,
+        "allow_msg_ttl": True,
+        "discard": "new",
+        "num_replicas": replicas,
+        "first_seq": int(clock() * 1000),
+    }
+
+
+def listing_config(inbox: str, filters: list[str]) -> Json:
+    """A consumer that delivers the newest value of every key once, and goes."""
+    return {
+        "name": f"list-{secrets.token_hex(5)}",
+        "deliver_subject": inbox,
+        "deliver_policy": "last_per_subject",
+        "ack_policy": "none",
+        "filter_subjects": filters,
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": LISTING_LIVES,
+    }
+
+
+def _note(found: dict[str, Entry], key: str, revision: int, headers: Mapping[str, list[str]], data: bytes) -> None:
+    if headers.get("KV-Operation", [""])[0] not in DELETED:
+        found[key] = Entry(json.loads(data), revision)
+
+
+def encoded(value: Json) -> bytes:
+    """A value as it is stored: the same bytes for the same value."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

@@ -1,0 +1,249 @@
+"""Reading through an ephemeral consumer that acknowledges nothing: as fast as the server can send.
+
+Several large pull requests are kept under way, so that the server never waits for us. What may be under way is bounded
+in messages and in bytes: a reader that pauses finds at most that much in its socket when it comes back.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from penstock.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidConfiguration,
+    PenstockError,
+    ProtocolError,
+    Unavailable,
+)
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
+from penstock.wire import frames
+from penstock.wire.blocking import Connection, run
+from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop
+
+PULL_MESSAGES = 20_000
+PULL_BYTES = 8 * 1024 * 1024
+PULLS = 3
+"""Requests under way. Together they stay below the 64 MiB that a server holds for a client before it gives up on it."""
+EXPIRES = 30.0  # seconds
+HEARTBEAT = 2.0  # seconds
+SILENCE = 3 * HEARTBEAT
+"""Without a word for that long, consumer or connection are gone."""
+INACTIVE = 60.0  # seconds
+MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
+"""Server errors: no more consumers for stream or account, an inactive threshold beyond the stream's limit."""
+"""The server removes a consumer that nobody has pulled from for that long, if we could not."""
+FINISH_WITHIN = 2.0  # seconds
+
+
+class Interrupted(Unavailable):
+    """The consumer of a read is no longer there, or messages were lost on the way; a new one goes on where it was."""
+
+
+class PullRead:
+    """One consumer's try at the messages from `first` to `last`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        first: int,
+        last: int,
+        subjects: tuple[str, ...],
+        domain: str | None,
+        invalid_text: str = REPLACE,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._last = last
+        self._jetstream = JetStream(connection.requester(), domain, connection.settings.timeout)
+        # Short, since every message carries it; its metadata says whose it is.
+        self._name = f"pk-{secrets.token_hex(5)}"
+        self._inbox = connection.settings.new_inbox()
+        self._position = first - 1
+        self._asked = 0
+        """Messages asked for and not come yet."""
+        self._oversized = False
+        """The next message is larger than a pull request may have bytes: ask for it alone."""
+        created = run(create_reader(self._jetstream, stream, consumer_config(self._name, first, subjects)))
+        self._caught_up = created.pending == 0
+        self._sid = connection.subscribe(f"{self._inbox}.*")
+        self._scanner = Scanner(stream, self._sid, last_wanted=last, invalid_text=invalid_text)
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """Rows in order, until the last one wanted, or until the consumer has no more."""
+        try:
+            yield from self._rows()
+        except PenstockError:
+            raise  # nothing can be asked of this connection; the server removes the consumer by itself
+        except GeneratorExit:
+            self._finish()
+            raise
+        self._finish()
+
+    def _rows(self) -> Iterator[RecordBatch]:
+        self._scanner.feed(self._connection.take_buffered())
+        while self._position < self._last and not self._caught_up:
+            self._pull()
+            self._receive()
+            while self._look() is Stop.FULL:
+                yield self._scanner.take()
+        if self._scanner.rows:
+            yield self._scanner.take()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def _pull(self) -> None:
+        """Keep the server busy, without asking for more than the range can have."""
+        requests = bytearray()
+        while (count := self._next_pull()) > 0:
+            requests += self._request(count)
+            self._asked += count
+        if requests:
+            self._connection.send(requests)
+
+    def _next_pull(self) -> int:
+        if self._oversized:
+            return 0 if self._asked else 1
+        if self._asked > (PULLS - 1) * PULL_MESSAGES:
+            return 0
+        return min(PULL_MESSAGES, self._last - self._position - self._asked)
+
+    def _request(self, count: int) -> bytes:
+        most = None if self._oversized else PULL_BYTES
+        body = pull_request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
+        subject = self._jetstream.subject(next_verb(self._stream, self._name))
+        return frames.publish(subject, body, reply=f"{self._inbox}.pull")
+
+    # -- receiving -------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        try:
+            self._scanner.received(self._connection.recv_into(self._scanner.space(), SILENCE))
+        except DeadlineExceeded as exc:
+            raise Interrupted(f"consumer {self._name!r} has been silent for {SILENCE:g} s") from exc
+
+    def _look(self) -> Stop:
+        """Look at what was received, until more is needed or the rows must be taken."""
+        while True:
+            before = self._scanner.total_rows
+            found = self._scanner.next()
+            self._count(self._scanner.total_rows - before)
+            if found is Stop.GAP:
+                raise Interrupted(f"messages of {self._stream!r} behind {self._position} were lost on the way")
+            if found is Stop.DONE:
+                self._position = self._last
+            if isinstance(found, Stop):
+                return found
+            self._handle(found)
+
+    def _count(self, rows: int) -> None:
+        if rows:
+            self._asked -= rows
+            self._oversized = False
+            self._position = self._scanner.last_sequence
+            self._caught_up = self._scanner.last_pending == 0
+
+    def _handle(self, frame: frames.Frame) -> None:
+        if isinstance(frame, frames.Ping):
+            self._connection.send(frames.PONG)
+        elif isinstance(frame, frames.Err):
+            raise Interrupted(f"the server says: {frame.text}")
+        elif isinstance(frame, frames.Message):
+            self._status(pull_status(frame))
+
+    def _status(self, status: PullStatus | None) -> None:
+        if status is None:
+            return
+        if status.event is PullEvent.HEARTBEAT:
+            self._caught_up = True
+        elif status.event in (PullEvent.ENDED, PullEvent.TOO_LARGE):
+            untouched = status.left_bytes == PULL_BYTES
+            self._asked = max(self._asked - status.left, 0)
+            self._oversized = self._oversized or (untouched and status.event is PullEvent.TOO_LARGE)
+        elif status.event is PullEvent.UNKNOWN:
+            raise ProtocolError(f"consumer {self._name!r} answers {status}")
+        else:
+            raise Interrupted(f"consumer {self._name!r}: {status}")
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Leave the connection to others. What still comes for this read is theirs to pass over."""
+        self._connection.give_back(self._scanner.rest())
+        self._connection.unsubscribe(self._sid)
+
+    def _finish(self) -> None:
+        """Remove the consumer. What is still under way is read and thrown away, so that the answer can be seen."""
+        subject = self._jetstream.subject(f"CONSUMER.DELETE.{self._stream}.{self._name}")
+        deadline = time.monotonic() + FINISH_WITHIN
+        self._scanner.forget_order()
+        with suppress(Unavailable):  # the server removes it by itself, only later
+            self._connection.send(frames.publish(subject, b"", reply=f"{self._inbox}.gone"))
+            while (left := deadline - time.monotonic()) > 0:
+                found = self._scanner.next()
+                if isinstance(found, frames.Message) and found.subject.endswith(".gone"):
+                    return
+                self._scanner.drop()
+                if found is Stop.MORE:
+                    self._scanner.received(self._connection.recv_into(self._scanner.space(), left))
+
+
+class ConsumersUsedUp(ConfigError):
+    """The stream, or the account, has as many consumers as it may have."""
+
+    def __init__(self, stream: str, allows_direct: bool) -> None:
+        super().__init__(stream, allows_direct)
+        self.stream = stream
+        self.allows_direct = allows_direct
+        """Whether the stream can be read without a consumer."""
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream!r} takes no more consumers (max_consumers), and it cannot be read without one, since "
+            "it does not answer direct get: raise max_consumers, or set `allow_direct: true`"
+        )
+
+
+async def create_reader(jetstream: JetStream, stream: str, config: dict[str, Any]) -> ConsumerInfo:
+    """Create a consumer of `consumer_config`, within the limits that the stream sets for its consumers.
+
+    Raises `ConsumersUsedUp` when the stream may have no more of them.
+    """
+    try:
+        return await jetstream.create_consumer(stream, config)
+    except InvalidConfiguration as exc:
+        if exc.err_code not in (MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG):
+            raise
+        found = (await jetstream.stream_info(stream)).config
+        if exc.err_code == MAXIMUM_CONSUMERS:
+            raise ConsumersUsedUp(stream, bool(found.get("allow_direct"))) from exc
+        limit = (found.get("consumer_limits") or {}).get("inactive_threshold")
+        if not limit:
+            raise
+    return await jetstream.create_consumer(stream, {**config, "inactive_threshold": limit})
+
+
+def consumer_config(name: str, first: int, subjects: tuple[str, ...]) -> dict[str, Any]:
+    """A consumer that leaves nothing behind: in memory, on one server, gone soon after its reader."""
+    config: dict[str, Any] = {
+        "name": name,
+        "deliver_policy": "by_start_sequence",
+        "opt_start_seq": max(first, 1),
+        "ack_policy": "none",
+        "mem_storage": True,
+        "num_replicas": 1,
+        "inactive_threshold": int(INACTIVE * NANOSECONDS),
+        "metadata": {"penstock.reader": "true"},
+    }
+    if len(subjects) == 1:
+        config["filter_subject"] = subjects[0]
+    elif subjects:
+        config["filter_subjects"] = list(subjects)
+    return config

@@ -1,0 +1,170 @@
+"""Reading a range of a stream as record batches: complete by sequence, through any failure of a server.
+
+A range is read to its end when a message at or beyond its last sequence was seen, or when the stream's leader says that
+nothing of it is left. That nothing more came proves neither: the replica that answers may lag behind. Whatever breaks
+in between (a connection, a server, the consumer), reading goes on behind the last row handed out, so no row comes twice
+and none is left out. Only when nothing moves for `patience` seconds does the range fail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from penstock.errors import PenstockError, Unavailable
+from penstock.jetstream import direct, pull
+from penstock.jetstream.api import JetStream
+from penstock.retry import Backoff, Tries, is_retryable
+from penstock.settings import Settings
+from penstock.wire.blocking import Connection, connect, run
+from penstock.wire.scan import REPLACE, RecordBatch
+
+PATIENCE = 60.0  # seconds
+KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
+_idle: dict[Settings, tuple[Connection, float]] = {}
+"""Connections that wait for another read, and since when: one for each way to connect."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Messages of a stream from `first` to `last`, both included, that match one of the subjects."""
+
+    stream: str
+    first: int
+    last: int
+    subjects: tuple[str, ...] = ()
+    """Filters; none: every subject."""
+    direct: bool = False
+    """Read by direct get, which leaves no trace, instead of by a consumer, which WorkQueue and Interest would count."""
+    invalid_text: str = REPLACE
+    """How bytes of subjects and headers that are no UTF-8 are shown: `scan.REPLACE` or `scan.ESCAPE`."""
+
+
+class ReadStalled(Unavailable):
+    """A range could not be read to its end in time."""
+
+    def __init__(self, stream: str, first: int, last: int, reason: str) -> None:
+        super().__init__(stream, first, last, reason)
+        self.stream = stream
+        self.first = first
+        self.last = last
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"reading {self.stream!r} from {self.first} to {self.last} does not get on: {self.reason}; "
+            "check that the stream's servers are up and have a leader"
+        )
+
+
+class Attempt(Protocol):
+    """One connection's try at a range."""
+
+    def batches(self) -> Iterator[RecordBatch]:
+        """Rows in order. Ends when all that this connection can see was given."""
+        ...
+
+    def release(self) -> None:
+        """Leave the connection to others, when all was given."""
+        ...
+
+
+def read_range(
+    settings: Settings, wanted: Range, patience: float = PATIENCE, keep: bool = False
+) -> Iterator[RecordBatch]:
+    """The messages of the range, in order, each once. Batches are bounded in rows and in bytes.
+
+    With `keep` the connection stays open for the next read of this process.
+
+    Raises `ReadStalled` when nothing comes for `patience` seconds although the leader has more, and at once what no
+    retry can heal, such as `StreamNotFound` or `AccessDenied`.
+    """
+    position = wanted.first - 1
+    quiet_since, tries = time.monotonic(), Tries(backoff=Backoff(first=0.1))
+    while position < wanted.last:
+        try:
+            for batch in _attempt(settings, wanted, position, keep):
+                position = batch.column("sequence")[-1].as_py()
+                yield batch
+                quiet_since = time.monotonic()
+                tries.succeeded()
+            if not something_left(settings, wanted, position):
+                return
+            reason: PenstockError = Unavailable("the replica that answers lags behind the stream's leader")
+        except pull.ConsumersUsedUp as exc:
+            if not exc.allows_direct:
+                raise
+            wanted = replace(wanted, direct=True)
+            continue
+        except PenstockError as exc:
+            reason = exc
+        if is_retryable(reason) and time.monotonic() - quiet_since > patience:
+            raise ReadStalled(wanted.stream, position + 1, wanted.last, str(reason)) from reason
+        tries.failed_blocking(reason)
+
+
+def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> Iterator[RecordBatch]:
+    """Read on behind `position`, on a connection of our own."""
+    with _opened(settings, keep) as connection:
+        kind = direct.DirectRead if wanted.direct else pull.PullRead
+        read: Attempt = kind(
+            connection,
+            wanted.stream,
+            position + 1,
+            wanted.last,
+            wanted.subjects,
+            settings.domain,
+            wanted.invalid_text,
+        )
+        yield from read.batches()
+        if keep:
+            read.release()
+
+
+@contextmanager
+def _opened(settings: Settings, keep: bool) -> Iterator[Connection]:
+    """A connection that an earlier read has kept, or a new one; kept when the block ends well, else closed."""
+    connection = _kept(settings) if keep else None
+    connection = connection or connect(settings, name="penstock reader", shuffle=True)
+    try:
+        yield connection
+        if keep and connection.connected:
+            _idle[settings] = connection, time.monotonic()
+            return
+    finally:
+        if _idle.get(settings, (None,))[0] is not connection:
+            connection.close()
+
+
+def _kept(settings: Settings) -> Connection | None:
+    """The connection that an earlier read has kept, if it is still good for another one."""
+    connection, since = _idle.pop(settings, (None, 0.0))
+    if connection is None:
+        return None
+    try:
+        if time.monotonic() - since < KEPT_FOR:
+            connection.settle()
+            return connection
+    except PenstockError:
+        pass  # closed by the server meanwhile
+    connection.close()
+    return None
+
+
+def something_left(settings: Settings, wanted: Range, position: int) -> bool:
+    """Whether the leader has a message of the range behind `position`, or may still get one."""
+    if position >= wanted.last:
+        return False
+    with connect(settings, name="penstock reader") as connection:
+        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
+        info = run(jetstream.stream_info(wanted.stream))
+        # The range was chosen when its last sequence existed: a leader that does not know it has not caught up yet.
+        if info.state.last_seq < wanted.last:
+            return True
+        return any(
+            0 < run(jetstream.next_sequence(wanted.stream, position + 1, subject)) <= wanted.last
+            for subject in wanted.subjects or (">",)
+        )

@@ -1,0 +1,50 @@
+"""The connection of a program that coordinates through KV: reopened when it is needed and lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from penstock.jetstream.kv import Conflict, Write, encoded
+from penstock.publish.atomic import Publisher
+from penstock.publish.errors import BatchOutcomeUnknown, WrongSequence
+from penstock.settings import Settings
+
+
+class Control:
+    """A connection for JetStream requests, KV buckets and atomic batches. Opened again when it is needed and lost."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.connection = publisher.connection
+        self.domain = self.connection.settings.domain
+        self.jetstream = publisher.jetstream
+
+    @classmethod
+    async def connect(cls, settings: Settings) -> Self:
+        return cls(await Publisher.connect(settings))
+
+    async def close(self) -> None:
+        await self.publisher.close()
+
+    async def ready(self) -> None:
+        """Have an open connection; raises `Unavailable` when none can be had."""
+        await self.publisher.ready()
+
+    async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
+        """Store several values of a bucket, or none, as one atomic batch; returns their revisions.
+
+        Raises `Conflict` when one key has changed.
+        """
+        batch = self.publisher.atomic(stream)
+        for one in writes:
+            await batch.add(prefix + one.key, encoded(one.value), expected_last_subject_sequence=one.expected)
+        try:
+            ack = await batch.commit()
+        except WrongSequence as exc:
+            raise Conflict(f"write {len(writes)} keys", exc.code, exc.err_code, exc.description) from exc
+        except BatchOutcomeUnknown:
+            if (resolved := await batch.resolve()) is None:
+                raise
+            ack = resolved
+        return list(ack.sequences)

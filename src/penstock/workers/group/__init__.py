@@ -1,0 +1,1 @@
+"""Workers of a group: identity, lease, assignment, claims, handoff, migration."""

@@ -1,0 +1,309 @@
+"""Who owns a partition: one KV key each, with the handoff sequence and the fencing token.
+
+The key `claims.<partition>` is replaced only by whoever knows its revision, so of two that want it one is refused.
+
+    free      nobody's; everything of the partition up to `handoff` is done
+    taken     somebody's who catches up: `handoff` still says how far it is done, for certain
+    settled   somebody's whose consumer delivers whatever is not done: a crash now costs what is above its ack floor
+              (on a work queue the backlog may still be on its way then, and `handoff` stays where it was)
+
+The token is the revision with which the partition was taken. It only ever rises, also when the bucket is made anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol, Self
+
+from penstock.jetstream.kv import BATCH, Bucket, Conflict, Entry, Write
+from penstock.jetstream.model import Json
+from penstock.workers.group.lease import Lease
+from penstock.workers.group.progress import NO_TRIES, Reached, Tries
+
+log = logging.getLogger(__name__)
+
+FAMILY = "claims"
+VERSION = 1
+_NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_=.-]")
+_ESCAPED = re.compile(rb"/([0-9A-F]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One partition's claim as it was read."""
+
+    partition: str
+    handoff: int
+    """Everything of the partition up to this stream sequence is done."""
+    owner: str | None = None
+    incarnation: str | None = None
+    """Which process of that worker id."""
+    settled: bool = False
+    holders: tuple[str, ...] = ()
+    """Workers that had it before, and whose consumers keep it covered until an owner has settled."""
+    acquired: int | None = None
+    """The revision with which the owner took it; None when that is this very revision."""
+    tries: Tries = NO_TRIES
+    """Tries of the message behind `handoff` that ended badly."""
+    suspect: bool = False
+    """Its last owner died without having done anything of it."""
+    stream: str = ""
+    """When the stream was made that it is about; empty when that was not written down."""
+    revision: int = 0
+
+    @property
+    def token(self) -> int:
+        """The owner's fencing token."""
+        return self.acquired or self.revision
+
+    def is_of(self, owner: str, incarnation: str) -> bool:
+        return self.owner == owner and self.incarnation == incarnation
+
+    def __str__(self) -> str:
+        state = "free" if self.owner is None else f"{self.owner}'s ({'settled' if self.settled else 'taken'})"
+        held = f", held by {', '.join(self.holders)}" if self.holders else ""
+        return f"claim {self.partition}: {state}, done up to {self.handoff}{held}, revision {self.revision}"
+
+    # -- what may become of it -----------------------------------------------------------------------------------------
+
+    def taken(self, owner: str, incarnation: str) -> Self:
+        """Somebody takes it."""
+        return replace(self, owner=owner, incarnation=incarnation, settled=False, acquired=None)
+
+    def settled_at(self, through: int) -> Self:
+        """Its owner has caught up to there, and its consumer delivers the rest."""
+        handoff = max(self.handoff, through)
+        return replace(self, settled=True, handoff=handoff, holders=(), acquired=self.token)
+
+    def freed(self, reached: Reached) -> Self:
+        """Its owner lets go, or is dead."""
+        done = max(self.handoff, reached.done)
+        tries = reached.tries if reached.tries[0] else self.tries
+        held = (*(name for name in self.holders if name != self.owner), self.owner)
+        holders = tuple(name for name in held if name)
+        free = replace(self, owner=None, incarnation=None, settled=False, acquired=None, suspect=reached.suspect)
+        return replace(free, holders=holders, handoff=done, tries=tries)
+
+    def about(self, stream: str) -> Self:
+        """What it says about a stream that was made then: of another one with the same name nothing is done."""
+        if self.stream in ("", stream):
+            return replace(self, stream=stream)
+        return replace(self, stream=stream, handoff=0, tries=NO_TRIES)
+
+    # -- in the bucket -------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> Json:
+        kept = ("handoff", "owner", "incarnation", "settled", "holders", "acquired", "tries", "suspect", "stream")
+        return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
+
+    def write(self) -> Write:
+        """The claim as it should be, in place of the revision that was read."""
+        return Write(claim_key(self.partition), self.to_json(), self.revision)
+
+    @classmethod
+    def parse(cls, partition: str, raw: Mapping[str, Any], revision: int) -> Self:
+        fields: dict[str, Any] = {name: raw[name] for name in ("owner", "incarnation", "settled", "acquired")}
+        sequence, tries = raw.get("tries", NO_TRIES)
+        fields |= {"tries": (sequence, tries), "suspect": raw.get("suspect", False), "stream": raw.get("stream", "")}
+        return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
+
+
+def claim_key(partition: str) -> str:
+    """The key of a partition's claim; what a key of a KV bucket cannot have in it is written as `/` and its bytes."""
+    return f"{FAMILY}.{_NOT_IN_KEYS.sub(lambda found: _escaped(found[0]), partition)}"
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"/{byte:02X}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def _partition_of(key: str) -> str:
+    escaped = key.removeprefix(f"{FAMILY}.").encode()
+    plain = _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), escaped)
+    return plain.decode("utf-8", "surrogateescape")
+
+
+def claims_in(entries: Mapping[str, Entry]) -> dict[str, Claim]:
+    """The claims by partition, of all keys of the family."""
+    found = {}
+    for key, entry in entries.items():
+        if key.startswith(f"{FAMILY}."):
+            partition = _partition_of(key)
+            try:
+                found[partition] = Claim.parse(partition, entry.value, entry.revision)
+            except (KeyError, TypeError, ValueError) as exc:
+                log.warning("the claim of %s cannot be read (%r): it begins anew", partition, exc)
+                found[partition] = Claim(partition, 0, revision=entry.revision)
+    return found
+
+
+async def store(bucket: Bucket, changed: Iterable[Claim]) -> list[Claim]:
+    """Write claims in atomic batches; returns those that were written, with their new revisions.
+
+    A batch in which one claim has changed meanwhile is refused as a whole: its claims are then written one by one.
+    """
+    waiting, written = iter(changed), list[Claim]()
+    while chunk := list(islice(waiting, BATCH)):
+        written += await _store_chunk(bucket, chunk)
+    return written
+
+
+async def _store_chunk(bucket: Bucket, chunk: Sequence[Claim]) -> list[Claim]:
+    try:
+        revisions = await bucket.commit([claim.write() for claim in chunk])
+    except Conflict:
+        if len(chunk) == 1:
+            return []
+        half = len(chunk) // 2
+        return await _store_chunk(bucket, chunk[:half]) + await _store_chunk(bucket, chunk[half:])
+    written = [replace(claim, revision=revision) for claim, revision in zip(chunk, revisions, strict=True)]
+    for claim in written if log.isEnabledFor(logging.DEBUG) else ():
+        log.debug("%s", claim)
+    return written
+
+
+class PartitionClaimer(Protocol):
+    """Ownership of partitions on behalf of one worker."""
+
+    async def claim(self, partition_id: str) -> bool:
+        """Try to own it; False when it is another's."""
+        ...
+
+    async def release(self, partition_id: str, handoff: int) -> None:
+        """Own it no longer; everything of it up to `handoff` is done."""
+        ...
+
+    async def is_owner(self, partition_id: str) -> bool:
+        """Whether it is owned now, by what the coordination says and not by what we remember."""
+        ...
+
+
+class KVClaims:
+    """`PartitionClaimer` on a bucket, and the `Ownership` that a worker asks for every message."""
+
+    def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, lease: Lease) -> None:
+        self._bucket = bucket
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._lease = lease
+        self.mine: dict[str, Claim] = {}
+        """What we own, as far as we know."""
+        self.made = 0
+        """Partitions claimed so far."""
+        self.lost = 0
+        """Partitions that turned out to be another's."""
+        self._left: dict[str, int] = {}
+        """What we no longer own, and the revision up to which a claim says nothing about that."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether our lease lasts: only then is anything ours."""
+        return self._lease.valid
+
+    def token(self, partition_id: str) -> int | None:
+        """The fencing token, while we own the partition and our lease lasts."""
+        claim = self.mine.get(partition_id)
+        return claim.token if claim and self._lease.valid else None
+
+    def before(self, partition_id: str) -> Reached:
+        """How far a partition was when we took it, and what is known of its next message."""
+        claim = self.mine.get(partition_id)
+        return Reached(claim.handoff, claim.tries, suspect=claim.suspect) if claim else Reached(0)
+
+    # -- one partition -------------------------------------------------------------------------------------------------
+
+    async def claim(self, partition_id: str) -> bool:
+        entry = await self._bucket.get(claim_key(partition_id))
+        found = Claim.parse(partition_id, entry.value, entry.revision) if entry else Claim(partition_id, 0)
+        if found.owner not in (None, self._worker_id):
+            return False
+        return bool(await self.take([found]))
+
+    async def release(self, partition_id: str, handoff: int) -> None:
+        await self.give({partition_id: Reached(handoff)})
+
+    async def is_owner(self, partition_id: str) -> bool:
+        entry = await self._bucket.get(claim_key(partition_id))
+        if entry is None:
+            return False
+        return Claim.parse(partition_id, entry.value, entry.revision).is_of(self._worker_id, self._incarnation)
+
+    # -- many at once --------------------------------------------------------------------------------------------------
+
+    async def take(self, free: Iterable[Claim]) -> list[Claim]:
+        """Take those of these claims that nobody has changed meanwhile. When it fails, see `found_again`."""
+        got = await store(self._bucket, (claim.taken(self._worker_id, self._incarnation) for claim in free))
+        self.mine |= {claim.partition: claim for claim in got}
+        self.made += len(got)
+        return got
+
+    async def settle(self, through: Mapping[str, int]) -> list[Claim]:
+        """These are caught up to there. What turns out to be another's is no longer ours; see `lost`."""
+        wanted = [self.mine[p].settled_at(sequence) for p, sequence in through.items() if p in self.mine]
+        return await self._change(wanted)
+
+    async def give(self, handoffs: Mapping[str, Reached]) -> list[Claim]:
+        """Let these go. Nothing of them may be done any more: drain first. What could not be written stays ours."""
+        wanted = [self.mine[p].freed(done) for p, done in handoffs.items() if p in self.mine]
+        freed = await store(self._bucket, wanted)
+        for claim in freed:
+            self.mine.pop(claim.partition, None)
+            self._left[claim.partition] = claim.revision
+        await self._look_at({claim.partition for claim in wanted} - {claim.partition for claim in freed})
+        return freed
+
+    async def _change(self, wanted: list[Claim]) -> list[Claim]:
+        got = await store(self._bucket, wanted)
+        self.mine |= {claim.partition: claim for claim in got}
+        await self._look_at({claim.partition for claim in wanted} - {claim.partition for claim in got})
+        return got
+
+    async def _look_at(self, refused: Set[str]) -> None:
+        """These have another revision than we knew: another's, or our own from a write whose answer was lost."""
+        found = claims_in(await self._bucket.values([claim_key(p) for p in sorted(refused)]))
+        ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
+        self.mine |= ours
+        self.drop(refused - ours.keys())
+
+    def found_again(self, found: Mapping[str, Claim]) -> set[str]:
+        """Own what the bucket says is ours and we did not know of, since the answer to a write was lost.
+
+        Returns those. How far they are is not certain here: they have to be caught up with from their handoff sequence.
+        A claim from before we let go of the partition was read from a replica that lags.
+        """
+        ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
+        new = {p for p in ours.keys() - self.mine.keys() if ours[p].revision > self._left.get(p, 0)}
+        self.mine |= {p: replace(ours[p], settled=False) for p in new}
+        return new
+
+    # -- after a time without connection -------------------------------------------------------------------------------
+
+    def compare(self, found: Mapping[str, Claim]) -> set[str]:
+        """What of ours is another's by now, or has no claim at all; it is for the caller to `drop` or `renew` them.
+
+        A claim that is older than the one we wrote was read from a replica that lags, and says nothing.
+        """
+        return {p for p, own in self.mine.items() if p not in found or self._is_anothers(found[p], own)}
+
+    def _is_anothers(self, found: Claim, own: Claim) -> bool:
+        return found.revision > own.revision and not found.is_of(self._worker_id, self._incarnation)
+
+    def drop(self, partitions: Iterable[str]) -> None:
+        """Own these no longer, since others do."""
+        for partition in partitions:
+            if own := self.mine.pop(partition, None):
+                self._left[partition] = own.revision
+                self.lost += 1
+
+    async def assert_again(self, done: Callable[[str], int], missing: Iterable[str]) -> list[Claim]:
+        """Claim anew what we own and whose claims are gone with their bucket; `done` says how far each has come."""
+        wanted = []
+        for partition in missing:
+            old = self.mine[partition]
+            handoff = max(old.handoff, done(partition) if old.settled else 0)
+            wanted.append(replace(old, handoff=handoff, acquired=None, revision=0))
+        return await self._change(wanted)

@@ -1,0 +1,166 @@
+"""What has to be done, in which order, so that a partition changes hands and nothing of it is lost. Pure.
+
+One consumer has one cursor for all its filters: a subject that is added later never gets what lies below the cursor.
+So the new owner reads that part from the stream itself, and the order of the steps keeps it there until then.
+
+    old owner                                        new owner
+    1. drain: finish what is under way, hold the rest
+    2. free the claim with the handoff sequence  →   3. take the claim (new token: the old owner is fenced)
+                                                     4. add the subjects to its consumer
+                                                     5. read from the handoff sequence to the stream's end, in order,
+                                                        before anything that its consumer delivers
+                                                     6. settle the claim
+    7. remove the subjects from its consumer
+
+A crash of the old owner before 2 leaves its claim: the leader frees it with what is known of it. That is the record in
+which the owner wrote down how far it was (`progress.py`), and the consumer's ack floor, which is a true handoff
+sequence as long as the claim is settled and the subjects are among the filters. A crash of the new owner between 3 and
+6 leaves the handoff sequence in the claim, and what was caught up with in the record. The next owner starts there.
+
+Whoever comes back with the id of a dead worker has its consumer, too. Before it changes the filters it takes everything
+that was its predecessor's, also what it is to give away at once, and keeps covered what its predecessor held.
+
+Where the retentions differ is step 7:
+
+    limits      any time after 2: the stream keeps everything
+    workqueue   right after 2, since filters must not overlap: step 4 is refused, and tried again, until then
+    interest    only after 6: the stream deletes what no consumer has a filter for, and so what was not handled yet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock import subjects
+from penstock.jetstream.model import ConsumerInfo
+from penstock.workers.group.claims import Claim
+from penstock.workers.group.identity import RETIRED, WorkerRecord
+from penstock.workers.group.progress import Reached, Record
+from penstock.workers.partitions import Partition
+
+
+class Retention(StrEnum):
+    """What a stream keeps."""
+
+    LIMITS = "limits"
+    WORKQUEUE = "workqueue"
+    INTEREST = "interest"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one worker knows when it looks at its partitions."""
+
+    worker: str
+    incarnation: str
+    wanted: frozenset[str] | None
+    """What the assignment gives it; None while there is no assignment: then everything stays."""
+    claims: Mapping[str, Claim]
+    running: frozenset[str]
+    """What it owns and works on."""
+    held: frozenset[str]
+    """What it has freed while its consumer still covers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the worker can do now."""
+
+    give: tuple[str, ...] = ()
+    """Steps 1 and 2."""
+    take: tuple[Claim, ...] = ()
+    """Steps 3 to 6."""
+    let_go: tuple[str, ...] = ()
+    """Step 7."""
+    wait: tuple[str, ...] = ()
+    """Assigned to us, and still another's."""
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.give or self.take or self.let_go)
+
+
+def next_steps(view: View, retention: Retention) -> Steps:
+    """The steps that are due. Asked again whenever something has changed."""
+    wanted = view.running if view.wanted is None else view.wanted
+    missing = sorted((wanted | (inherited(view) if view.wanted is not None else set())) - view.running)
+    take = [view.claims[p] for p in missing if p in view.claims and _is_open(view.claims[p], view)]
+    taken = {claim.partition for claim in take}
+    return Steps(
+        give=tuple(sorted(view.running - wanted)),
+        take=tuple(take),
+        let_go=tuple(sorted(p for p in view.held - taken if may_let_go(view.claims.get(p), view.worker, retention))),
+        wait=tuple(p for p in missing if p not in taken),
+    )
+
+
+def inherited(view: View) -> set[str]:
+    """What belongs to the process that had our id before."""
+    return {p for p, claim in view.claims.items() if _is_inherited(claim, view)}
+
+
+def _is_inherited(claim: Claim, view: View) -> bool:
+    return claim.owner == view.worker and claim.incarnation != view.incarnation
+
+
+def _is_open(claim: Claim, view: View) -> bool:
+    """Free, or our own from before a restart."""
+    return claim.owner is None or _is_inherited(claim, view)
+
+
+def may_let_go(claim: Claim | None, worker: str, retention: Retention) -> bool:
+    """Whether a worker that does not work on a partition may remove its subjects from its consumer.
+
+    Never while the claim says that it is its own: were it to die then, its ack floor would count for the partition.
+    Without a claim, as after the loss of the bucket, an Interest stream keeps only what somebody covers.
+    """
+    if claim is None:
+        return retention is not Retention.INTEREST
+    return claim.owner != worker and (retention is not Retention.INTEREST or worker not in claim.holders)
+
+
+def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) -> int | None:
+    """How far the consumers of a worker say that a partition is done; None when they do not.
+
+    A consumer that does not have the subjects has moved past them without a word, and says nothing about them.
+    """
+    if partition is None or not all(
+        any(subjects.covered(subject, one.filters) for one in consumers) for subject in partition.subjects
+    ):
+        return None
+    return min(one.ack_floor_stream_seq for one in consumers)
+
+
+def after_crash(claim: Claim, floor: int | None, record: Record | None) -> Claim:
+    """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too. `record`:
+    what its process wrote down last.
+
+    While the owner was catching up, its ack floor says nothing about this partition: only the record and the claim do.
+    """
+    acknowledged = floor or 0 if claim.settled else 0
+    written = record.of(claim.partition, claim.token, claim.stream) if record else None
+    done = max(acknowledged, written.done if written else 0)
+    tries = written.tries if written and written.tries[0] else claim.tries
+    if record and record.stream == claim.stream:
+        tries = record.tries(claim.partition, tries)
+    return claim.freed(Reached(done, tries, suspect=done <= claim.handoff))
+
+
+def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]) -> list[Claim]:
+    """Claims of owners that are gone, given up, or other processes than the ones that have their ids now."""
+
+    def gone(claim: Claim) -> bool:
+        record = workers.get(claim.owner or "")
+        return record is None or record.state == RETIRED or record.incarnation != claim.incarnation
+
+    return [claim for claim in claims.values() if claim.owner is not None and gone(claim)]
+
+
+def is_needed(worker: str, claims: Collection[Claim], retention: Retention) -> bool:
+    """Whether the consumer of a worker that is gone must stay: its ack floor is still to be read, or, on an Interest
+    stream, it alone keeps messages from being deleted."""
+    owned = any(claim.owner == worker for claim in claims)
+    keeps = retention is Retention.INTEREST and any(worker in claim.holders for claim in claims)
+    return owned or keeps

@@ -1,0 +1,326 @@
+"""What the leader does besides its own work: gives up the dead, and decides who has what.
+
+One `step` reads the group, and does the next thing in this order. A leader that dies in between leaves a group that
+the next one goes on with from the same place.
+
+    1. retire        the id of a worker that is silent: from here on it cannot renew it, and stops by itself
+    2. free          its claims, with the handoff sequence that its consumer's ack floor is
+    3. clear away    its consumer, once nobody needs it any more; then its id is free for another
+    4. claim         partitions that are new are made known, free, with where they begin
+    5. assign        once things have settled, the next assignment, as one atomic batch
+    6. release       what the holder of an Interest stream keeps, once an owner's consumer does
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from penstock import subjects
+from penstock.errors import ConsumerNotFound
+from penstock.jetstream.kv import Bucket, Conflict, Entry
+from penstock.jetstream.model import ConsumerInfo
+from penstock.publish.control import Control
+from penstock.workers.dispatch import troubles
+from penstock.workers.group import claims as claim_store
+from penstock.workers.group import handoff, identity, migration, progress, publication
+from penstock.workers.group.assignment import Assignment, Member, assign
+from penstock.workers.group.claims import Claim, claims_in
+from penstock.workers.group.handoff import Retention
+from penstock.workers.group.holder import Holder, covered_through
+from penstock.workers.group.identity import ACTIVE, RETIRED, WorkerRecord, worker_key, workers_in
+from penstock.workers.group.lease import Sightings
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.progress import Record, progress_key, records_in
+from penstock.workers.group.publication import Published
+from penstock.workers.group.stabilization import Situation, Stabilizer
+from penstock.workers.partitions import Partition
+from penstock.workers.pull.consumer import group_consumers, passed_over, stream_identity
+from penstock.workers.sources import PartitionSource, usable
+
+log = logging.getLogger(__name__)
+
+BEGUN = "group.begun"
+"""The key that says where in the stream the group began."""
+AUDIT_EVERY = 20
+"""Steps after which all claims are looked at, even if nothing seems to have happened."""
+
+
+def situation(
+    published: Published, workers: Mapping[str, WorkerRecord], partitions: Collection[Partition]
+) -> Situation:
+    """Why there should be another assignment. Pure."""
+    if not published.version:
+        return Situation.COLD_START
+    if any(member not in workers or workers[member].state == RETIRED for member in published.members):
+        return Situation.EMERGENCY
+    assigned = {p for some in published.partitions.values() for p in some}
+    parked = set(published.parked)
+    expected = {p for p in partitions if p.id not in parked}
+    active = {worker for worker, record in workers.items() if record.state == ACTIVE}
+    # What is parked may have found a worker: then the members have changed too.
+    changed = active != set(published.members) or assigned != expected or not parked <= {p.id for p in partitions}
+    by_id, owners = {p.id: p for p in partitions}, published.owners
+    wished = [
+        (p, w) for p, w in published.pins.items() if p in owners and owners[p] != w and w in active and p in by_id
+    ]
+    changed = changed or any(workers[w].member(w).may_have(by_id[p]) for p, w in wished)
+    return Situation.PLANNED if changed else Situation.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What a leader sees when it clears away; the workers and their entries change with what it does."""
+
+    workers: dict[str, WorkerRecord]
+    entries: dict[str, Entry]
+    consumers: Mapping[str, Collection[ConsumerInfo]]
+    partitions: Collection[Partition]
+    records: Mapping[str, Record]
+
+    def after_crash(self, dead: Iterable[Claim]) -> list[Claim]:
+        """The claims of dead workers, freed with what their consumers and their records say."""
+        known = {partition.id: partition for partition in self.partitions}
+        return [
+            handoff.after_crash(
+                claim,
+                handoff.ack_floor(known.get(claim.partition), self.consumers.get(claim.owner or "", ())),
+                self.records.get(progress_key(claim.owner or "", claim.incarnation or "")),
+            )
+            for claim in dead
+        ]
+
+    def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
+        """Subjects of partitions that no owner covers for certain."""
+        open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
+        return [subject for partition in open_ for subject in partition.subjects]
+
+
+class Leader:
+    """The leader's part of one member. It keeps nothing that the next leader could not read."""
+
+    def __init__(
+        self, control: Control, bucket: Bucket, options: GroupOptions, source: PartitionSource, worker_id: str
+    ) -> None:
+        self._control = control
+        self._bucket = bucket
+        self._options = options
+        self._source = source
+        self._worker_id = worker_id
+        self._assignments = publication.Assignments(bucket)
+        self._sightings = Sightings(options.ttl)
+        self._orphans = Sightings(2 * options.ttl)
+        self._stabilizer = Stabilizer(options.windows)
+        self.holder = Holder(control.jetstream, options.stream, options.group, source)
+        """Keeps what no partition is known for yet."""
+        self._steps = 0
+        self._problems = troubles.Problems(bucket)
+        self._failing: dict[str, int] = {}
+        """Workers whose updates failed when we last looked, and how often in a row."""
+        self.problems: list[str] = []
+        """What is wrong with partitions that the source names."""
+        self.published = 0
+        """Assignments made."""
+        self.freed = 0
+        """Partitions taken from dead workers."""
+
+    async def begin(self) -> None:
+        """What must be there before anybody hears that this worker has joined: where new begins, and the holder."""
+        await self._first_sequence()
+        await self.holder.begin()
+
+    def blink(self) -> None:
+        """We could not look for a while: nobody is to be given up for that."""
+        self._sightings.blink()
+        self._orphans.blink()
+
+    async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
+        """Do what is due; returns whether a new assignment was published. `seen`: what we saw before we led."""
+        entries = await self._bucket.entries(identity.FAMILY)
+        self._sightings.learn(seen)
+        await self._retire(entries)
+        published, end = await self._assignments.current(), await self.holder.end()
+        partitions, self.problems = usable(await self._source.partitions(), published.by_id)
+        await self._problems.write(self.problems)
+        workers = workers_in(entries)
+        self._hear_of(workers)
+        if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
+            consumers = await self._consumers()
+            records = records_in(await self._bucket.entries(progress.FAMILY))
+            await self._clear_away(_Scene(workers, entries, consumers, partitions, records), retention)
+        assigned = await self._assign(workers, partitions)
+        if end:
+            await self._release(partitions, end)
+        return assigned
+
+    async def _release(self, partitions: Collection[Partition], end: int) -> None:
+        """Whatever has an owner that has caught up is kept by that one's consumer."""
+        claims, stream = claims_in(await self._bucket.entries(claim_store.FAMILY)), self.holder.stream
+        found = [claims.get(partition.id) for partition in partitions]
+        known = [claim if claim and claim.stream == stream else None for claim in found]
+        open_ = [claim.handoff if claim else None for claim in known if not (claim and claim.settled)]
+        await self.holder.release(covered_through(end, open_))
+
+    def _hear_of(self, workers: Mapping[str, WorkerRecord]) -> None:
+        failing = {worker: record.failures for worker, record in workers.items() if record.failures}
+        for worker in failing.keys() - self._failing.keys():
+            log.warning("%s: %s", worker, "; ".join(workers[worker].troubles) or "its consumer cannot be updated")
+        self._failing = failing
+
+    async def _consumers(self) -> dict[str, list[ConsumerInfo]]:
+        return await group_consumers(self._control.jetstream, self._options.stream, self._options.group)
+
+    def _is_audit(self) -> bool:
+        self._steps += 1
+        return self._steps % AUDIT_EVERY == 1
+
+    # -- the dead ------------------------------------------------------------------------------------------------------
+
+    async def _retire(self, entries: dict[str, Entry]) -> None:
+        self._sightings.look({key: entry.revision for key, entry in entries.items()})
+        records = workers_in(entries)
+        for key, entry in list(entries.items()):
+            record = records.get(key.removeprefix(f"{identity.FAMILY}."))
+            if record is None or record.state == RETIRED or not self._sightings.silent(key):
+                continue
+            given_up = replace(record, state=RETIRED).to_json()
+            try:
+                entries[key] = Entry(given_up, await self._bucket.put(key, given_up, entry.revision))
+                log.warning("%s has been silent for %g s and is given up", key, self._options.ttl)
+            except Conflict:
+                log.info("%s was heard of at the last moment", key)
+
+    async def _clear_away(self, scene: _Scene, retention: Retention) -> None:
+        await self._adopt_orphans(scene)
+        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        # In this order: whoever takes a claim was known before, so nobody's is mistaken for that of a dead one.
+        alive = workers_in(await self._bucket.entries(identity.FAMILY))
+        claims |= await self._free(handoff.dead_claims(claims, alive), scene)
+        await self._forget(claims, alive, scene)
+        claims |= await self._disown(claims, scene)
+        open_ = scene.unsettled(claims) if retention is Retention.INTEREST else []
+        for worker_id in [w for w, record in scene.workers.items() if record.state == RETIRED]:
+            consumers = scene.consumers.get(worker_id, ())
+            covers = any(subjects.covered(subject, one.filters) for one in consumers for subject in open_)
+            if not covers and not handoff.is_needed(worker_id, claims.values(), retention):
+                await self._remove(worker_id, consumers, scene.entries[worker_key(worker_id)])
+                del scene.workers[worker_id]
+
+    async def _free(self, dead: Iterable[Claim], scene: _Scene) -> dict[str, Claim]:
+        done = await claim_store.store(self._bucket, scene.after_crash(dead))
+        self.freed += len(done)
+        return {claim.partition: claim for claim in done}
+
+    async def _remove(self, worker_id: str, consumers: Iterable[ConsumerInfo], entry: Entry) -> None:
+        """First the consumer, then the id: nobody can have the id while its consumer is being deleted."""
+        current = await self._bucket.get(worker_key(worker_id))
+        if current is None or current.revision != entry.revision:
+            return  # another leader was quicker, and the id may be somebody's by now
+        for consumer in consumers:
+            with suppress(ConsumerNotFound):
+                await self._control.jetstream.delete_consumer(self._options.stream, consumer.name)
+        with suppress(Conflict):  # another leader was quicker
+            await self._bucket.delete(worker_key(worker_id), entry.revision)
+
+    async def _disown(self, claims: Mapping[str, Claim], scene: _Scene) -> dict[str, Claim]:
+        """Nobody has to keep covering partitions that are none any more: nobody will take them."""
+        listed = {partition.id for partition in scene.partitions}
+        ended = [c for p, c in claims.items() if p not in listed and c.owner is None and c.holders]
+        done = await claim_store.store(self._bucket, (replace(claim, holders=()) for claim in ended))
+        return {claim.partition: claim for claim in done}
+
+    async def _forget(self, claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord], scene: _Scene) -> None:
+        """Remove the records of processes that are gone and own nothing any more."""
+        alive = {progress_key(worker, record.incarnation) for worker, record in workers.items()}
+        needed = {progress_key(claim.owner, claim.incarnation or "") for claim in claims.values() if claim.owner}
+        with suppress(Conflict):  # another leader was quicker
+            await progress.clear(self._bucket, scene.records.keys() - alive - needed)
+
+    async def _adopt_orphans(self, scene: _Scene) -> None:
+        """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's.
+
+        Not at once: after that loss the living come back first, each under its id.
+        """
+        orphans = scene.consumers.keys() - scene.workers.keys()
+        self._orphans.look(dict.fromkeys(orphans, 0))
+        for worker_id in [w for w in orphans if self._orphans.silent(w)]:
+            record = WorkerRecord(instance="unknown", state=RETIRED)
+            with suppress(Conflict):  # somebody has claimed the id meanwhile, and the consumer with it
+                revision = await self._bucket.create(worker_key(worker_id), record.to_json())
+                scene.workers[worker_id] = record
+                scene.entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
+
+    # -- the living ----------------------------------------------------------------------------------------------------
+
+    async def _assign(self, workers: Mapping[str, WorkerRecord], partitions: Collection[Partition]) -> bool:
+        published = await self._assignments.current()
+        members = [record.member(w) for w, record in sorted(workers.items()) if record.state == ACTIVE]
+        now = situation(published, workers, partitions)
+        phase = await migration.phase(self._bucket)
+        if phase == migration.LEGACY and published.owners:  # the partitions are others' again
+            await self._publish(published, Assignment(), (), members)
+            return True
+        if phase not in migration.AT_WORK:
+            return False  # the partitions are still others'
+        if not self._stabilizer.due(now, (tuple(members), tuple(partitions))) or not members:
+            return False
+        owners = await self._claimed(partitions)
+        previous = owners if now is Situation.COLD_START else published.owners
+        following = assign(partitions, members, previous, self._options.strategy, published.pins)
+        await self._publish(published, following, partitions, members)
+        log.info(
+            "assignment %d: %d partitions, %d workers (%s)", published.version + 1, len(partitions), len(members), now
+        )
+        return True
+
+    async def _publish(
+        self, published: Published, following: Assignment, partitions: Collection[Partition], members: list[Member]
+    ) -> None:
+        by_id, names = {p.id: p for p in partitions}, tuple(member.id for member in members)
+        draft = publication.Draft(following, by_id, names, self._options.stream, self._worker_id)
+        await self._bucket.commit(publication.writes(published, draft))
+        self._stabilizer.acted()
+        self.published += 1
+
+    async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:
+        """Make sure that every partition has a claim; returns the owners there are."""
+        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        missing = [p for p in partitions if p.id not in claims]
+        if missing:
+            consumers = [one for some in (await self._consumers()).values() for one in some]
+            start = await self._first_sequence()
+            await claim_store.store(self._bucket, (first_claim(p, consumers, start) for p in missing))
+        return {p: claim.owner for p, claim in claims.items() if claim.owner}
+
+    async def _first_sequence(self) -> int:
+        """New is what came since the group began, also of a partition that is first seen later."""
+        if self._options.start == "all":
+            return 0
+        info = await self._control.jetstream.stream_info(self._options.stream)
+        identity_, entry = stream_identity(info), await self._bucket.get(BEGUN)
+        if entry and entry.value.get("stream") == identity_:
+            return int(entry.value["sequence"])
+        first = 0 if entry else info.state.last_seq  # all of a stream that was made anew is new
+        try:
+            value = {"stream": identity_, "sequence": first}
+            await (self._bucket.put(BEGUN, value, entry.revision) if entry else self._bucket.create(BEGUN, value))
+        except Conflict:  # another worker was quicker
+            return await self._first_sequence()
+        return first
+
+
+def first_claim(partition: Partition, consumers: Collection[ConsumerInfo], start: int) -> Claim:
+    """The claim of a partition that has none: new, or it went with the bucket and somebody's consumer knows of it.
+
+    A consumer whose worker has not caught up with the partition has passed over messages of it: its ack floor says
+    nothing. When there is no other that covers it, everything begins anew.
+    """
+    covering = [c for c in consumers if any(subjects.covered(s, c.filters) for s in partition.subjects)]
+    if not covering:
+        return Claim(partition.id, start)
+    knowing = [c for c in covering if not any(subjects.covered(s, passed_over(c)) for s in partition.subjects)]
+    floor = min((consumer.ack_floor_stream_seq for consumer in knowing), default=0)
+    holders = tuple(sorted({consumer.config["metadata"]["penstock.worker"] for consumer in covering}))
+    return Claim(partition.id, floor, holders=holders)

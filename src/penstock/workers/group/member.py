@@ -1,0 +1,527 @@
+"""One life of a worker in its group: from the claim of an id to its end, by choice or by loss.
+
+Three loops run side by side, so that none waits for another: the heartbeat, the look at one's own partitions, and the
+leader's look at everybody's, while this worker leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.consume.hooks import HookFailed
+from penstock.consume.metrics import WorkerMetrics
+from penstock.errors import (
+    ApiError,
+    BrokerUnreachable,
+    ConfigError,
+    ConnectionLost,
+    DeadlineExceeded,
+    OutcomeUnknown,
+    PenstockError,
+    Unavailable,
+)
+from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import ConsumerInfo
+from penstock.publish.control import Control
+from penstock.workers.dispatch import troubles
+from penstock.workers.group import handoff
+from penstock.workers.group.claims import Claim, KVClaims, claim_key, claims_in
+from penstock.workers.group.election import Election
+from penstock.workers.group.group_worker import GroupWorker, MemberStatistics
+from penstock.workers.group.handoff import Retention, Steps, View
+from penstock.workers.group.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identity, workers_in
+from penstock.workers.group.leader import Leader
+from penstock.workers.group.lease import clock
+from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.predecessor import Predecessor
+from penstock.workers.group.progress import RECORD_EVERY, Progress, Reached, Record, progress_key, records_in
+from penstock.workers.group.publication import Assignments, Share
+from penstock.workers.partitions import Partition
+from penstock.workers.pull.consumer import StreamRemade, group_consumers, stream_identity
+from penstock.workers.sources import NoPartitionList
+
+log = logging.getLogger(__name__)
+
+WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
+
+
+class WorkerFailed(PenstockError):
+    """One of the worker's own loops has ended: this process should end too, and be started anew."""
+
+
+class Member:
+    """A worker with an id. `run` returns when it has left, and raises `ClaimLost` when it is no longer itself."""
+
+    def __init__(self, control: Control, options: GroupOptions, identity: Identity, bucket: Bucket) -> None:
+        self._control = control
+        self._options = options
+        self._bucket = bucket
+        self.identity = identity
+        self.claims = KVClaims(bucket, identity.id, identity.incarnation, identity.lease)
+        self.progress = Progress(bucket, progress_key(identity.id, identity.incarnation))
+        self._assignments = Assignments(bucket)
+        self._predecessor = Predecessor(control, bucket, options, identity.id)
+        self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
+        self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
+        self._known: dict[str, Partition] = {}
+        """Every partition that we have had to do with."""
+        self._wanted: frozenset[str] | None = None
+        self._version = 0
+        self._covered: set[str] = set()
+        """What our consumer has the subjects of."""
+        self._held: set[str] = set()
+        self._draining: dict[str, asyncio.Task[Reached | None]] = {}
+        """What is to be given away: each by itself, so that a handler that takes long holds up no other partition."""
+        self._again: set[str] = set()
+        """To be caught up with in any case: taken back before our consumer had let go of them, or a predecessor of ours
+        was not done with catching up."""
+        self._catching: dict[str, asyncio.Task[None]] = {}
+        self._alone = False
+        """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
+        self._recheck = True
+        self._steps = Steps()
+        self._look = asyncio.Event()
+        self._left = asyncio.Event()
+        self._world_seen = self._world
+        self._checked_at = clock()
+        self._retention: Retention | None = None
+        self._stream = ""
+        """When the stream was made."""
+        self.mode = WORKING
+        self.handed_over = 0
+        self.caught_up = 0
+        self._warned: set[str] = set()
+
+    # -- its life ------------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """What must be there before anybody hears that this worker has joined."""
+        await self._leader.begin()
+
+    async def run(self, worker: GroupWorker) -> None:
+        """Take part until `leave` is done, or until the id is lost."""
+        self._worker = worker
+        worker.told = self._reached
+        await worker.start()
+        own = (self._renew(), self._follow(), self._lead(), self._write_down_for_ever())
+        loops = [asyncio.create_task(loop) for loop in own]
+        left = asyncio.create_task(self._left.wait())
+        try:
+            done, _ = await asyncio.wait([*loops, left], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {left}:
+                task.result()
+        finally:
+            all_: list[asyncio.Task[Any]] = [*loops, left, *self._catching.values(), *self._draining.values()]
+            for task in all_:
+                task.cancel()
+            await asyncio.gather(*all_, return_exceptions=True)
+            await worker.stop()
+
+    async def leave(self) -> None:
+        """Hand over everything, and go. What nobody takes in time is left free, where the next owner will find it."""
+        if self.identity.lost or self._left.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._options.leave_within):
+                await self._farewell()
+        except (TimeoutError, PenstockError) as exc:
+            log.warning("%s leaves without having handed over everything: %s", self.identity.id, exc)
+        self._left.set()
+
+    async def _farewell(self) -> None:
+        await self.identity.renew(state=LEAVING)
+        while self.claims.mine or await self._to_be_covered():
+            self._alone = not await self._others()
+            self._look.set()
+            await asyncio.sleep(self._options.look_soon)
+        await self._election.resign()
+        await self.identity.retire()
+
+    async def _to_be_covered(self) -> bool:
+        """Whether others have yet to cover what we cover. On an Interest stream our consumer stays when we go, for what
+        nobody can take: nothing of it would be kept for whoever comes."""
+        if self._retention is Retention.INTEREST and self._covered:
+            return not self._alone and not self._covered.issubset((await self._assignments.current()).parked)
+        return bool(self._covered)
+
+    async def _others(self) -> bool:
+        """Whether somebody is left to hand over to."""
+        workers = workers_in(await self._bucket.entries(FAMILY))
+        return any(record.state == ACTIVE for record in workers.values())
+
+    # -- heartbeat -----------------------------------------------------------------------------------------------------
+
+    async def _renew(self) -> None:
+        while True:
+            asked = clock()
+            try:
+                await self.identity.renew(
+                    applied=self._version,
+                    mode=self.mode,
+                    failures=self._worker.metrics.updates_failing,
+                    troubles=tuple(self._worker.troubles()),
+                )
+                self._healthy()
+            except (Unavailable, OutcomeUnknown, ApiError) as exc:
+                answered = await self._degraded(exc)
+                if _is_away_for_all(exc, answered):
+                    self.identity.unanswered(asked)
+            await asyncio.sleep(self._options.renew_every)
+
+    @property
+    def _world(self) -> tuple[int, int]:
+        """Another value: the connection is another one, or the bucket is."""
+        return self._control.connection.opened, self.identity.made_again
+
+    def _healthy(self) -> None:
+        """After a time away, or in a new bucket, nothing that we remember is certain. It is looked at again, too, once
+        a lease."""
+        self._recheck = self._recheck or clock() - self._checked_at > self._options.ttl
+        if self.mode == DEGRADED or self._world != self._world_seen:
+            log.info("%s: coordination is back", self.identity.id)
+            self._world_seen, self._recheck = self._world, True
+            self._leader.blink()
+            self._election.blink()
+            self._look.set()
+        self.mode = MOVING if self._moving else WORKING
+
+    async def _degraded(self, why: PenstockError) -> bool:
+        """Coordination is away: what is ours stays ours, and nothing else changes until it is back. Returns whether a
+        server says how the bucket stands."""
+        if self.mode != DEGRADED:
+            log.warning(
+                "%s: degraded, goes on with its %d partitions: %s", self.identity.id, len(self.claims.mine), why
+            )
+        self.mode = DEGRADED
+        try:
+            await self._bucket.ensure()
+        except PenstockError as exc:
+            log.debug("the bucket cannot be looked at: %s", exc)
+            return False
+        return True
+
+    @property
+    def _moving(self) -> bool:
+        busy = self._catching or self._held or self._draining
+        return bool(busy or self._steps.wait or not self._steps.nothing)
+
+    # -- what is written down ------------------------------------------------------------------------------------------
+
+    async def _write_down_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RECORD_EVERY)
+            if (self._worker.strained or self.progress.is_due) and self.claims.certain:
+                try:
+                    await self.progress.save(self._stream, self._reached())
+                except PenstockError as exc:
+                    log.debug("%s could not write down how far it is: %s", self.identity.id, exc)
+
+    def _reached(self) -> dict[str, Reached]:
+        mine = self.claims.mine
+        return {p: replace(r, token=mine[p].token) for p, r in self._worker.reached().items() if p in mine}
+
+    # -- our own partitions --------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._step()
+            except (ClaimLost, WorkerFailed, StreamRemade):
+                raise
+            except PenstockError as exc:
+                self._say("the next look may see more", exc)
+            self.count(self._worker.metrics)
+            await self._pause(self._options.look_soon if self._moving else self._options.look_every)
+
+    async def _pause(self, seconds: float) -> None:
+        self._look.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        except TimeoutError:
+            return
+
+    async def _step(self) -> None:
+        """Look at the assignment and at the claims it concerns, and take the steps that are due."""
+        if failure := self._worker.failure:
+            raise WorkerFailed(f"{self.identity.id} cannot go on: {failure}") from failure
+        if self._worker.remade or (self._stream and self._worker.stream not in ("", self._stream)):
+            raise StreamRemade(f"stream {self._options.stream!r} was made anew; {self.identity.id} begins with it")
+        retention = await self._learn()
+        if not self.identity.lease.valid:
+            return
+        self._held |= self._covered - self.claims.mine.keys()  # also what turned out to be another's
+        found = await self._relevant_claims()
+        await self._check(found)
+        again = self.claims.found_again(found)
+        self._again |= again
+        self._held -= again
+        mine = frozenset(self.claims.mine)
+        view = View(self.identity.id, self.identity.incarnation, self._wanted, found, mine, frozenset(self._held))
+        steps = self._steps = handoff.next_steps(view, retention)
+        await self._stay(mine.difference(steps.give))
+        freed = await self._give(steps.give)
+        at_once = frozenset[str]() if retention is Retention.INTEREST else freed
+        await self._let_go((*steps.let_go, *at_once))
+        await self._take(steps.take)
+        if not self._predecessor.done:
+            left = self._predecessor.still_covered(view, frozenset(self.claims.mine), retention)
+            self._covered |= left
+            self._held |= left
+        await self._settle()
+
+    async def _learn(self) -> Retention:
+        """What the assignment gives us, and what kind of stream it is about."""
+        if self._retention is None:
+            stream = await self._control.jetstream.stream_info(self._options.stream)
+            self._retention = Retention(stream.config.get("retention", "limits"))
+            self._stream = stream_identity(stream)
+        share = Share(self._version) if self._alone else await self._assignments.share(self.identity.id)
+        if share is None:
+            self._wanted = None
+        else:
+            self._version, listed = share.version, share.partitions
+            if not self._alone:
+                self._worker.pause(share.paused)
+            partitions = self._worker.fitting(listed, self._covered)
+            for trouble in troubles.left_out(len(listed) - len(partitions)):
+                self._say("the assignment", ConfigError(trouble))
+            self._known |= {partition.id: partition for partition in partitions}
+            self._wanted = frozenset(partition.id for partition in partitions)
+        return self._retention
+
+    async def _relevant_claims(self) -> dict[str, Claim]:
+        """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
+        if not self._predecessor.done:
+            if self._wanted is None:
+                return {}
+            if await self._predecessor.left_something():
+                return await self._predecessor.claims(self._known)
+        concerned = (self._wanted or frozenset()) | self.claims.mine.keys() | self._held
+        quiet = not self._held and (self._wanted is None or self._wanted == self.claims.mine.keys())
+        if quiet and not self._recheck and all(claim.settled for claim in self.claims.mine.values()):
+            return {}
+        return claims_in(await self._bucket.values([claim_key(p) for p in sorted(concerned)]))
+
+    async def _check(self, found: Mapping[str, Claim]) -> None:
+        """After a time without connection: what is another's by now is dropped, what has no claim gets one again."""
+        if not self._recheck:
+            return
+        changed = self.claims.compare(found)
+        missing = {p for p in changed if p not in found}
+        await self.claims.assert_again(self._worker.done_through, sorted(missing))
+        stolen = (changed - missing) | (missing - self.claims.mine.keys())
+        await self._stop_catching(stolen)
+        self.claims.drop(stolen)
+        for partition in stolen & self._draining.keys():
+            self._draining.pop(partition).cancel()
+        self._held |= stolen
+        self._recheck, self._checked_at = False, clock()
+
+    # -- the steps -----------------------------------------------------------------------------------------------------
+
+    async def _stay(self, partitions: Collection[str]) -> None:
+        """What was to be given away, could not be, and is not to be given away any more goes on."""
+        staying = self._draining.keys() & set(partitions)
+        for partition in staying:
+            self._draining.pop(partition).cancel()
+        try:
+            await self._worker.resume([p for p in staying if self.claims.mine[p].settled])
+        except HookFailed:  # they rest until the next look
+            self._drain_all(staying)
+            raise
+
+    async def _give(self, partitions: Collection[str]) -> frozenset[str]:
+        """1. drain, each by itself, 2. free the claims of those that are. Returns what is no longer ours."""
+        if not partitions:
+            return frozenset()
+        self._drain_all(partitions)
+        await asyncio.wait([self._draining[p] for p in partitions], timeout=self._options.look_soon)
+        ended = {p: self._draining[p] for p in partitions if self._draining[p].done()}
+        for partition in [p for p, task in ended.items() if task.exception()]:  # it is drained once more
+            log.info("%s: %s is given away later: %s", self.identity.id, partition, ended.pop(partition).exception())
+            self._draining.pop(partition)
+        known = {p: reached for p, task in ended.items() if (reached := task.result())}
+        log.debug("%s gives away, and has done: %s", self.identity.id, known)
+        mine = [p for p in ended if p in self.claims.mine]
+        freed = await self.claims.give({p: known.get(p) or Reached(self._caught(p)) for p in mine})
+        gone = frozenset(claim.partition for claim in freed)
+        for partition in gone:
+            self._draining.pop(partition)
+        self._held |= self._covered & gone
+        self.handed_over += len(gone)
+        return gone
+
+    def _drain_all(self, partitions: Iterable[str]) -> None:
+        for partition in partitions:
+            if partition not in self._draining:
+                self._draining[partition] = asyncio.create_task(self._drain(partition), name=f"drain {partition}")
+
+    async def _drain(self, partition: str) -> Reached | None:
+        """Finish what is being handled of it; returns how far it is, or None when only its floor is known."""
+        if partition in self._covered:
+            drained = await self._worker.drain([partition])
+            await self._stop_catching([partition])
+            claim = self.claims.mine.get(partition)
+            if claim and claim.settled:
+                return drained.get(partition)
+        return None
+
+    def _caught(self, partition: str) -> int:
+        """How far a partition is done that is not settled: what came of it later may be done too, or not."""
+        done = self._worker.floor(partition) if partition in self._covered else 0
+        return max(self.claims.mine[partition].handoff, done)
+
+    async def _let_go(self, partitions: Collection[str]) -> None:
+        """7. remove the subjects from our consumer. Nothing is added with it: on a work queue that may have to wait for
+        another worker, which may wait for us."""
+        if partitions:
+            log.debug("%s lets go of %s", self.identity.id, sorted(partitions))
+            await self._cover(self._covered - set(partitions))
+            self._held -= set(partitions)
+
+    async def _take(self, free: Collection[Claim]) -> None:
+        """3. take the claim."""
+        if not free:
+            return
+        inherited = [claim for claim in free if claim.owner is not None]
+        self._again |= {claim.partition for claim in inherited if not claim.settled}
+        consumers = await self._own_consumers() if inherited else ()
+        floors = {c.partition: handoff.ack_floor(self._known[c.partition], consumers) for c in inherited}
+        records = await self._records(inherited)
+        # It may have been made anew since, unnoticed by a worker that had nothing of it.
+        self._stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
+        known = [
+            handoff.after_crash(c, floors[c.partition], records.get(c.incarnation or "")) if c in inherited else c
+            for c in free
+        ]
+        taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in known)}
+        self._again |= self._held & taken
+        self._held -= taken
+
+    async def _own_consumers(self) -> Collection[ConsumerInfo]:
+        jetstream, options = self._control.jetstream, self._options
+        return (await group_consumers(jetstream, options.stream, options.group)).get(self.identity.id, ())
+
+    async def _records(self, inherited: Iterable[Claim]) -> dict[str, Record]:
+        """What processes that had our id before wrote down, by incarnation."""
+        keys = {c.incarnation: progress_key(self.identity.id, c.incarnation) for c in inherited if c.incarnation}
+        found = records_in(await self._bucket.values(list(keys.values()))) if keys else {}
+        return {incarnation: found[key] for incarnation, key in keys.items() if key in found}
+
+    async def _settle(self) -> None:
+        """4. add the subjects, 5. catch up, each partition by itself, 6. settle the claim."""
+        busy = self._catching.keys() | self._draining.keys()
+        new = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in busy}
+        if not new:
+            return
+        await self._cover(self._covered | new.keys())
+        # Whatever the consumer's cursor has passed over lies below the stream's end as it is now.
+        end = (await self._control.jetstream.stream_info(self._options.stream)).state.last_seq
+        behind = self._again.union(self._worker.behind)
+        await self.claims.settle({p: claim.handoff for p, claim in new.items() if p not in behind})
+        for partition in behind & new.keys():
+            catching = self._catch_up(new[partition], end)
+            self._catching[partition] = asyncio.create_task(catching, name=f"catch up {partition}")
+
+    async def _cover(self, partitions: Collection[str]) -> None:
+        await self._worker.update([self._known[p] for p in sorted(partitions)])
+        self._covered = set(partitions)
+
+    async def _catch_up(self, claim: Claim, end: int) -> None:
+        try:
+            first = self._caught(claim.partition) + 1 if self._options.hand_over else end + 1
+            log.debug("%s catches up with %s from %d to %d", self.identity.id, claim.partition, first, end)
+            await self._worker.catch_up(self._known[claim.partition], first, end)
+            # On a work queue nothing of it needs to be done by now: it comes, and what is done is gone.
+            through = claim.handoff if self._retention is Retention.WORKQUEUE else end
+            await self.claims.settle({claim.partition: through})
+            self._again.discard(claim.partition)
+            self.caught_up += 1
+            self._look.set()
+        except PenstockError as exc:
+            log.info("%s: catching up with %s begins anew: %s", self.identity.id, claim.partition, exc)
+        finally:
+            self._catching.pop(claim.partition, None)
+
+    async def _stop_catching(self, partitions: Collection[str]) -> None:
+        tasks = [self._catching[p] for p in partitions if p in self._catching]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for partition in partitions:
+            self._catching.pop(partition, None)  # one that had not begun cannot do so itself
+
+    # -- everybody's partitions ----------------------------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        while True:
+            try:
+                leads = await self._election.step()
+                if leads and self._retention:
+                    if await self._leader.step(self._retention, self._election.silent_since()):
+                        self._look.set()
+                    for problem in self._leader.problems:
+                        self._say("the partitions", ConfigError(problem))
+            except PenstockError as exc:
+                self._leader.blink()
+                self._election.blink()  # a leader that could not write either must not be given up for it
+                self._say("nobody is given up and nothing assigned for now", exc)
+            await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
+
+    def _say(self, what: str, error: PenstockError) -> None:
+        """What does not pass by itself, such as too many subjects, is a warning, the first time."""
+        lasting = isinstance(error, ConfigError | NoPartitionList) and str(error) not in self._warned
+        if lasting:
+            self._warned.add(str(error))
+        log.log(logging.WARNING if lasting else logging.INFO, "%s: %s: %s", self.identity.id, what, error)
+
+    def count(self, metrics: WorkerMetrics) -> None:
+        """Add the group's numbers to those of its worker.
+
+        `in` are claims that it took, `out` those that it gave: what it has is the difference, or was lost.
+        """
+        metrics.claims, metrics.leader_changes = len(self.claims.mine), self._election.changes
+        metrics.handoffs.update({"in": self.claims.made - metrics.handoffs["in"]})
+        metrics.handoffs.update({"out": self.handed_over - metrics.handoffs["out"]})
+
+    # -- how it stands -------------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> bool:
+        """Whether there is an assignment, and we have seen it."""
+        return self._wanted is not None
+
+    def statistics(self) -> MemberStatistics:
+        return MemberStatistics(
+            worker_id=self.identity.id,
+            mode=self.mode,
+            leads=self._election.leading,
+            version=self._version,
+            partitions=tuple(sorted(self.claims.mine)),
+            waiting_for=self._steps.wait,
+            held=tuple(sorted(self._held)),
+            catching_up=tuple(sorted(self._catching)),
+            claims=self.claims.made,
+            claims_lost=self.claims.lost,
+            handed_over=self.handed_over,
+            caught_up=self.caught_up,
+            leader_changes=self._election.changes,
+            assignments=self._leader.published,
+            freed=self._leader.freed,
+            kv_writes=self._bucket.writes,
+        )
+
+
+def _is_away_for_all(error: PenstockError, answered: bool) -> bool:
+    """Whether nobody else could renew or take over either: no server runs, or one says that the bucket takes nothing.
+
+    Silence says nothing of the kind: we alone may be cut off.
+    """
+    if isinstance(error, BrokerUnreachable):
+        return error.refused
+    return answered and not isinstance(error, DeadlineExceeded | ConnectionLost | OutcomeUnknown)

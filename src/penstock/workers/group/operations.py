@@ -1,0 +1,179 @@
+"""What an operator does with a group: list, pause, move a partition, seek, delete.
+
+Pauses and moves are written into the assignment that is in force, and every later one keeps them: workers and leader
+see them with their next look. Seeking and deleting are for groups that have no workers: whoever still ran would go on
+with what it remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from penstock.errors import ConfigError, ConsumerNotFound, StreamNotFound
+from penstock.jetstream.api import refuse_beyond_end
+from penstock.jetstream.kv import Bucket, Conflict
+from penstock.publish.control import Control
+from penstock.workers.group import claims as claim_store
+from penstock.workers.group import identity
+from penstock.workers.group.claims import Claim, claims_in
+from penstock.workers.group.handoff import Retention
+from penstock.workers.group.holder import delete_holder
+from penstock.workers.group.identity import RETIRED, workers_in
+from penstock.workers.group.options import RESERVED, bucket_name, overlap_bucket
+from penstock.workers.group.overview import GroupOverview, group_exists, look
+from penstock.workers.group.progress import NO_TRIES, Reached
+from penstock.workers.group.publication import Assignments, Published
+from penstock.workers.pull.consumer import WORK_QUEUE, group_consumers, stream_identity
+
+TRIES = 5
+"""Writes of a wish, while leaders make new assignments at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A partition that was sent somewhere else."""
+
+    partition: str
+    before: int
+    """Everything up to there was done."""
+    after: int
+    """Everything up to there counts as done now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What went with a group."""
+
+    consumers: tuple[str, ...]
+    bucket: str
+
+
+class Groups:
+    """The groups of a server, in the hands of an operator."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._jetstream = control.jetstream
+
+    async def names(self) -> list[str]:
+        """What may be groups, by the names of their buckets."""
+        prefix = f"KV_{bucket_name('')}"
+        found = await self._jetstream.stream_names()
+        return sorted({name.removeprefix(prefix) for name in found if name.startswith(prefix)} - RESERVED)
+
+    async def all(self) -> list[GroupOverview]:
+        """Every group there is, by name."""
+        return [
+            await look(self._control, name) for name in await self.names() if await group_exists(self._control, name)
+        ]
+
+    async def pause(self, group: str) -> None:
+        """Have its workers begin no message until `resume`; they keep their partitions."""
+        await self._wish(group, paused=True)
+
+    async def resume(self, group: str) -> None:
+        await self._wish(group, paused=False)
+
+    async def move(self, group: str, partition: str, worker: str | None) -> None:
+        """Have a worker own a partition for as long as it is there; None: whoever the strategy chooses."""
+        found = await self._published(group)
+        if partition not in found.owners and partition not in found.parked:
+            raise ConfigError(f"group {group!r} has no partition {partition!r}; `group show --partitions` lists them")
+        if worker is not None and worker not in found.members:
+            there = ", ".join(found.members[:10]) or "none"
+            raise ConfigError(f"group {group!r} has no worker {worker!r} now; there are: {there}")
+        if worker is not None and partition in found.parked:
+            raise ConfigError(f"partition {partition!r} is parked: no worker has its labels")
+        pins = {p: w for p, w in found.pins.items() if p != partition} | ({partition: worker} if worker else {})
+        await self._wish(group, pins=pins)
+
+    async def seek(
+        self, group: str, first: int, partitions: Collection[str] = (), *, force: bool = False
+    ) -> list[Sought]:
+        """Have partitions (none named: all) go on with the first message at or above a sequence.
+
+        Raises `ConfigError` while the group has workers, unless `force` says that they are dead; and on a work queue,
+        where what is done is gone, and what is skipped would stay.
+        """
+        bucket = await self._without_workers(group, force)
+        published = await self._published(group)
+        stream = await self._jetstream.stream_info(published.stream)
+        if stream.config.get("retention") == WORK_QUEUE:
+            raise ConfigError(
+                f"stream {stream.name!r} is a work queue: what is done is gone, and there is nothing to go back to. To "
+                "skip messages, purge their subjects"
+            )
+        refuse_beyond_end(stream, first)
+        claims = claims_in(await bucket.entries(claim_store.FAMILY))
+        if unknown := sorted(set(partitions) - claims.keys()):
+            raise ConfigError(f"group {group!r} has no partition {', '.join(map(repr, unknown[:5]))}")
+        chosen = [claims[p] for p in sorted(partitions or claims)]
+        made = [_sought(claim, first - 1, stream_identity(stream)) for claim in chosen]
+        written = {claim.partition for claim in await claim_store.store(bucket, made)}
+        if missed := sorted({claim.partition for claim in made} - written):
+            raise ConfigError(f"{', '.join(missed[:5])} changed meanwhile: does a worker run after all?")
+        if stream.config.get("retention") != Retention.INTEREST:  # there it is they that keep messages
+            await self._forget_consumers(group, published.stream)
+        return [Sought(claim.partition, claim.handoff, first - 1) for claim in chosen]
+
+    async def delete(self, group: str, *, force: bool = False) -> Deleted:
+        """Delete its consumers and all that is known of it; messages stay, except what an Interest stream kept for
+        this group only. Raises `ConfigError` while it has workers, unless `force` says that they are dead."""
+        bucket = await self._without_workers(group, force)
+        stream = (await self._published(group)).stream
+        names = await self._forget_consumers(group, stream) if stream else []
+        if stream:
+            with suppress(StreamNotFound):
+                await delete_holder(self._jetstream, stream, group)
+        for one in (overlap_bucket(group), bucket.name):  # the group's own at last: until then it can be done again
+            with suppress(StreamNotFound):
+                await self._jetstream.delete_stream(f"KV_{one}")
+        return Deleted(tuple(names), bucket.name)
+
+    async def _forget_consumers(self, group: str, stream: str) -> list[str]:
+        """Without its workers the consumers of a group say only how far it came, which its claims do."""
+        try:
+            found = await group_consumers(self._jetstream, stream, group)
+        except StreamNotFound:
+            return []
+        names = sorted(consumer.name for some in found.values() for consumer in some)
+        for name in names:
+            with suppress(ConsumerNotFound):
+                await self._jetstream.delete_consumer(stream, name)
+        return names
+
+    async def _bucket(self, group: str) -> Bucket:
+        if not await group_exists(self._control, group):
+            raise ConfigError(f"there is no group {group!r} on this server: no worker of that name has ever joined")
+        return Bucket(self._control, bucket_name(group))
+
+    async def _published(self, group: str) -> Published:
+        return await Assignments(await self._bucket(group)).current()
+
+    async def _without_workers(self, group: str, force: bool) -> Bucket:
+        bucket = await self._bucket(group)
+        workers = workers_in(await bucket.entries(identity.FAMILY))
+        there = sorted(worker for worker, record in workers.items() if record.state != RETIRED)
+        if there and not force:
+            raise ConfigError(
+                f"group {group!r} has workers: {', '.join(there[:10])}. Stop them first; if they are dead, say so "
+                "with force"
+            )
+        return bucket
+
+    async def _wish(self, group: str, **wishes: object) -> None:
+        assignments = Assignments(await self._bucket(group))
+        for left in reversed(range(TRIES)):
+            try:
+                await assignments.wish(**wishes)
+                return
+            except Conflict:
+                if not left:
+                    raise
+
+
+def _sought(claim: Claim, done: int, stream: str) -> Claim:
+    """The claim, free, with what counts as done. Pure."""
+    return replace(claim.freed(Reached(done)), handoff=done, tries=NO_TRIES, stream=stream)

@@ -1,0 +1,233 @@
+"""How a group stands, seen from outside: workers, partitions, owners, lag, and what is on the move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from penstock.errors import ConfigError
+from penstock.jetstream.kv import Bucket, Entry
+from penstock.jetstream.model import ConsumerInfo
+from penstock.publish.control import Control
+from penstock.workers.dispatch import troubles
+from penstock.workers.group import claims as claim_store
+from penstock.workers.group import election, identity, migration, publication
+from penstock.workers.group.claims import Claim, claims_in
+from penstock.workers.group.identity import ACTIVE, WorkerRecord, workers_in
+from penstock.workers.group.options import bucket_name
+from penstock.workers.group.publication import Published
+from penstock.workers.group.stabilization import Windows
+from penstock.workers.pull.consumer import group_consumers
+
+FAMILIES = (identity.FAMILY, claim_store.FAMILY, publication.FAMILY, "leader", "migration")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOverview:
+    """One worker."""
+
+    id: str
+    state: str
+    """`active`, `leaving` or `retired`."""
+    mode: str
+    host: str
+    pid: int
+    labels: tuple[str, ...]
+    leads: bool
+    partitions: int
+    """That it owns."""
+    applied: int
+    """Version of the assignment it works by."""
+    lag: int | None
+    """Messages that its consumers have before them or out; None when it has no consumer."""
+    redelivered: int
+    failures: int = 0
+    """Updates of its consumer that failed in a row."""
+    troubles: tuple[str, ...] = ()
+    """What somebody should look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOverview:
+    """One partition."""
+
+    id: str
+    subjects: tuple[str, ...]
+    assigned: str | None
+    """Whose it should be; None when nobody may have it."""
+    owner: str | None
+    handoff: int
+    token: int | None
+    """Of its owner."""
+    move: str | None
+    """What it waits for, while it changes hands."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOverview:
+    """A group at one moment."""
+
+    group: str
+    stream: str
+    version: int
+    leader: str | None
+    workers: tuple[WorkerOverview, ...]
+    partitions: tuple[PartitionOverview, ...]
+    waits_for: str | None = None
+    """What must happen before anything is assigned; None when it is."""
+    problems: tuple[str, ...] = ()
+    """What the leader finds wrong with the partitions."""
+    paused: bool = False
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Partitions that `group move` put where they are."""
+
+    @property
+    def moves(self) -> tuple[PartitionOverview, ...]:
+        """Partitions that are not settled where they should be."""
+        return tuple(partition for partition in self.partitions if partition.move)
+
+
+async def group_exists(control: Control, group: str) -> bool:
+    """Whether there is a group of that name. Other buckets may have names like those of groups."""
+    bucket = Bucket(control, bucket_name(group))
+    return await bucket.exists() and bool(await bucket.entries(*FAMILIES, "partitions"))
+
+
+async def look(control: Control, group: str) -> GroupOverview:
+    """Read all of a group. Raises `ConfigError` when there is none of that name."""
+    bucket = Bucket(control, bucket_name(group))
+    if not await bucket.exists():
+        raise ConfigError(f"there is no group {group!r} on this server: no worker of that name has ever joined")
+    entries = await bucket.entries(*FAMILIES)
+    stream = Published.parse(_family(entries, publication.FAMILY)).stream
+    return overview(group, entries, await group_consumers(control.jetstream, stream, group) if stream else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What is assigned and what is claimed: most of a large group, and what changes least."""
+
+    published: Published
+    claims: Mapping[str, Claim]
+    partitions: tuple[PartitionOverview, ...]
+    owned: Mapping[str | None, int]
+    """Partitions by owner."""
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Entry]) -> Self:
+        published, claims = Published.parse(_family(entries, publication.FAMILY)), claims_in(entries)
+        owned = Counter(claim.owner for claim in claims.values())
+        return cls(published, claims, _partitions(published, claims), owned)
+
+
+def overview(
+    group: str,
+    entries: Mapping[str, Entry],
+    consumers: Mapping[str, Collection[ConsumerInfo]],
+    ownership: Ownership | None = None,
+) -> GroupOverview:
+    """The group that these keys and consumers, by worker id, make up. Pure.
+
+    `ownership` of the same entries, where it is known already.
+    """
+    known = ownership or Ownership.of(entries)
+    published = known.published
+    lease = entries.get(election.KEY)
+    leader = str(lease.value["worker"]) if lease else None
+    workers = sorted(workers_in(entries).items(), key=lambda item: _natural(item[0]))
+    return GroupOverview(
+        group=group,
+        stream=published.stream,
+        version=published.version,
+        leader=leader,
+        workers=tuple(_worker(w, r, leader, known.owned.get(w, 0), consumers.get(w, ())) for w, r in workers),
+        partitions=known.partitions,
+        waits_for=_waits_for(group, published.version, dict(workers), leader, entries.get(migration.KEY)),
+        problems=troubles.problems_in(entries.get(troubles.PROBLEMS)),
+        paused=published.paused,
+        pins=published.pins,
+    )
+
+
+def _waits_for(
+    group: str, version: int, workers: Mapping[str, WorkerRecord], leader: str | None, migrating: Entry | None
+) -> str | None:
+    """What must happen before the group has an assignment. Pure."""
+    phase = str(migrating.value["phase"]) if migrating else None
+    if phase == migration.LEGACY:
+        return f"`penstock group migrate {group} shadow`: its migration was rolled back"
+    if phase not in migration.AT_WORK:
+        return f"`penstock group migrate {group} switch`, or overlap: its migration is at {phase!r}"
+    if version:
+        return None
+    if not any(record.state == ACTIVE for record in workers.values()):
+        return "its first worker: start one with `penstock work`"
+    if leader is None:
+        return "its workers to choose a leader, which takes a few seconds"
+    return (
+        f"its first assignment: {leader} makes it once workers and partitions have stayed the same for a while "
+        f"({Windows().cold_start:g} s, unless its workers were told otherwise) and it knows what the partitions are"
+    )
+
+
+def _worker(
+    worker_id: str, record: WorkerRecord, leader: str | None, owned: int, consumers: Collection[ConsumerInfo]
+) -> WorkerOverview:
+    return WorkerOverview(
+        id=worker_id,
+        state=record.state,
+        mode=record.mode,
+        host=record.host,
+        pid=record.pid,
+        labels=tuple(sorted(record.labels)),
+        leads=worker_id == leader,
+        partitions=owned,
+        applied=record.applied,
+        lag=sum(consumer.unprocessed for consumer in consumers) if consumers else None,
+        redelivered=sum(consumer.redelivered for consumer in consumers),
+        failures=record.failures,
+        troubles=record.troubles,
+    )
+
+
+def _partitions(published: Published, claims: Mapping[str, Claim]) -> tuple[PartitionOverview, ...]:
+    owners = published.owners
+    subjects = {p.id: p.subjects for some in published.partitions.values() for p in some}
+    names = sorted(owners.keys() | set(published.parked), key=_natural)
+    return tuple(_partition(name, subjects.get(name, ()), owners.get(name), claims.get(name)) for name in names)
+
+
+def _partition(name: str, subjects: tuple[str, ...], assigned: str | None, claim: Claim | None) -> PartitionOverview:
+    owner = claim.owner if claim else None
+    return PartitionOverview(
+        id=name,
+        subjects=subjects,
+        assigned=assigned,
+        owner=owner,
+        handoff=claim.handoff if claim else 0,
+        token=claim.token if claim and owner else None,
+        move=movement(assigned, claim),
+    )
+
+
+def movement(assigned: str | None, claim: Claim | None) -> str | None:
+    """What a partition waits for; None when it is where it should be. Pure."""
+    if assigned is None:
+        return "parked: no worker has its labels"
+    if claim is None or claim.owner is None:
+        return f"free: waits for {assigned} to take it"
+    if claim.owner != assigned:
+        return f"{claim.owner} hands over to {assigned}"
+    return None if claim.settled else f"{assigned} catches up from {claim.handoff}"
+
+
+def _family(entries: Mapping[str, Entry], family: str) -> dict[str, Entry]:
+    return {key: entry for key, entry in entries.items() if key.startswith(f"{family}.")}
+
+
+def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """`worker-2` before `worker-10`."""
+    parts = name.replace(".", "-").split("-")
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)

@@ -1,0 +1,417 @@
+"""The one durable consumer of a worker: its filters follow the partitions, and nothing else of it ever changes.
+
+Changes are collected for a short window, applied at most once an interval, and left out when they change nothing. When
+an update fails the consumer goes on with its last good filters: nobody stops pulling because of it.
+
+A subject that is added to a living consumer has its backlog passed over: the consumer's one cursor is beyond it. The
+update that adds it also notes it in the consumer's metadata, in one step, and `all_caught_up` takes the note away. So a
+worker that dies in between finds out when it comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
+from penstock.jetstream import features
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
+from penstock.workers.options import ConsumerOptions, Positions, no_positions
+from penstock.workers.partitions import Partition
+from penstock.workers.pull import filters
+from penstock.workers.pull.filters import Shards
+from penstock.workers.pull.updates import (
+    Events,
+    NoEvents,
+    Permission,
+    Status,
+    Trouble,
+    UpdateFailed,
+    UpdateOutcome,
+    always,
+    difference,
+)
+
+log = logging.getLogger(__name__)
+
+WORK_QUEUE = "workqueue"
+BEHIND = "penstock.behind"
+"""Metadata: the subjects whose backlog was passed over and is not caught up with."""
+WRITTEN_AGAIN = "penstock.written-again"
+"""Metadata: when the consumer was last written without a change."""
+
+
+class StreamRemade(Unavailable):
+    """The stream is another one than before: what was done of it says nothing about this one."""
+
+
+def stream_identity(stream: StreamInfo) -> str:
+    """What tells a stream from another one that had its name: when it was made."""
+    return stream.created.isoformat() if stream.created else ""
+
+
+class WorkerConsumer:
+    """One durable pull consumer (and its shards, where that is allowed) of one worker. For one event loop."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        options: ConsumerOptions,
+        *,
+        positions: Positions | None = None,
+        events: Events | None = None,
+        on_trouble: Trouble | None = None,
+        permitted: Permission = always,
+        before_removal: Callable[[str], None] = lambda name: None,
+        before_creation: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """`permitted` is asked before anything is changed: another process may have our names by now.
+
+        `before_removal` is told of a consumer that is going to be removed, so that nobody pulls from it, and
+        `before_creation` of one that is going to be made: what came from another one of its name says nothing about it.
+        """
+        self.options = options
+        self.failures = 0
+        """Updates that failed since the last good one."""
+        self.trouble = ""
+        """What the last of them was to change, and why it could not."""
+        self.applied: Shards = ()
+        """The filters that the server has, as far as is known."""
+        self.created = ""
+        """When the stream was made, so that another one of its name is told from it; known after the first contact."""
+        self.remade = False
+        """Whether the stream was deleted and made again: nothing that was known of it counts any more."""
+        self.retention = ""
+        """The stream's; known after the first contact."""
+        self.direct = False
+        """Whether messages of the stream can be read many at a time, without a consumer; known with it."""
+        self._jetstream = jetstream
+        self._positions = positions or no_positions()
+        self._events = events or NoEvents()
+        self._on_trouble = on_trouble
+        self._permitted = permitted
+        self._before_removal = before_removal
+        self._before_creation = before_creation
+        self._partitions: tuple[Partition, ...] = ()
+        self._desired: Shards | None = None
+        self._waiting: list[asyncio.Future[UpdateOutcome]] = []
+        self._applier: asyncio.Task[None] | None = None
+        self._last_applied = float("-inf")
+        self._max_ack_pending = options.max_ack_pending
+        self._writing = asyncio.Lock()
+        self._adopted = False
+        self._doubtful = False
+        """Whether a write failed: the server may have other filters than `applied`."""
+        self._behind: dict[str, int] = {}
+        """Subjects that were passed over, and up to where."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The consumers that there are now."""
+        return tuple(self.options.name(i) for i, shard in enumerate(self.applied) if shard)
+
+    @property
+    def healthy(self) -> bool:
+        return self.failures < self.options.escalate_after
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:
+        """Make the filters those of these partitions, together with what others ask for meanwhile.
+
+        Returns when the server has them. Raises `SubjectCapExceeded` at once, with nothing changed; `UpdateFailed`
+        after several tries, with the last good filters in place and the change still to be made.
+        """
+        chosen = tuple(partitions)
+        found = filters.subject_set(chosen)
+        if found.duplicates:
+            self._events.duplicate_subjects(found.duplicates)
+            log.warning("%d subjects of %s overlap others", found.duplicates, self.options.consumer)
+        await self._adopt()
+        options = self.options
+        target = filters.plan(chosen, self.applied, options.max_subjects, options.max_consumers, options.universe)
+        self._partitions = chosen
+        if self._desired is not None:
+            self._events.update_skipped()  # an update that was not made yet is replaced by this one
+        elif target == self.applied and not self._doubtful:
+            self._events.update_skipped()
+            return self._outcome(Status.SKIPPED, self.applied, self.applied)
+        self._desired = target
+        waiting: asyncio.Future[UpdateOutcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        if self._applier is None or self._applier.done():
+            self._applier = asyncio.create_task(self._apply_until_done(), name=f"update {options.consumer}")
+        return await waiting
+
+    def fits(self, partitions: Collection[Partition]) -> bool:
+        """Whether consumers that have these partitions, and no others, stay below the cap."""
+        options = self.options
+        try:
+            filters.plan(partitions, (), options.max_subjects, options.max_consumers, options.universe)
+        except filters.SubjectCapExceeded:
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Know nothing of the stream and of the consumers any more."""
+        self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
+        self._behind.clear()
+
+    async def close(self) -> None:
+        """Stop updating. The consumer stays, so that the worker finds it again."""
+        if self._applier:
+            self._applier.cancel()
+            await asyncio.gather(self._applier, return_exceptions=True)
+        self._answer(UpdateFailed("the worker has stopped"))
+
+    async def _apply_until_done(self) -> None:
+        delays, tries = self.options.retry.delays(), 0
+        await asyncio.sleep(self._time_to_wait())
+        while (target := self._desired) is not None:
+            started = _now()
+            try:
+                outcome = await self._write(target)
+            except PenstockError as exc:
+                tries += 1
+                self._failed(exc, tries)
+                await asyncio.sleep(max(next(delays), self._time_to_wait()))
+                continue
+            self._last_applied = _now()
+            self.failures, self.trouble, tries = 0, "", 0
+            self._events.update_applied(self._last_applied - started, outcome.subjects)
+            if self._desired == target:
+                self._desired = None
+                self._answer(outcome)
+            else:  # somebody asked for more meanwhile: they all hear of the last one
+                await asyncio.sleep(self._time_to_wait())
+
+    def _time_to_wait(self) -> float:
+        """Seconds until the next update: the window, or longer when the last one was just made."""
+        return max(self.options.window, self._last_applied + self.options.min_interval - _now())
+
+    def _failed(self, error: PenstockError, tries: int) -> None:
+        self.failures += 1
+        self._events.update_failed()
+        change = difference(_union(self.applied), _union(self._desired or ()))
+        self.trouble = (
+            f"update of consumer {self.options.consumer} failed ({self.failures} in a row; {change}): {error}"
+        )
+        log.warning("%s", self.trouble)
+        if self._on_trouble and self.failures % self.options.escalate_after == 0:
+            self._on_trouble(error, self.failures)
+        if tries >= self.options.attempts:
+            failed = UpdateFailed(f"consumer {self.options.consumer!r} goes on with its last good filters: {error}")
+            failed.__cause__ = error
+            self._answer(failed)
+
+    def _answer(self, answer: UpdateOutcome | UpdateFailed) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if future.done():
+                continue
+            if isinstance(answer, UpdateOutcome):
+                future.set_result(answer)
+            else:
+                future.set_exception(answer)
+
+    # -- the server ------------------------------------------------------------------------------------------------
+
+    async def _write(self, target: Shards) -> UpdateOutcome:
+        """Bring every consumer to its filters; removals first, so that a work queue never sees an overlap."""
+        before, created = self.applied, False
+        async with self._writing:
+            doubtful, self._doubtful = self._doubtful, True
+            for shard in range(max(len(before), len(target))):
+                wanted = target[shard] if shard < len(target) else frozenset()
+                had = before[shard] if shard < len(before) else frozenset()
+                if not wanted:
+                    await self._remove(shard)
+                elif wanted != had or doubtful:
+                    created = await self._put(shard, wanted) or created
+                self.applied = _replaced(self.applied, shard, wanted)
+            self._doubtful = False
+        return self._outcome(Status.CREATED if created else Status.UPDATED, before, target)
+
+    def _outcome(self, status: Status, before: Shards, after: Shards) -> UpdateOutcome:
+        old, new = _union(before), _union(after)
+        self._behind = {subject: cursor for subject, cursor in self._behind.items() if subject in new}
+        cursor = max(self._behind.values(), default=0)
+        return UpdateOutcome(status, len(new), new - old, old - new, frozenset(self._behind), cursor)
+
+    async def _adopt(self) -> None:
+        """Learn what an earlier run of this worker left: subjects that its consumer has are not passed over."""
+        async with self._writing:
+            if self._adopted:
+                return
+            stream = await self._jetstream.stream_info(self.options.stream)
+            self.created = stream_identity(stream)
+            self.retention = str(stream.config.get("retention", "limits"))
+            self.direct = bool(stream.config.get("allow_direct")) and await self._can_read_batches()
+            for shard in range(self.options.max_consumers):
+                with suppress(ConsumerNotFound):
+                    info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
+                    self.applied = _replaced(self.applied, shard, frozenset(info.filters))
+                    self._behind |= dict.fromkeys(passed_over(info), info.delivered_stream_seq)
+            self._adopted = True
+
+    async def _can_read_batches(self) -> bool:
+        try:
+            await self._jetstream.require(features.BATCH_DIRECT_GET)
+        except FeatureMissing:
+            return False
+        return True
+
+    async def _put(self, shard: int, subjects: frozenset[str]) -> bool:
+        """Update the consumer, or make it when it is not there; says whether it was made.
+
+        What it has, and what is noted of it, is read from the server: an update whose answer was lost counts too.
+        """
+        behind = frozenset[str]()
+
+        def change(config: Json) -> Json:
+            """Only what may change: a field that the server refuses to change is written back as it was read."""
+            nonlocal behind
+            self._ask_permission()
+            single = config.pop("filter_subject", None)
+            added = subjects.difference([single] if single else config.get("filter_subjects") or ())
+            behind = (subjects & {*self._behind, *_noted(config)}) | added
+            changed = {"filter_subjects": sorted(subjects), "max_ack_pending": self._max_ack_pending}
+            return {**config, **changed, **self.options.mutable(), "metadata": _with_note(config, behind)}
+
+        try:
+            info = await self._jetstream.update_consumer(self.options.stream, self.options.name(shard), change)
+        except ConsumerNotFound:
+            await self._create(shard, subjects)
+            return True
+        new = behind - self._behind.keys()
+        self._behind |= dict.fromkeys(new, info.delivered_stream_seq)
+        log.debug("%s passes over %s up to %d", info.name, sorted(new), info.delivered_stream_seq)
+        return False
+
+    async def all_caught_up(self) -> None:
+        """What was passed over has been read: take the notes away."""
+        if not self._behind:
+            return
+        self._behind.clear()
+        async with self._writing:
+            self._ask_permission()
+            for name in self.names:
+                await self._jetstream.update_consumer(self.options.stream, name, _without_note)
+
+    async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
+        """Make the consumer so that it begins behind what is done of every partition."""
+        if stream_identity(await self._jetstream.stream_info(self.options.stream)) != self.created:
+            self.remade = True
+            raise StreamRemade(f"stream {self.options.stream!r} was deleted and made again")
+        start, done = None, await self._positions(self._partitions)  # raises when they are no longer ours
+        if self.retention != WORK_QUEUE:  # there what is done is gone, and a consumer must begin at the beginning
+            start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
+        config = self.options.created(shard, subjects, start)
+        self._ask_permission()
+        self._before_creation(self.options.name(shard))
+        return await self._jetstream.create_consumer(self.options.stream, config)
+
+    async def _remove(self, shard: int) -> None:
+        """A consumer without filters would read the whole stream: one that has nothing to read goes."""
+        self._ask_permission()
+        self._before_removal(self.options.name(shard))
+        with suppress(ConsumerNotFound):
+            await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
+
+    async def present(self) -> dict[str, ConsumerInfo]:
+        """The consumers as the server has them; one that has vanished is made again, from the positions."""
+        found = {}
+        async with self._writing:
+            for shard, subjects in enumerate(self.applied):
+                if not subjects:
+                    continue
+                try:
+                    info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
+                except ConsumerNotFound:
+                    log.warning("consumer %s has vanished; making it again", self.options.name(shard))
+                    info = await self._create(shard, subjects)
+                found[info.name] = info
+        return found
+
+    async def allow_pending(self, count: int) -> None:
+        """Let the server have so many unacknowledged messages out; for messages that wait without being held here."""
+        self._max_ack_pending = max(count, self.options.max_ack_pending)
+        async with self._writing:
+            self._ask_permission()
+            for name in self.names:
+                change = {"max_ack_pending": self._max_ack_pending}
+                await self._jetstream.update_consumer(self.options.stream, name, change)
+
+    async def replicas(self) -> list[ReplicaInfo]:
+        """The replicas of the consumers, as those who lead them see them."""
+        infos = [await self._jetstream.consumer_info(self.options.stream, name) for name in self.names]
+        return [replica for info in infos for replica in info.replicas]
+
+    async def write_again(self) -> None:
+        """Have every server look at the configuration again: a note changes, and nothing else."""
+        async with self._writing:
+            self._ask_permission()
+            for name in self.names:
+                await self._jetstream.update_consumer(self.options.stream, name, _written_again)
+
+    async def reset(self, name: str, first: int | None) -> None:
+        """Have a consumer go on at a sequence, or behind its ack floor, and count its deliveries from 1."""
+        async with self._writing:
+            self._ask_permission()
+            await self._jetstream.reset_consumer(self.options.stream, name, first)
+
+    def _ask_permission(self) -> None:
+        if not self._permitted():
+            raise Unavailable(f"{self.options.worker_id} is not sure of its id, and leaves its consumer as it is")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def group_consumers(jetstream: JetStream, stream: str, group: str) -> dict[str, list[ConsumerInfo]]:
+    """The consumers of a group's workers, by worker id."""
+    found: dict[str, list[ConsumerInfo]] = {}
+    for consumer in await jetstream.consumers(stream):
+        metadata = consumer.config.get("metadata") or {}
+        if metadata.get("penstock.group") == group:
+            found.setdefault(str(metadata.get("penstock.worker")), []).append(consumer)
+    return found
+
+
+def passed_over(info: ConsumerInfo) -> list[str]:
+    """The subjects of a consumer whose backlog its worker has not caught up with, by the consumer's own note."""
+    return _noted(info.config)
+
+
+def _noted(config: Json) -> list[str]:
+    return str((config.get("metadata") or {}).get(BEHIND, "")).split()
+
+
+def _without_note(config: Json) -> Json:
+    return {**config, "metadata": _with_note(config, frozenset())}
+
+
+def _written_again(config: Json) -> Json:
+    return {**config, "metadata": {**(config.get("metadata") or {}), WRITTEN_AGAIN: datetime.now(UTC).isoformat()}}
+
+
+def _with_note(config: Json, behind: frozenset[str]) -> Json:
+    kept = {key: value for key, value in (config.get("metadata") or {}).items() if key != BEHIND}
+    return {**kept, BEHIND: " ".join(sorted(behind))} if behind else kept
+
+
+def _union(shards: Shards) -> frozenset[str]:
+    return frozenset().union(*shards)
+
+
+def _replaced(shards: Shards, index: int, subjects: frozenset[str]) -> Shards:
+    changed = [*shards, *[frozenset[str]()] * (index + 1 - len(shards))]
+    changed[index] = subjects
+    while changed and not changed[-1]:
+        changed.pop()
+    return tuple(changed)

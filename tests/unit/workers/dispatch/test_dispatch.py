@@ -1,0 +1,132 @@
+"""What becomes of a message while it is not certain whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import MAX_DELIVER, DeadLetter
+from penstock.errors import Unavailable
+from penstock.testing import eventually_async
+from penstock.workers.dispatch.dispatcher import Dispatcher
+from penstock.workers.dispatch.handling import HandlingOptions
+from penstock.workers.dispatch.lanes import Lane
+
+
+class Answers:
+    """Takes note."""
+
+    def __init__(self) -> None:
+        self.acks: list[str] = []
+        self.keeps_letters = True
+
+    def acked(self) -> None: ...
+    def settled(self) -> None: ...
+    def again(self, message: Message, delay: float) -> float:
+        return delay
+
+    async def on_trial(self, partition_id: str, sequence: int) -> None: ...
+
+    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+        if not self.keeps_letters:
+            raise Unavailable("no stream takes dead letters")
+
+
+class World:
+    """One lane; the token may change while a message is handled."""
+
+    def __init__(self) -> None:
+        self.now: int | None = 7
+        self.handled: list[tuple[int, int]] = []
+        """Sequences and tokens."""
+        self.changes: dict[int, int | None] = {}
+        """By sequence: the token after it was handled."""
+        self.fails = 0
+        self.answers = Answers()
+        self.dispatcher = Dispatcher(self.handle, self.answers, self, HandlingOptions())
+        self.lane = self.dispatcher.lanes["p"] = Lane("p")
+
+    def token(self, partition_id: str) -> int | None:
+        return self.now
+
+    async def handle(self, message: Message, context: MessageContext) -> None:
+        self.handled.append((message.sequence, context.fencing_token))
+        self.now = self.changes.pop(message.sequence, self.now)
+        if self.fails:
+            self.fails -= 1
+            raise ValueError("no")
+
+    def deliver(self, *sequences: int) -> None:
+        for sequence in sequences:
+            message = Message("s.p", b"", sequence, 1, f"reply.{sequence}", datetime.now(UTC))
+            self.dispatcher.deliver(self.lane, message)
+
+    async def rest(self, handled: int) -> None:
+        await eventually_async(lambda: len(self.handled) >= handled and not self.lane.busy, state=lambda: self.handled)
+
+    def own(self, token: int) -> None:
+        self.now = token
+        self.dispatcher.owners_changed()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    await made.dispatcher.close()
+
+
+async def test_a_message_that_was_handled_while_the_lease_was_in_doubt_is_done_once_it_is_not(world: World) -> None:
+    world.changes = {2: None}
+    world.deliver(1, 2, 3)
+    await world.rest(2)
+    assert world.answers.acks == ["reply.1"]
+    assert world.lane.done(0) == 1, "it is not known whether 2 counts"
+    world.own(7)
+    await world.rest(3)
+    assert world.handled == [(1, 7), (2, 7), (3, 7)]
+    assert world.answers.acks == ["reply.1", "reply.2", "reply.3"]
+
+
+async def test_a_message_that_was_handled_under_a_token_of_before_is_handled_again_in_its_place(world: World) -> None:
+    world.changes = {2: 9}
+    world.deliver(1, 2, 3)
+    await world.rest(2)
+    world.dispatcher.owners_changed()
+    await world.rest(4)
+    assert world.handled == [(1, 7), (2, 7), (2, 9), (3, 9)]
+
+
+async def test_a_try_that_failed_while_the_lease_was_in_doubt_is_made_again_in_its_place(world: World) -> None:
+    world.changes, world.fails = {1: None}, 1
+    world.deliver(1, 2)
+    await world.rest(1)
+    assert world.answers.acks == []
+    world.own(7)
+    await world.rest(3)
+    assert world.handled == [(1, 7), (1, 7), (2, 7)]
+
+
+async def test_a_message_that_was_read_from_the_stream_is_not_handled_twice_for_a_doubt(world: World) -> None:
+    world.changes = {5: None}
+    message = Message("s.p", b"", 5, 1, "", datetime.now(UTC))
+    assert not await world.dispatcher.handle_stored(world.lane, message)
+    world.now = 7
+    assert await world.dispatcher.handle_stored(world.lane, message)
+    assert world.handled == [(5, 7)]
+    assert 5 in world.dispatcher.finished
+
+
+@pytest.mark.parametrize("keeps_letters", [True, False])
+async def test_a_message_that_is_given_up_is_acknowledged_only_once_its_letter_is_stored(
+    world: World, keeps_letters: bool
+) -> None:
+    world.answers.keeps_letters, world.fails = keeps_letters, 1
+    world.lane.tries[1] = MAX_DELIVER - 1
+    world.deliver(1)
+    await world.rest(1)
+    assert world.answers.acks == (["reply.1"] if keeps_letters else [])
+    assert world.lane.done(0) == (1 if keeps_letters else 0)
