@@ -16,6 +16,7 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 CONSUMER = "reader"
+RETENTIONS = ("limits", "interest", "workqueue")
 ACK_WAIT = 0.3  # seconds
 LONG_ENOUGH = 30.0  # seconds for a fetch that must bring something
 
@@ -153,12 +154,12 @@ STEPS = {
 async def test_facts_come_in_order_and_none_is_lost_or_repeated_whatever_happens(
     nats_server: EmbeddedServer, seed: int, steps: int
 ) -> None:
-    print(f"seed {seed}")
+    print(f"seed {seed}, {RETENTIONS[seed % len(RETENTIONS)]}")
     rng = random.Random(seed)
     async with Facts(nats_server.settings) as facts, Facts(nats_server.settings) as other:
         model = Model(nats_server, rng, facts, other)
         js = facts.link.jetstream
-        await make_stream(js, "FACTS")
+        await make_stream(js, "FACTS", retention=RETENTIONS[seed % len(RETENTIONS)])
         config = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": int(ACK_WAIT * 1e9)}
         about = {"metadata": {"penstock.reader": "dedicated"}, "filter_subject": "facts.mine.*"}
         await js.create_consumer("FACTS", {**config, **about})
