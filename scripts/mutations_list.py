@@ -601,7 +601,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="record-under-any-token",
-        file="src/penstock/workers/group/progress.py",
+        file="src/penstock/workers/group/claims.py",
         old="return found if found and found.token == token else None",
         new="return found",
         breaks="What a worker wrote down before it lost a partition counts for its next owner: messages are lost.",

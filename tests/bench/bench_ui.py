@@ -20,12 +20,11 @@ from penstock.observe.snapshot import take
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
+from penstock.workers.group.assignment import HEAD, OF
 from penstock.workers.group.claims import Claim
 from penstock.workers.group.identity import WorkerRecord, worker_key
-from penstock.workers.group.publication import HEAD, OF
-from penstock.workers.group.watching import GroupWatches
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import partition_json
+from penstock.workers.group.overview import GroupWatches
+from penstock.workers.partitions import Partition, partition_json
 
 FIRST_PAGE = 1.0
 """Seconds."""

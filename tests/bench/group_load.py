@@ -18,14 +18,12 @@ from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.wire import aio, frames
-from penstock.workers.group import publication
+from penstock.workers.group import assignment
+from penstock.workers.group.assignment import Windows
 from penstock.workers.group.member import Member
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.stabilization import Windows
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import WorkerOptions
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import Listed
+from penstock.workers.options import GroupOptions, WorkerOptions
+from penstock.workers.partitions import Listed, Partition
 
 STREAM = "SHARED"
 WITHIN = 600.0
@@ -134,7 +132,7 @@ async def _until_shared(bucket: Bucket, crew: list[WorkerGroup], partitions: int
     """Until the last assignment is about all of the crew, and each of them has its share, caught up."""
     async with asyncio.timeout(WITHIN):
         while True:
-            head = await bucket.get(publication.HEAD)
+            head = await bucket.get(assignment.HEAD)
             if head and _is_shared(head.value, [one.member for one in crew if one.member], partitions):
                 return
             await asyncio.sleep(LOOK)

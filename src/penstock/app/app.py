@@ -40,7 +40,7 @@ from penstock.settings import Settings
 from penstock.topology.load import load
 from penstock.topology.model import ConsumerSpec, Platform
 from penstock.units import parse_duration
-from penstock.workers.dispatch.handling import CONCURRENCY
+from penstock.workers.dispatch.dispatcher import CONCURRENCY
 
 log = logging.getLogger(__name__)
 

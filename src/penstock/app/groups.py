@@ -18,13 +18,11 @@ from penstock.errors import ConfigError
 from penstock.metrics.endpoint import Health
 from penstock.settings import Settings
 from penstock.topology.model import GroupSpec, Platform
-from penstock.workers.dispatch.handling import CONCURRENCY
+from penstock.workers.dispatch.dispatcher import CONCURRENCY
 from penstock.workers.group.assignment import STRATEGIES
-from penstock.workers.group.options import GroupOptions, SourceMaker
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import WorkerOptions
-from penstock.workers.partitions import Partition, SubjectPattern
-from penstock.workers.sources import Hashed, Listed, SeenInStream
+from penstock.workers.options import GroupOptions, SourceMaker, WorkerOptions
+from penstock.workers.partitions import Hashed, Listed, Partition, SeenInStream, SubjectPattern
 
 Wrap = Callable[[messages.Message, MessageContext], Message]
 

@@ -27,11 +27,9 @@ from penstock.cli.common import (
 from penstock.jetstream.kv import Bucket
 from penstock.metrics import endpoint
 from penstock.publish.control import Control
-from penstock.workers.group.migration import Migration, Parity
-from penstock.workers.group.migration_watch import Reading, Rule, Watch
-from penstock.workers.group.options import bucket_name, group_name
+from penstock.workers.group.migration import Migration, Parity, Reading, Rule, Watch
 from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview, look
-from penstock.workers.options import part_of_name
+from penstock.workers.options import bucket_name, group_name, part_of_name
 
 WORKERS: list[Column] = [
     "worker", "state", "process", ("partitions", "right"), ("lag", "right"), ("again", "right"), ("version", "right"),

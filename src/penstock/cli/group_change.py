@@ -14,7 +14,7 @@ from penstock.cli.common import EXIT_OK, Context, Read, err, json_option, out, p
 from penstock.publish.control import Control
 from penstock.units import counted
 from penstock.workers.group.operations import Groups
-from penstock.workers.group.options import group_name
+from penstock.workers.options import group_name
 
 GROUP = Read("name", group_name)
 FORCE = "The workers that the group still lists are dead."

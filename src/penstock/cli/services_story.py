@@ -13,13 +13,10 @@ from penstock.cli.work import nothing_left
 from penstock.errors import DeadlineExceeded
 from penstock.publish import Publisher
 from penstock.settings import Settings
-from penstock.workers.group.assignment import RoundRobin
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.assignment import RoundRobin, Windows
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import WorkerOptions
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import Listed
+from penstock.workers.options import GroupOptions, WorkerOptions
+from penstock.workers.partitions import Listed, Partition
 
 INSTANCES = 2
 WITHIN = 120.0

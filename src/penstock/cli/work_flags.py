@@ -21,14 +21,20 @@ from penstock.errors import ConfigError
 from penstock.jetstream.api import JetStream
 from penstock.topology.model import GroupSpec
 from penstock.units import INT32
-from penstock.workers.group.assignment import STRATEGIES
-from penstock.workers.group.options import GroupOptions, group_name
-from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.assignment import STRATEGIES, Windows
 from penstock.workers.group.worker_group import check_times
-from penstock.workers.options import ConsumerOptions, WorkerOptions, part_of_name
-from penstock.workers.partitions import Partition, SubjectPattern
+from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions, group_name, part_of_name
+from penstock.workers.partitions import (
+    Described,
+    Hashed,
+    InBucket,
+    Listed,
+    Partition,
+    PartitionSource,
+    SeenInStream,
+    SubjectPattern,
+)
 from penstock.workers.pull import filters
-from penstock.workers.sources import Described, Hashed, InBucket, Listed, PartitionSource, SeenInStream
 
 MOST_PARTITIONS = 100_000
 LEAVE_AFTER_STOP = 15.0

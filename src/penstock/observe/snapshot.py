@@ -17,8 +17,7 @@ from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collec
 from penstock.publish.control import Control
 from penstock.topology.model import Platform
 from penstock.workers.group.operations import Groups
-from penstock.workers.group.overview import GroupOverview
-from penstock.workers.group.watching import GroupWatches
+from penstock.workers.group.overview import GroupOverview, GroupWatches
 
 Key = tuple[str, str]
 """Stream and consumer."""

@@ -42,7 +42,7 @@ from penstock.topology.load import load
 from penstock.topology.model import Platform
 from penstock.topology.resource import Desired
 from penstock.wire.headers import Headers
-from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.assignment import Windows
 
 SOON = 0.01
 """Seconds before a further try on a real server: a test should not wait as long as a service does."""

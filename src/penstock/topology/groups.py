@@ -9,9 +9,8 @@ from penstock.topology.fields import GROUP_FIELDS
 from penstock.topology.kinds import read_record
 from penstock.topology.model import GroupSpec, Json
 from penstock.units import from_nanoseconds
-from penstock.workers.group.options import group_name
-from penstock.workers.partitions import SubjectPattern
-from penstock.workers.sources import Hashed
+from penstock.workers.options import group_name
+from penstock.workers.partitions import Hashed, SubjectPattern
 
 PLAIN = (
     "hashed",

@@ -20,8 +20,7 @@ from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
 from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
-from penstock.workers.group.overview import GroupOverview
-from penstock.workers.group.watching import GroupWatches
+from penstock.workers.group.overview import GroupOverview, GroupWatches
 
 log = logging.getLogger(__name__)
 

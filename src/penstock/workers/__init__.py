@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from penstock.consume.verdicts import Reject, Retries, RetryLater
     from penstock.jetstream.kv import Bucket
     from penstock.publish.control import Control
-    from penstock.workers.group.assignment import ConsistentHash, RoundRobin, Weighted
+    from penstock.workers.group.assignment import ConsistentHash, RoundRobin, Weighted, Windows
     from penstock.workers.group.migration import Migration
     from penstock.workers.group.operations import Groups
-    from penstock.workers.group.options import GroupOptions, bucket_name
     from penstock.workers.group.overlap import Overlap
-    from penstock.workers.group.stabilization import Windows
     from penstock.workers.group.worker_group import WorkerGroup
-    from penstock.workers.options import ConsumerOptions, WorkerOptions
-    from penstock.workers.partitions import Partition, SubjectPattern
-    from penstock.workers.sources import Described, Hashed, InBucket, Listed, SeenInStream
+    from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions, bucket_name
+    from penstock.workers.partitions import Described, Hashed, InBucket, Listed, Partition, SeenInStream, SubjectPattern
     from penstock.workers.worker import Worker
 
 __all__ = [
@@ -68,13 +65,13 @@ __getattr__ = lazily(
         "ConsistentHash": "penstock.workers.group.assignment",
         "ConsumerOptions": "penstock.workers.options",
         "Control": "penstock.publish.control",
-        "Described": "penstock.workers.sources",
-        "GroupOptions": "penstock.workers.group.options",
+        "Described": "penstock.workers.partitions",
+        "GroupOptions": "penstock.workers.options",
         "Groups": "penstock.workers.group.operations",
-        "Hashed": "penstock.workers.sources",
+        "Hashed": "penstock.workers.partitions",
         "Hooks": "penstock.consume.hooks",
-        "InBucket": "penstock.workers.sources",
-        "Listed": "penstock.workers.sources",
+        "InBucket": "penstock.workers.partitions",
+        "Listed": "penstock.workers.partitions",
         "Message": "penstock.consume.messages",
         "MessageContext": "penstock.consume.messages",
         "Migration": "penstock.workers.group.migration",
@@ -84,13 +81,13 @@ __getattr__ = lazily(
         "Retries": "penstock.consume.verdicts",
         "RetryLater": "penstock.consume.verdicts",
         "RoundRobin": "penstock.workers.group.assignment",
-        "SeenInStream": "penstock.workers.sources",
+        "SeenInStream": "penstock.workers.partitions",
         "SubjectPattern": "penstock.workers.partitions",
         "Weighted": "penstock.workers.group.assignment",
-        "Windows": "penstock.workers.group.stabilization",
+        "Windows": "penstock.workers.group.assignment",
         "Worker": "penstock.workers.worker",
         "WorkerGroup": "penstock.workers.group.worker_group",
         "WorkerOptions": "penstock.workers.options",
-        "bucket_name": "penstock.workers.group.options",
+        "bucket_name": "penstock.workers.options",
     },
 )

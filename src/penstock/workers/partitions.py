@@ -1,14 +1,28 @@
-"""Partitions, and the pattern that finds a partition in a subject. Pure."""
+"""Partitions, the pattern that finds a partition in a subject, and where a group's partitions come from.
+
+A source is a list, a KV key that may change, what the stream holds, or a number. Only the leader asks it, again and
+again: a source whose answer changes makes a new assignment.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import Any, Protocol
 
 from penstock import subjects
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unavailable
+from penstock.jetstream.api import JetStream
+from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import Json
+from penstock.retry import retrying
+
+log = logging.getLogger(__name__)
+
 
 _NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -108,3 +122,266 @@ def refused(subject: str) -> str | None:
     if not subjects.is_literal(subject):
         return "it has a wildcard in it"
     return subjects.problem(subject)
+
+
+LIST_KEY = "partitions.list"
+VERSION = 1
+WRITTEN_WITHIN = 5.0
+"""Seconds in which a list that nobody takes is written again."""
+TOLD = 3
+"""Subjects that can be no partition are named so many at a time."""
+FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
+
+
+class NoPartitionList(Unavailable):
+    """A group is to take its partitions from its bucket, and nobody has put a list there."""
+
+    def __init__(self, bucket: str) -> None:
+        super().__init__(bucket)
+        self.bucket = bucket
+
+    def __str__(self) -> str:
+        return (
+            f"bucket {self.bucket!r} has no list of partitions under {LIST_KEY!r}; `penstock group migrate GROUP "
+            "shadow` puts it there, or `InBucket.write` from Python, and the group goes on by itself"
+        )
+
+
+class PartitionSource(Protocol):
+    """Says which partitions there are."""
+
+    async def partitions(self) -> Sequence[Partition]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list that never changes."""
+
+    listed: tuple[Partition, ...]
+
+    def __post_init__(self) -> None:
+        _refuse_twins(self.listed)
+
+    async def partitions(self) -> Sequence[Partition]:
+        return self.listed
+
+
+@dataclass(slots=True)
+class SeenInStream:
+    """A partition for every subject that the stream holds, or has held since this process first looked.
+
+    On streams that delete what is done subjects come and go; their partitions stay where they are.
+    """
+
+    jetstream: JetStream
+    stream: str
+    pattern: SubjectPattern
+    _seen: set[str] = field(default_factory=set)
+
+    @property
+    def wildcard(self) -> str:
+        """Matches whatever may turn out to be of a new partition."""
+        return self.pattern.filter
+
+    async def partitions(self) -> Sequence[Partition]:
+        info = await self.jetstream.stream_info(self.stream, subjects_filter=self.pattern.filter)
+        self._tell_refused(info.state.subjects.keys() - self._seen)
+        self._seen |= info.state.subjects.keys()
+        if not self._seen:
+            _refuse_strangers(self.stream, info.config, self.pattern.filter)
+        return self.pattern.partitions(self._seen)
+
+    def _tell_refused(self, new: Iterable[str]) -> None:
+        """Say which messages nobody will handle. A publisher may invent any number of such subjects."""
+        why = {subject: reason for subject in new if (reason := refused(subject))}
+        for subject, reason in sorted(why.items())[:TOLD]:
+            rest = f" (and {len(why) - TOLD} more)" if len(why) > TOLD else ""
+            log.warning("messages on %r of %r are of no partition: %s%s", subject, self.stream, reason, rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """`count` partitions `0`, `1`, … for any number of keys: `partition_of` says where a key belongs.
+
+    `subject` has `{partition}` in it, such as `orders.{partition}.>`. The count is chosen once: another count sends
+    keys elsewhere, and their order is lost over the change.
+    """
+
+    count: int
+    subject: str
+
+    def __post_init__(self) -> None:
+        rest = self.subject.replace("{partition}", "", 1)
+        if self.count < 1 or len(rest) == len(self.subject) or "{" in rest:
+            raise ConfigError(f"hashing needs a count and a subject with {{partition}} in it, got {self}")
+
+    async def partitions(self) -> Sequence[Partition]:
+        return self.all
+
+    @property
+    def all(self) -> tuple[Partition, ...]:
+        """Every partition. Raises `ConfigError` when the subject is none."""
+        return tuple(Partition(str(n), (self.subject.replace("{partition}", str(n)),)) for n in range(self.count))
+
+    def partition_of(self, key: str) -> int:
+        """The partition of a key, as the server's own `{{partition(count,…)}}` mapping computes it."""
+        return fnv1a(key.encode()) % self.count
+
+    def subject_of(self, key: str) -> str:
+        """The subject under which a message of this key is published, with `>` and `*` still to be filled in."""
+        return self.subject.replace("{partition}", str(self.partition_of(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class InBucket:
+    """The list under the key `partitions.list` of the group's bucket, which may be changed while the group runs."""
+
+    bucket: Bucket
+
+    async def partitions(self) -> Sequence[Partition]:
+        entry = await self.bucket.get(LIST_KEY)
+        if entry is None:  # not the same as an empty list: nobody should give anything up for it
+            raise NoPartitionList(self.bucket.name)
+        try:
+            listed = parse_partitions(entry.value["partitions"])
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ConfigError(f"{LIST_KEY!r} in bucket {self.bucket.name!r} is no list of partitions: {exc!r}") from exc
+        _refuse_twins(listed)
+        return listed
+
+    async def write(self, partitions: Iterable[Partition]) -> None:
+        """Replace the list. Retries for a moment: the servers of a cluster hear of a new bucket with a delay."""
+        listed = tuple(partitions)
+        _refuse_twins(listed)
+        value = {"v": VERSION, "partitions": [partition_json(p) for p in listed]}
+        await retrying(lambda: self.bucket.put(LIST_KEY, value), WRITTEN_WITHIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The partitions of another source, with weights and labels by their ids; `*` in an id stands for anything.
+
+    Of several weights that are meant for a partition the last one counts. Labels add up.
+    """
+
+    source: PartitionSource
+    weights: tuple[tuple[str, int], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+    async def partitions(self) -> Sequence[Partition]:
+        return [self.described(partition) for partition in await self.source.partitions()]
+
+    @property
+    def wildcard(self) -> str | None:
+        return wildcard_of(self.source)
+
+    def described(self, partition: Partition) -> Partition:
+        weights = [weight for ids, weight in self.weights if fnmatchcase(partition.id, ids)]
+        labels = {label for ids, label in self.labels if fnmatchcase(partition.id, ids)}
+        if not weights and not labels:
+            return partition
+        weight = weights[-1] if weights else partition.weight
+        return replace(partition, weight=weight, labels=partition.labels | labels)
+
+
+def wildcard_of(source: PartitionSource) -> str | None:
+    """What matches messages of partitions that a source will find in the stream; None for one that does not look."""
+    found: str | None = getattr(source, "wildcard", None)
+    return found
+
+
+def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> tuple[list[Partition], list[str]]:
+    """The partitions that can be assigned beside those that are, and what is wrong with the others. Pure.
+
+    A claim says how far a partition is done. With other subjects that would be said of messages that nobody has seen;
+    and a message that is of two partitions would be handled twice.
+    """
+    chosen, wrong, taken = list[Partition](), list[str](), _Taken()
+    for partition in sorted(partitions, key=lambda one: one.id not in known):
+        before = known.get(partition.id)
+        if before and set(before.subjects) != set(partition.subjects):
+            wrong.append(
+                f"partition {partition.id!r} has other subjects than before ({', '.join(partition.subjects)}), and "
+                f"keeps {', '.join(before.subjects)}: give a partition with other subjects another id"
+            )
+            partition = replace(partition, subjects=before.subjects)
+        if other := next((found for s in partition.subjects if (found := taken.by(s.split(".")))), None):
+            wrong.append(
+                f"partition {partition.id!r} is left out: its subjects overlap those of {other!r}, and a message that "
+                "is of both would be handled twice"
+            )
+            continue
+        chosen.append(partition)
+        for subject in partition.subjects:
+            taken.add(subject.split("."), partition.id)
+    return chosen, wrong
+
+
+class _Taken:
+    """Subjects by their tokens, so that one that overlaps is found without a look at all of them."""
+
+    def __init__(self) -> None:
+        self._by: str | None = None
+        """The partition whose subject ends here."""
+        self._next: dict[str, _Taken] = {}
+
+    def add(self, tokens: Sequence[str], partition: str) -> None:
+        place = self
+        for token in tokens:
+            place = place._next.setdefault(token, _Taken())
+        place._by = partition
+
+    def by(self, tokens: Sequence[str]) -> str | None:
+        """The partition that has a subject which some message shares with this one."""
+        if not tokens:
+            return self._by
+        rest = self._next.get(subjects.REST)
+        if rest and tokens:
+            return rest._by
+        if tokens[0] == subjects.REST:
+            return next((found for one in self._next.values() if (found := one._any())), None)
+        same = tokens[0] == subjects.ONE
+        places = self._next.values() if same else [self._next.get(t) for t in (tokens[0], subjects.ONE)]
+        return next((found for place in places if place and (found := place.by(tokens[1:]))), None)
+
+    def _any(self) -> str | None:
+        return self._by or next((found for one in self._next.values() if (found := one._any())), None)
+
+
+def _refuse_strangers(stream: str, config: Mapping[str, Any], filter_: str) -> None:
+    """Raise when the stream can never hold a message that matches."""
+    if any(config.get(key) for key in ("mirror", "sources", "subject_transform")):
+        return  # what it holds may have other subjects than what is published to it
+    taken = config.get("subjects") or [stream]
+    if not any(subjects.overlap(filter_, subject) for subject in taken):
+        raise ConfigError(f"stream {stream!r} takes {', '.join(taken)}: no message in it will ever match {filter_!r}")
+
+
+def _refuse_twins(partitions: Sequence[Partition]) -> None:
+    ids = [partition.id for partition in partitions]
+    if len(set(ids)) < len(ids):
+        raise ConfigError("two partitions have the same id; give each its own")
+
+
+def fnv1a(data: bytes) -> int:
+    """The 32-bit FNV-1a hash."""
+    value = FNV_START
+    for byte in data:
+        value = (value ^ byte) * FNV_PRIME & FNV_MASK
+    return value
+
+
+def partition_json(partition: Partition) -> Json:
+    made: Json = {"id": partition.id, "subjects": list(partition.subjects)}
+    if partition.weight != 1:
+        made["weight"] = partition.weight
+    if partition.labels:
+        made["labels"] = sorted(partition.labels)
+    return made
+
+
+def parse_partitions(raw: Iterable[Mapping[str, Any]]) -> tuple[Partition, ...]:
+    return tuple(
+        Partition(one["id"], tuple(one["subjects"]), one.get("weight", 1), frozenset(one.get("labels", ())))
+        for one in raw
+    )

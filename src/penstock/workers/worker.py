@@ -27,22 +27,25 @@ from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.workers.dispatch import troubles
-from penstock.workers.dispatch.dispatcher import Dispatcher
-from penstock.workers.dispatch.handling import HandlingOptions
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
 from penstock.workers.dispatch.lanes import Finished, Lane
 from penstock.workers.dispatch.ownership import Ownership, OwnsAll
-from penstock.workers.group.progress import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
+from penstock.workers.group.claims import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.partitions import Partition
-from penstock.workers.pull import filters, lag
-from penstock.workers.pull.answers import SessionAnswers
+from penstock.workers.pull import filters
 from penstock.workers.pull.catchup import CatchUp
-from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
-from penstock.workers.pull.nodes import NodeWatch
-from penstock.workers.pull.puller import Puller
-from penstock.workers.pull.stored import Place, stored
-from penstock.workers.pull.updates import Permission, Trouble, UpdateOutcome, always
-from penstock.workers.pull.upkeep import Upkeep
+from penstock.workers.pull.consumer import (
+    WORK_QUEUE,
+    NodeWatch,
+    Permission,
+    Trouble,
+    UpdateOutcome,
+    WorkerConsumer,
+    always,
+)
+from penstock.workers.pull.puller import Puller, SessionAnswers, Upkeep
+from penstock.workers.pull.stored import Place, measure, stored
 
 log = logging.getLogger(__name__)
 
@@ -546,8 +549,6 @@ class Worker:
         lanes = self._dispatcher.lanes
         live = [self._known[id_] for id_ in lanes if id_ not in self._fresh]
         done = {id_: lane.done(self._puller.cursor) for id_, lane in lanes.items()}
-        self.metrics.lag = await lag.measure(
-            self._connection, self._jetstream, self.consumer.options.stream, live, done
-        )
+        self.metrics.lag = await measure(self._connection, self._jetstream, self.consumer.options.stream, live, done)
         self.metrics.pending = sum(info.pending for info in (await self.consumer.present()).values())
         return self.metrics.lag

@@ -27,13 +27,12 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.wire import aio
-from penstock.workers.group import claims, election, identity
+from penstock.workers.group import claims, identity
+from penstock.workers.group.assignment import Assignments
 from penstock.workers.group.claims import Claim, claims_in
 from penstock.workers.group.identity import ACTIVE, WorkerRecord, workers_in
-from penstock.workers.group.options import bucket_name
-from penstock.workers.group.publication import Assignments
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import InBucket
+from penstock.workers.options import bucket_name
+from penstock.workers.partitions import InBucket, Partition
 
 ROOT = Path(__file__).parents[3]
 STREAM = "S"
@@ -158,16 +157,16 @@ class Fleet:
     # -- looking -------------------------------------------------------------------------------------------------------
 
     async def workers(self) -> dict[str, WorkerRecord]:
-        return workers_in(await self.bucket.entries(identity.FAMILY))
+        return workers_in(await self.bucket.entries(identity.WORKERS))
 
     async def claims(self) -> dict[str, Claim]:
-        return claims_in(await self.bucket.entries(claims.FAMILY))
+        return claims_in(await self.bucket.entries(claims.CLAIMS))
 
     async def leader(self) -> str:
         """The process that leads."""
 
         async def known() -> WorkerRecord | None:
-            entry = await self.bucket.get(election.KEY)
+            entry = await self.bucket.get(identity.LEADER_KEY)
             return (await self.workers()).get(entry.value["worker"]) if entry else None
 
         found = await eventually_async(known, self.patience, "somebody to lead", state=self.state)

@@ -17,13 +17,10 @@ from penstock.consume.verdicts import Reject, RetryLater
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.settings import Settings
-from penstock.workers.group.assignment import RoundRobin
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.assignment import RoundRobin, Windows
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import WorkerOptions
-from penstock.workers.partitions import SubjectPattern
-from penstock.workers.sources import InBucket, PartitionSource, SeenInStream
+from penstock.workers.options import GroupOptions, WorkerOptions
+from penstock.workers.partitions import InBucket, PartitionSource, SeenInStream, SubjectPattern
 
 
 class Fenced(Exception):

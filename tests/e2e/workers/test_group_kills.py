@@ -14,7 +14,7 @@ from tests.e2e.workers.group_tracker import Effect, judge
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.server.cluster import EmbeddedCluster
 from penstock.server.embedded import EmbeddedServer
-from penstock.workers.sources import InBucket
+from penstock.workers.partitions import InBucket
 
 RETENTIONS = ["limits", "workqueue", "interest"]
 pytestmark = pytest.mark.kills

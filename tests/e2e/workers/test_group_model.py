@@ -25,10 +25,9 @@ from penstock.errors import ApiError, ConsumerNotFound, PenstockError, StreamNot
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy, keep_all
-from penstock.workers.group import claims, progress, publication
-from penstock.workers.group.holder import holder_name
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import InBucket
+from penstock.workers.group import assignment, claims
+from penstock.workers.group.leader import holder_name
+from penstock.workers.partitions import InBucket, Partition
 
 RETENTIONS = ["limits", "workqueue", "interest"]
 EVENTS = 6
@@ -189,7 +188,7 @@ class Model:
     async def delete_keys(self) -> None:
         """One of a kind, or all claims at once."""
         bucket = self.group.bucket
-        family = self.random.choice([claims.FAMILY, progress.FAMILY, "leader", publication.FAMILY])
+        family = self.random.choice([claims.CLAIMS, claims.PROGRESS, "leader", assignment.ASSIGNMENT])
         keys = sorted(await bucket.entries(family))
         chosen = keys if self.random.random() < 0.3 else keys[:1]
         for key in chosen:

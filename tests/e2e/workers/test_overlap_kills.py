@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.jetstream.kv import Bucket
 from penstock.server.embedded import EmbeddedServer
 from penstock.workers.group.migration import Migration
-from penstock.workers.group.options import overlap_bucket
+from penstock.workers.options import overlap_bucket
 
 PARTITIONS = [f"p{n}" for n in range(6)]
 POINTS = ["begun", "effect", "done"]

@@ -14,15 +14,10 @@ from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.dispatch.ownership import Ownership
-from penstock.workers.group.assignment import Assignment
-from penstock.workers.group.claims import Claim, KVClaims, PartitionClaimer, claim_key, claims_in, store
-from penstock.workers.group.election import Election
-from penstock.workers.group.identity import ClaimLost, Identity, Pool, WorkerRecord
-from penstock.workers.group.lease import Lease, clock
-from penstock.workers.group.progress import Reached
-from penstock.workers.group.publication import Assignments, Draft, Published, Share, writes
-from penstock.workers.partitions import Partition, SubjectPattern
-from penstock.workers.sources import Hashed, InBucket, SeenInStream
+from penstock.workers.group.assignment import Assignment, Assignments, Draft, Published, Share, writes
+from penstock.workers.group.claims import Claim, KVClaims, PartitionClaimer, Reached, claim_key, claims_in, store
+from penstock.workers.group.identity import ClaimLost, Election, Identity, Lease, Pool, WorkerRecord, clock
+from penstock.workers.partitions import Hashed, InBucket, Partition, SeenInStream, SubjectPattern
 
 TTL = 0.5
 

@@ -20,14 +20,12 @@ from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.group.assignment import RoundRobin
-from penstock.workers.group.claims import FAMILY, claims_in
-from penstock.workers.group.options import GroupOptions
+from penstock.workers.group.assignment import RoundRobin, Windows
+from penstock.workers.group.claims import CLAIMS, claims_in
 from penstock.workers.group.overview import look
-from penstock.workers.group.stabilization import Windows
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import InBucket
+from penstock.workers.options import GroupOptions
+from penstock.workers.partitions import InBucket, Partition
 
 PARTITIONS = [Partition(f"p{n}", (f"s.p{n}",)) for n in range(6)]
 RETENTIONS = ["limits", "workqueue", "interest"]
@@ -153,7 +151,7 @@ async def test_on_a_work_queue_a_claim_does_not_say_done_of_what_is_only_on_its_
         await world.publish(partition.id, 30)
     await first.stop()
     await world.shared(6)
-    claims = claims_in(await world.source.bucket.entries(FAMILY))
+    claims = claims_in(await world.source.bucket.entries(CLAIMS))
     for name in moving:
         undone = await world.control.jetstream.get_message("S", 1, next_of=f"s.{name}")
         assert claims[name].handoff < undone.sequence, f"it says that {claims[name].handoff} is done"

@@ -19,16 +19,15 @@ from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
-from penstock.workers.group import claims, publication
+from penstock.workers.group import assignment, claims
 from penstock.workers.group.claims import Claim, claim_key
 from penstock.workers.group.following import Following
-from penstock.workers.group.holder import Holder
 from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
+from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
-from penstock.workers.partitions import SubjectPattern
+from penstock.workers.partitions import LIST_KEY, SeenInStream, SubjectPattern
 from penstock.workers.pull.consumer import stream_identity
-from penstock.workers.sources import KEY, SeenInStream
 from penstock.workers.worker import Worker
 
 __all__ = ["world"]
@@ -96,7 +95,7 @@ async def test_a_partition_that_is_taken_off_the_list_is_let_go_on_an_interest_s
     await eventually_async(let_go, 30, "its subject to be covered by nobody")
 
 
-@pytest.mark.parametrize("key", [claim_key("p0"), publication.HEAD, "leader.lease"])
+@pytest.mark.parametrize("key", [claim_key("p0"), assignment.HEAD, "leader.lease"])
 async def test_a_key_that_somebody_deletes_is_made_again(world: World, key: str) -> None:
     await world.prepare()
     await world.join(ttl=1.5)
@@ -110,7 +109,7 @@ async def test_a_key_that_somebody_deletes_is_made_again(world: World, key: str)
     await world.all_done()
 
     async def back() -> bool:
-        found = await world.source.bucket.entries(claims.FAMILY, publication.FAMILY, "leader")
+        found = await world.source.bucket.entries(claims.CLAIMS, assignment.ASSIGNMENT, "leader")
         return key in found
 
     await eventually_async(back, 30, "the key to be there")
@@ -124,7 +123,7 @@ async def test_a_list_with_a_mistake_is_told_and_the_group_goes_on_as_before(
     await world.prepare()
     await world.join()
     await world.shared(6)
-    await world.source.bucket.put(KEY, {"v": 1, "partitions": [{"idd": "p0", "subjects": ["s.p0"]}]})
+    await world.source.bucket.put(LIST_KEY, {"v": 1, "partitions": [{"idd": "p0", "subjects": ["s.p0"]}]})
     await eventually_async(
         lambda: any(
             "is no list of partitions" in one.getMessage() for one in caplog.records if one.levelname == "WARNING"

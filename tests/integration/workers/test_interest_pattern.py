@@ -14,14 +14,12 @@ from penstock.consume.messages import Message, MessageContext
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
+from penstock.workers.group.assignment import Windows
 from penstock.workers.group.following import Following
-from penstock.workers.group.holder import Holder, covered_through
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.stabilization import Windows
+from penstock.workers.group.leader import Holder, covered_through
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import ConsumerOptions, WorkerOptions
-from penstock.workers.partitions import SubjectPattern
-from penstock.workers.sources import Described, SeenInStream
+from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
+from penstock.workers.partitions import Described, SeenInStream, SubjectPattern
 from penstock.workers.worker import Worker
 
 PATTERN = SubjectPattern("s.{partition}")

@@ -16,7 +16,7 @@ from penstock.workers.group.operations import Groups
 from penstock.workers.group.overview import look
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import WorkerOptions
-from penstock.workers.sources import InBucket
+from penstock.workers.partitions import InBucket
 
 __all__ = ["world"]
 

@@ -11,9 +11,9 @@ from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.group.migration import KEY, UNIFIED
-from penstock.workers.group.options import bucket_name, overlap_bucket
+from penstock.workers.group.migration import MIGRATION_KEY, UNIFIED
 from penstock.workers.group.overlap import Overlap, TurnLost, WindowPassed
+from penstock.workers.options import bucket_name, overlap_bucket
 
 NOW = datetime.now(UTC)
 
@@ -98,7 +98,7 @@ async def test_once_the_migration_is_cleaned_up_everything_is_handled_without_ma
     group = Bucket(control, bucket_name("g"))
     async with Overlap.open(nats_server.settings, "g") as overlap:
         await group.ensure()
-        await group.put(KEY, {"phase": UNIFIED})
+        await group.put(MIGRATION_KEY, {"phase": UNIFIED})
         await control.jetstream.delete_stream(Bucket(control, overlap_bucket("g")).stream)
         assert await _handled(overlap) == [0]
         assert await _handled(overlap) == [0]

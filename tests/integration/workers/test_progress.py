@@ -15,7 +15,7 @@ from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.testing import eventually_async
 from penstock.workers.dispatch.lanes import REMEMBERED
-from penstock.workers.group.progress import ALONE, progress_key
+from penstock.workers.group.claims import ALONE, progress_key
 from penstock.workers.pull.session import WentElsewhere
 
 MANY = 2 * REMEMBERED + 3000

@@ -10,8 +10,7 @@ from tests.integration.workers.world import STREAM, World
 from penstock.consume.messages import Message
 from penstock.wire import aio
 from penstock.workers.partitions import Partition
-from penstock.workers.pull import lag
-from penstock.workers.pull.stored import BATCH, BATCH_BYTES, Place, stored
+from penstock.workers.pull.stored import BATCH, BATCH_BYTES, Place, measure, stored
 
 
 @pytest.fixture(params=[True, False], ids=["many at a time", "one by one"])
@@ -69,7 +68,7 @@ async def test_a_publisher_chooses_neither_subject_nor_sequence_nor_time(world: 
     forged = {"Nats-Subject": "w.b", "Nats-Sequence": "99", "Nats-Time-Stamp": "1999-01-01T00:00:00Z"}
     async with await aio.connect(world.server.settings) as connection:
         await connection.request("w.a", b"one", {**forged, "Nats-Num-Pending": "none"})
-        behind = await lag.measure(connection, world.js, STREAM, [Partition("a", ("w.a",))], {})
+        behind = await measure(connection, world.js, STREAM, [Partition("a", ("w.a",))], {})
     (found,) = await read(world, direct, ("w.a",), 1, 1)
     assert (found.subject, found.sequence) == ("w.a", 1)
     assert found.timestamp == (await world.js.get_message(STREAM, 1)).time

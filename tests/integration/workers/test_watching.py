@@ -12,8 +12,7 @@ from penstock.errors import ConfigError
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.testing import eventually_async
-from penstock.workers.group.overview import look
-from penstock.workers.group.watching import GroupWatch
+from penstock.workers.group.overview import GroupWatch, look
 
 __all__ = ["world"]
 

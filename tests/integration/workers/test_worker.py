@@ -19,7 +19,7 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
 from penstock.workers.dispatch.dispatcher import REPORTED
-from penstock.workers.group.progress import Reached
+from penstock.workers.group.claims import Reached
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
 

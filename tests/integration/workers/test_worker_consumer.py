@@ -17,9 +17,8 @@ from penstock.retry import Backoff
 from penstock.testing import eventually_async
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.pull.consumer import WorkerConsumer, passed_over
+from penstock.workers.pull.consumer import Status, UpdateFailed, WorkerConsumer, passed_over
 from penstock.workers.pull.filters import SubjectCapExceeded
-from penstock.workers.pull.updates import Status, UpdateFailed
 
 
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:

@@ -19,10 +19,9 @@ from penstock.consume.verdicts import Retries
 from penstock.errors import ConfigError
 from penstock.settings import Settings
 from penstock.testing import eventually_async, run_handler
-from penstock.workers.group.options import GroupOptions
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import WorkerOptions
-from penstock.workers.sources import Listed
+from penstock.workers.options import GroupOptions, WorkerOptions
+from penstock.workers.partitions import Listed
 
 MODULE = """
 async def fine(message, context): ...

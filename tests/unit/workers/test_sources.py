@@ -9,8 +9,7 @@ from penstock import subjects
 from penstock.jetstream.kv import Entry
 from penstock.jetstream.model import Json
 from penstock.workers.group.claims import claim_key, claims_in
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import usable
+from penstock.workers.partitions import Partition, usable
 
 TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3)
 SUBJECTS = st.builds(lambda tokens, rest: ".".join([*tokens, *rest]), TOKENS, st.sampled_from([(), (">",)]))

@@ -12,18 +12,83 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from penstock.consume import verdicts
 from penstock.consume.failures import FailureLog
 from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_time
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import DeadLetter
-from penstock.workers.dispatch.handling import ACKS, Answers, HandlingOptions, NoWatch, Watch
+from penstock.consume.verdicts import DeadLetter, Retries
 from penstock.workers.dispatch.lanes import QUICK, Arrival, Finished, Lane, relieve
 from penstock.workers.dispatch.ownership import Ownership
 
 log = logging.getLogger(__name__)
+
+
+CONCURRENCY = 256
+ACKS = 256
+"""So many acknowledgements do not wait for company."""
+
+
+class Answers(Protocol):
+    """How the outcome of a message is made known; implemented by the worker, and by the test kit."""
+
+    acks: list[str]
+    """Where to acknowledge messages that are done; whoever adds the first of several calls `acked`."""
+
+    def acked(self) -> None:
+        """There are acknowledgements: send them, soon."""
+        ...
+
+    def settled(self) -> None:
+        """Everything that can be handled now has been: a good moment to send acknowledgements."""
+        ...
+
+    def again(self, message: Message, delay: float) -> float:
+        """A try has ended badly, and the next one is due after `delay` seconds. Returns the seconds to wait for it."""
+        ...
+
+    async def on_trial(self, partition_id: str, sequence: int) -> None:
+        """Write down that a message is about to be handled that may kill this process."""
+        ...
+
+    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+        """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
+        ...
+
+
+class Watch(Protocol):
+    """What is counted; implemented by `consume.metrics`."""
+
+    def handled(self, latencies: list[float]) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+    def dead(self) -> None: ...
+    def repeated(self) -> None: ...
+
+
+class NoWatch:
+    """Nobody counts."""
+
+    def handled(self, latencies: list[float]) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+    def dead(self) -> None: ...
+    def repeated(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HandlingOptions:
+    """How handlers are called."""
+
+    worker_id: str = "worker"
+    retries: Retries = field(default_factory=Retries)
+    concurrency: int = CONCURRENCY
+    """Partitions whose handlers run at the same time, at most."""
+    timeout: float | None = None
+    """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
+    batch: int = 0
+    """0: the handler takes a message. Else it takes a list of messages, so many at most."""
+
 
 NEW = Arrival.NEW
 REPORTED = 1000

@@ -7,8 +7,8 @@ import logging
 
 from penstock.errors import PenstockError
 from penstock.workers.dispatch import troubles
-from penstock.workers.group.holder import Holder
-from penstock.workers.sources import PartitionSource, usable
+from penstock.workers.group.leader import Holder
+from penstock.workers.partitions import PartitionSource, usable
 from penstock.workers.worker import Worker
 
 log = logging.getLogger(__name__)

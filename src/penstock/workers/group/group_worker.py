@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.consume.metrics import WorkerMetrics
-from penstock.workers.group.progress import Reached
+from penstock.workers.group.claims import Reached
 from penstock.workers.partitions import Partition
 
 

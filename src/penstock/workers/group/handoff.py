@@ -35,9 +35,8 @@ from enum import StrEnum
 
 from penstock import subjects
 from penstock.jetstream.model import ConsumerInfo
-from penstock.workers.group.claims import Claim
+from penstock.workers.group.claims import Claim, Reached, Record
 from penstock.workers.group.identity import RETIRED, WorkerRecord
-from penstock.workers.group.progress import Reached, Record
 from penstock.workers.partitions import Partition
 
 

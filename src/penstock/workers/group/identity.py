@@ -1,4 +1,8 @@
-"""A worker's stable id: one of a pool, claimed in KV, renewed as a heartbeat, given back, or lost.
+"""Who a worker is, and who leads: ids and the lead are keys in KV that their holders renew.
+
+Leases are by one's own clock: no clock of another machine is ever compared with ours. Whoever holds a key writes it
+again and again. The holder trusts its lease for `ttl` seconds from when it *asked* for the last renewal that worked;
+everybody else lets the key be for `ttl` seconds from when they *saw* it change last. The second always ends later.
 
 The key `workers.<id>` goes through these states:
 
@@ -7,7 +11,8 @@ The key `workers.<id>` goes through these states:
     retired   the leader has given it up: whoever it was cannot renew it any more
     (absent)  free to be claimed, once the leader has handed over what it left behind
 
-A worker that starts again under the same `instance` name takes its id back at once, and stops the one before.
+A worker that starts again under the same `instance` name takes its id back at once, and stops the one before. The
+holder of the key `leader.lease` leads.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -26,11 +32,81 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.kv import Bucket, Conflict, Entry
 from penstock.jetstream.model import Json
 from penstock.workers.group.assignment import Member
-from penstock.workers.group.lease import Lease, Sightings, clock
 
 log = logging.getLogger(__name__)
 
-FAMILY = "workers"
+
+Clock = Callable[[], float]
+clock: Clock = time.monotonic
+
+
+class Lease:
+    """What the holder knows. It is not valid before the first renewal."""
+
+    def __init__(self, ttl: float, now: Clock = clock) -> None:
+        self.ttl = ttl
+        self._now = now
+        self._until = float("-inf")
+
+    @property
+    def valid(self) -> bool:
+        return self._now() < self._until
+
+    def renewed(self, asked_at: float) -> None:
+        """A renewal that was sent at that time has worked."""
+        self._until = max(self._until, asked_at + self.ttl)
+
+    def unanswered(self, asked_at: float) -> None:
+        """No server is there at all: nobody else could take over either, so what was valid then lasts.
+
+        A process that was stopped for longer than its lease asked before it was stopped, and gets nothing by this.
+        """
+        if asked_at < self._until:
+            self._until = max(self._until, asked_at + self.ttl)
+
+    def end(self) -> None:
+        self._until = float("-inf")
+
+
+class Sightings:
+    """What everybody else knows: when each key was last seen to change."""
+
+    def __init__(self, ttl: float, now: Clock = clock) -> None:
+        self.ttl = ttl
+        self._now = now
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def look(self, revisions: Mapping[str, int]) -> None:
+        """These are the keys there are, with their revisions; others are forgotten."""
+        now = self._now()
+        self._seen = {
+            key: seen if (seen := self._seen.get(key)) and seen[0] == revision else (revision, now)
+            for key, revision in revisions.items()
+        }
+
+    def quiet(self, key: str) -> float:
+        """Seconds since a key was first seen with its revision; 0 for one that was not."""
+        return self._now() - self._seen[key][1] if key in self._seen else 0.0
+
+    def seen(self) -> dict[str, tuple[int, float]]:
+        """The keys with their revisions, and since when they have had them."""
+        return dict(self._seen)
+
+    def learn(self, seen: Mapping[str, tuple[int, float]]) -> None:
+        """What somebody else in this process has seen, and we have not."""
+        self._seen = {**seen, **self._seen}
+
+    def silent(self, key: str) -> bool:
+        """Whether a key has not changed for longer than a lease lasts."""
+        return key in self._seen and self._now() - self._seen[key][1] > self.ttl
+
+    def blink(self) -> None:
+        """We could not look for a while: everybody gets a whole lease from now on."""
+        now = self._now()
+        self._seen = {key: (revision, now) for key, (revision, _) in self._seen.items()}
+
+
+WORKERS = "workers"
 VERSION = 1
 ACTIVE, LEAVING, RETIRED = "active", "leaving", "retired"
 CROWD = 32
@@ -105,12 +181,12 @@ class Pool:
 
 
 def worker_key(worker_id: str) -> str:
-    return f"{FAMILY}.{worker_id}"
+    return f"{WORKERS}.{worker_id}"
 
 
 def workers_in(entries: Mapping[str, Entry]) -> dict[str, WorkerRecord]:
     """The records by worker id, of all keys of the family."""
-    prefix, found = f"{FAMILY}.", {}
+    prefix, found = f"{WORKERS}.", {}
     for key, entry in entries.items():
         if key.startswith(prefix):
             try:
@@ -153,9 +229,9 @@ class Identity:
         """Claim an id, however long it takes for one to be free."""
         sightings, crowd = Sightings(self.lease.ttl), 1
         while True:
-            entries = await self._bucket.entries(FAMILY)
+            entries = await self._bucket.entries(WORKERS)
             taken = workers_in(entries)
-            sightings.look({key.removeprefix(f"{FAMILY}."): e.revision for key, e in entries.items()})
+            sightings.look({key.removeprefix(f"{WORKERS}."): e.revision for key, e in entries.items()})
             silent = frozenset(i for i in taken if sightings.silent(i))
             if found := candidates(self._pool, taken, self.record.instance, silent)[:crowd]:
                 worker_id = random.choice(found)
@@ -226,3 +302,93 @@ class Identity:
     def _next(self) -> Json:
         self.record = replace(self.record, beat=self.record.beat + 1)
         return self.record.to_json()
+
+
+LEADER_KEY = "leader.lease"
+
+
+class Election:
+    """One worker's candidature. `step` once every third of the lease, or sooner."""
+
+    def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, ttl: float) -> None:
+        self._bucket = bucket
+        self._me = {"worker": worker_id, "incarnation": incarnation}
+        self._lease = Lease(ttl)
+        self._sightings = Sightings(ttl)
+        self._revision = 0
+        self._beat = 0
+        self._writing = asyncio.Lock()
+        self._resigned = False
+        self.changes = 0
+        """How often a new leader was seen."""
+        self.leader: str | None = None
+        """The last one seen."""
+
+    @property
+    def leading(self) -> bool:
+        """Whether we lead, by our own clock: a leader that was stopped for too long knows that it is none."""
+        return self._lease.valid
+
+    async def step(self) -> bool:
+        """Renew our lead, or take it when nobody has it; returns whether we lead."""
+        async with self._writing:
+            if not self._resigned:
+                await self._step()
+        return self.leading
+
+    async def _step(self) -> None:
+        entry = await self._bucket.get(LEADER_KEY)
+        await self._look(entry)
+        if entry is None:
+            await self._take(0)
+        elif self._is_mine(entry.value) or self._sightings.silent(LEADER_KEY):
+            await self._take(entry.revision)
+        else:
+            self._lease.end()
+            self._see(str(entry.value["worker"]))
+
+    async def _look(self, entry: Entry | None) -> None:
+        """Whoever follows a leader that is silent watches its worker, too: so the next leader knows since when it is
+        silent, and does not give it a whole lease once more."""
+        seen = {LEADER_KEY: entry.revision} if entry else {}
+        if entry and not self._is_mine(entry.value) and self._sightings.quiet(LEADER_KEY) > self._sightings.ttl / 2:
+            key = worker_key(str(entry.value.get("worker")))
+            if worker := await self._bucket.get(key):
+                seen[key] = worker.revision
+        self._sightings.look(seen)
+
+    def silent_since(self) -> dict[str, tuple[int, float]]:
+        """The keys of workers that were watched: their revision, and when it was first seen."""
+        return self._sightings.seen()
+
+    async def resign(self) -> None:
+        """Let another lead at once, and never lead again."""
+        async with self._writing:
+            self._resigned = True
+            if self._lease.valid:
+                self._lease.end()
+                await self._bucket.delete(LEADER_KEY, self._revision)
+
+    def blink(self) -> None:
+        """We could not look for a while: the leader gets a whole lease from now on."""
+        self._sightings.blink()
+
+    async def _take(self, revision: int) -> None:
+        asked = clock()
+        self._beat += 1
+        value: Json = {**self._me, "beat": self._beat}
+        try:
+            put = self._bucket.put(LEADER_KEY, value, revision) if revision else self._bucket.create(LEADER_KEY, value)
+            self._revision = await put
+        except Conflict:
+            self._lease.end()  # another was quicker; the next step sees who
+            return
+        self._lease.renewed(asked)
+        self._see(self._me["worker"])
+
+    def _is_mine(self, value: Json) -> bool:
+        return all(value.get(key) == text for key, text in self._me.items())
+
+    def _see(self, leader: str) -> None:
+        self.changes += leader != self.leader
+        self.leader = leader

@@ -20,27 +20,100 @@ from dataclasses import dataclass, replace
 
 from penstock import subjects
 from penstock.errors import ConsumerNotFound
+from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket, Conflict, Entry
-from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.publish.control import Control
 from penstock.workers.dispatch import troubles
+from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
-from penstock.workers.group import handoff, identity, migration, progress, publication
-from penstock.workers.group.assignment import Assignment, Member, assign
-from penstock.workers.group.claims import Claim, claims_in
+from penstock.workers.group.assignment import Assignment, Member, Published, Situation, Stabilizer, assign
+from penstock.workers.group.claims import Claim, Record, claims_in, progress_key, records_in
 from penstock.workers.group.handoff import Retention
-from penstock.workers.group.holder import Holder, covered_through
-from penstock.workers.group.identity import ACTIVE, RETIRED, WorkerRecord, worker_key, workers_in
-from penstock.workers.group.lease import Sightings
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.progress import Record, progress_key, records_in
-from penstock.workers.group.publication import Published
-from penstock.workers.group.stabilization import Situation, Stabilizer
-from penstock.workers.partitions import Partition
+from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
+from penstock.workers.options import GroupOptions
+from penstock.workers.partitions import Partition, PartitionSource, usable, wildcard_of
 from penstock.workers.pull.consumer import group_consumers, passed_over, stream_identity
-from penstock.workers.sources import PartitionSource, usable
 
 log = logging.getLogger(__name__)
+
+
+HOLDS = "penstock.holds"
+"""Metadata: the group or the worker that a holder is for."""
+
+
+def holder_name(prefix: str) -> str:
+    """The consumer that holds messages for a group, or for a worker that is alone."""
+    return f"{prefix}-holder"
+
+
+class Holder:
+    """The holding consumer of a group, or of a worker that is alone; does nothing where none is needed."""
+
+    def __init__(self, jetstream: JetStream, stream: str, prefix: str, source: PartitionSource) -> None:
+        self.stream = ""
+        """Which stream the last end was of: another one of its name has other messages."""
+        self._jetstream = jetstream
+        self._stream = stream
+        self._prefix = prefix
+        self._filter = wildcard_of(source)
+        self._needed = self._filter is not None
+
+    async def begin(self) -> None:
+        """Make the consumer if it is needed; one that is there stays where it is, with the pattern's filter."""
+        if self._filter is None:
+            return
+        info = await self._jetstream.stream_info(self._stream)
+        self._needed = info.config.get("retention") == Retention.INTEREST
+        if not self._needed:
+            return
+        try:
+            await self._jetstream.update_consumer(self._stream, holder_name(self._prefix), self._changed)
+        except ConsumerNotFound:
+            await self._jetstream.create_consumer(self._stream, self._config())
+
+    async def end(self) -> int:
+        """The stream's end, to be asked for before partitions are looked for."""
+        if not self._needed:
+            return 0
+        info = await self._jetstream.stream_info(self._stream)
+        self.stream = stream_identity(info)
+        return info.state.last_seq
+
+    async def release(self, through: int) -> None:
+        """Hold nothing up to there any more. Never moves back."""
+        if not self._needed or not through:
+            return
+        name = holder_name(self._prefix)
+        try:
+            info = await self._jetstream.consumer_info(self._stream, name)
+        except ConsumerNotFound:  # gone with its stream, or somebody deleted it
+            await self.begin()
+            return
+        if info.ack_floor_stream_seq < through:
+            await self._jetstream.reset_consumer(self._stream, name, through + 1)
+
+    def _config(self) -> Json:
+        name = holder_name(self._prefix)
+        kept = {"ack_policy": "explicit", "deliver_policy": "all", "metadata": {HOLDS: self._prefix}}
+        return {"name": name, "durable_name": name, "filter_subjects": [self._filter], **kept}
+
+    def _changed(self, config: Json) -> Json:
+        config.pop("filter_subject", None)
+        return {**config, "filter_subjects": [self._filter]}
+
+
+async def delete_holder(jetstream: JetStream, stream: str, prefix: str) -> None:
+    """Hold nothing any more: the group is no more."""
+    with suppress(ConsumerNotFound):
+        await jetstream.delete_consumer(stream, holder_name(prefix))
+
+
+def covered_through(end: int, handoffs: Collection[int | None]) -> int:
+    """Up to where nothing needs to be held. `handoffs`: of the partitions without an owner that has caught up, how far
+    each is done; None where that is not known. Pure."""
+    return 0 if None in handoffs else min([end, *(handoff or 0 for handoff in handoffs)])
+
 
 BEGUN = "group.begun"
 """The key that says where in the stream the group began."""
@@ -109,7 +182,7 @@ class Leader:
         self._options = options
         self._source = source
         self._worker_id = worker_id
-        self._assignments = publication.Assignments(bucket)
+        self._assignments = assignment.Assignments(bucket)
         self._sightings = Sightings(options.ttl)
         self._orphans = Sightings(2 * options.ttl)
         self._stabilizer = Stabilizer(options.windows)
@@ -138,7 +211,7 @@ class Leader:
 
     async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
         """Do what is due; returns whether a new assignment was published. `seen`: what we saw before we led."""
-        entries = await self._bucket.entries(identity.FAMILY)
+        entries = await self._bucket.entries(identity.WORKERS)
         self._sightings.learn(seen)
         await self._retire(entries)
         published, end = await self._assignments.current(), await self.holder.end()
@@ -148,7 +221,7 @@ class Leader:
         self._hear_of(workers)
         if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
             consumers = await self._consumers()
-            records = records_in(await self._bucket.entries(progress.FAMILY))
+            records = records_in(await self._bucket.entries(claim_store.PROGRESS))
             await self._clear_away(_Scene(workers, entries, consumers, partitions, records), retention)
         assigned = await self._assign(workers, partitions)
         if end:
@@ -157,7 +230,7 @@ class Leader:
 
     async def _release(self, partitions: Collection[Partition], end: int) -> None:
         """Whatever has an owner that has caught up is kept by that one's consumer."""
-        claims, stream = claims_in(await self._bucket.entries(claim_store.FAMILY)), self.holder.stream
+        claims, stream = claims_in(await self._bucket.entries(claim_store.CLAIMS)), self.holder.stream
         found = [claims.get(partition.id) for partition in partitions]
         known = [claim if claim and claim.stream == stream else None for claim in found]
         open_ = [claim.handoff if claim else None for claim in known if not (claim and claim.settled)]
@@ -182,7 +255,7 @@ class Leader:
         self._sightings.look({key: entry.revision for key, entry in entries.items()})
         records = workers_in(entries)
         for key, entry in list(entries.items()):
-            record = records.get(key.removeprefix(f"{identity.FAMILY}."))
+            record = records.get(key.removeprefix(f"{identity.WORKERS}."))
             if record is None or record.state == RETIRED or not self._sightings.silent(key):
                 continue
             given_up = replace(record, state=RETIRED).to_json()
@@ -194,9 +267,9 @@ class Leader:
 
     async def _clear_away(self, scene: _Scene, retention: Retention) -> None:
         await self._adopt_orphans(scene)
-        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         # In this order: whoever takes a claim was known before, so nobody's is mistaken for that of a dead one.
-        alive = workers_in(await self._bucket.entries(identity.FAMILY))
+        alive = workers_in(await self._bucket.entries(identity.WORKERS))
         claims |= await self._free(handoff.dead_claims(claims, alive), scene)
         await self._forget(claims, alive, scene)
         claims |= await self._disown(claims, scene)
@@ -236,7 +309,7 @@ class Leader:
         alive = {progress_key(worker, record.incarnation) for worker, record in workers.items()}
         needed = {progress_key(claim.owner, claim.incarnation or "") for claim in claims.values() if claim.owner}
         with suppress(Conflict):  # another leader was quicker
-            await progress.clear(self._bucket, scene.records.keys() - alive - needed)
+            await claim_store.clear(self._bucket, scene.records.keys() - alive - needed)
 
     async def _adopt_orphans(self, scene: _Scene) -> None:
         """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's.
@@ -279,14 +352,14 @@ class Leader:
         self, published: Published, following: Assignment, partitions: Collection[Partition], members: list[Member]
     ) -> None:
         by_id, names = {p.id: p for p in partitions}, tuple(member.id for member in members)
-        draft = publication.Draft(following, by_id, names, self._options.stream, self._worker_id)
-        await self._bucket.commit(publication.writes(published, draft))
+        draft = assignment.Draft(following, by_id, names, self._options.stream, self._worker_id)
+        await self._bucket.commit(assignment.writes(published, draft))
         self._stabilizer.acted()
         self.published += 1
 
     async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:
         """Make sure that every partition has a claim; returns the owners there are."""
-        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         missing = [p for p in partitions if p.id not in claims]
         if missing:
             consumers = [one for some in (await self._consumers()).values() for one in some]

@@ -29,20 +29,27 @@ from penstock.jetstream.model import ConsumerInfo
 from penstock.publish.control import Control
 from penstock.workers.dispatch import troubles
 from penstock.workers.group import handoff
-from penstock.workers.group.claims import Claim, KVClaims, claim_key, claims_in
-from penstock.workers.group.election import Election
+from penstock.workers.group.assignment import Assignments, Share
+from penstock.workers.group.claims import (
+    RECORD_EVERY,
+    Claim,
+    KVClaims,
+    Progress,
+    Reached,
+    Record,
+    claim_key,
+    claims_in,
+    progress_key,
+    records_in,
+)
 from penstock.workers.group.group_worker import GroupWorker, MemberStatistics
 from penstock.workers.group.handoff import Retention, Steps, View
-from penstock.workers.group.identity import ACTIVE, FAMILY, LEAVING, ClaimLost, Identity, workers_in
+from penstock.workers.group.identity import ACTIVE, LEAVING, WORKERS, ClaimLost, Election, Identity, clock, workers_in
 from penstock.workers.group.leader import Leader
-from penstock.workers.group.lease import clock
-from penstock.workers.group.options import GroupOptions
 from penstock.workers.group.predecessor import Predecessor
-from penstock.workers.group.progress import RECORD_EVERY, Progress, Reached, Record, progress_key, records_in
-from penstock.workers.group.publication import Assignments, Share
-from penstock.workers.partitions import Partition
+from penstock.workers.options import GroupOptions
+from penstock.workers.partitions import NoPartitionList, Partition
 from penstock.workers.pull.consumer import StreamRemade, group_consumers, stream_identity
-from penstock.workers.sources import NoPartitionList
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +157,7 @@ class Member:
 
     async def _others(self) -> bool:
         """Whether somebody is left to hand over to."""
-        workers = workers_in(await self._bucket.entries(FAMILY))
+        workers = workers_in(await self._bucket.entries(WORKERS))
         return any(record.state == ACTIVE for record in workers.values())
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ their configurations are kept under the key, and `roll_back` makes them again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -26,18 +26,18 @@ from datetime import timedelta
 from penstock.errors import ConfigError, ConsumerNotFound
 from penstock.jetstream.kv import Bucket
 from penstock.jetstream.model import ConsumerInfo, Json
+from penstock.metrics.families import Family, Numbers, Sample
 from penstock.publish.control import Control
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.claims import Claim, claims_in
 from penstock.workers.group.handoff import Retention
-from penstock.workers.group.lease import clock
-from penstock.workers.group.options import bucket_name, overlap_bucket
-from penstock.workers.partitions import Partition
-from penstock.workers.pull import lag
+from penstock.workers.group.identity import clock
+from penstock.workers.options import bucket_name, overlap_bucket
+from penstock.workers.partitions import InBucket, Partition
+from penstock.workers.pull import stored
 from penstock.workers.pull.consumer import group_consumers
-from penstock.workers.sources import InBucket
 
-KEY = "migration.state"
+MIGRATION_KEY = "migration.state"
 SHADOW, DRAINED, OVERLAP, UNIFIED, LEGACY = "shadow", "drained", "overlap", "unified", "legacy"
 AT_WORK = frozenset({None, OVERLAP, UNIFIED})
 """Phases in which the group assigns its partitions."""
@@ -159,7 +159,7 @@ class Migration:
 
     async def _left_to_group(self, partitions: Collection[Partition]) -> dict[str, int]:
         """What each partition has behind its owner's ack floor, or behind its handoff sequence while it has none."""
-        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         floors = _floors(await self._of_group())
         done = {p: max(c.handoff, floors.get(c.owner or "", 0) if c.settled else 0) for p, c in claims.items()}
         return await self._behind(partitions, done)
@@ -167,11 +167,11 @@ class Migration:
     async def _behind(self, partitions: Collection[Partition], done: Mapping[str, int]) -> dict[str, int]:
         """Messages of each partition behind what is done of it."""
         await self._control.ready()
-        measured = await lag.measure(self._control.connection, self._jetstream, self._stream, partitions, done)
+        measured = await stored.measure(self._control.connection, self._jetstream, self._stream, partitions, done)
         return {
             p.id: measured[p.id].messages
             if measured[p.id].messages >= 0
-            else await lag.count(self._jetstream, self._stream, p, done.get(p.id, 0))
+            else await stored.count(self._jetstream, self._stream, p, done.get(p.id, 0))
             for p in partitions
         }
 
@@ -214,7 +214,7 @@ class Migration:
 
     async def _hand_over(self, legacy: Collection[ConsumerInfo]) -> int:
         by_partition = {partition_of(c, self._prefix).id: c for c in legacy}
-        known = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        known = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         await claim_store.store(self._bucket, handoffs(by_partition, known))
         return len(by_partition)
 
@@ -234,7 +234,7 @@ class Migration:
     async def clean_up(self) -> int:
         """Delete the old consumers; returns how many there were. Refused while a partition has no settled owner."""
         await self._require(UNIFIED)
-        claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+        claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         if open_ := sorted(claim.partition for claim in claims.values() if not claim.settled):
             raise ConfigError(
                 f"partitions without a settled owner: {', '.join(open_[:5])}; start workers, then try again"
@@ -277,7 +277,7 @@ class Migration:
         """The claims, once nobody owns any."""
         deadline = clock() + within
         while True:
-            claims = claims_in(await self._bucket.entries(claim_store.FAMILY))
+            claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
             owned = sorted({claim.owner for claim in claims.values() if claim.owner})
             if not owned:
                 return claims
@@ -324,7 +324,7 @@ class Migration:
     # -- the flag ------------------------------------------------------------------------------------------------------
 
     async def _state(self) -> Json:
-        entry = await self._bucket.get(KEY) if await self._bucket.exists() else None
+        entry = await self._bucket.get(MIGRATION_KEY) if await self._bucket.exists() else None
         if entry is None:
             raise ConfigError("no migration is under way; begin with `shadow`")
         return entry.value
@@ -339,19 +339,19 @@ class Migration:
         return now
 
     async def _flag(self, to: str, **more: object) -> None:
-        await self._bucket.put(KEY, {**await self._state(), "phase": to, **more})
+        await self._bucket.put(MIGRATION_KEY, {**await self._state(), "phase": to, **more})
 
     async def _write_down(self, consumers: Collection[ConsumerInfo]) -> None:
         """How the old consumers are, for the way back, and how far they are."""
         legacy = {c.name: {k: v for k, v in c.config.items() if k != "pause_until"} for c in consumers}
         delivered = {c.name: c.delivered_stream_seq for c in consumers}
         state = {"v": 1, "phase": SHADOW, "stream": self._stream, "legacy": legacy, "delivered": delivered}
-        await self._bucket.put(KEY, state)
+        await self._bucket.put(MIGRATION_KEY, state)
 
 
 async def phase(bucket: Bucket) -> str | None:
     """How far a migration to the group has come; None when there is none."""
-    entry = await bucket.get(KEY)
+    entry = await bucket.get(MIGRATION_KEY)
     return str(entry.value["phase"]) if entry else None
 
 
@@ -370,3 +370,94 @@ def _floors(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:
 
 def _noted(consumer: ConsumerInfo, what: str) -> str:
     return str((consumer.config.get("metadata") or {}).get(f"penstock.{what}", ""))
+
+
+PARTITION = ("group", "partition")
+METRICS = {
+    "parti_migration_unprocessed": Family("gauge", "Messages that the old consumer has not acknowledged.", PARTITION),
+    "parti_migration_in_flight": Family("gauge", "Messages that the old consumer has out.", PARTITION),
+    "parti_migration_counted": Family(
+        "gauge", "Messages behind the old ack floor that the group would begin with.", PARTITION
+    ),
+    "parti_migration_missing": Family("gauge", "1 when the group would see less than is left to do.", PARTITION),
+    "parti_migration_left_to_group": Family(
+        "gauge", "During an overlap: messages that the group has not passed.", PARTITION
+    ),
+    "parti_migration_lag": Family("gauge", "Messages that the group has before it.", ("group",)),
+    "parti_migration_redelivered_ratio": Family(
+        "gauge", "Share of what the group has out that is not out for the first time.", ("group",)
+    ),
+    "parti_migration_breaches": Family("gauge", "Windows in a row in which the rule was broken.", ("group",)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """When a migration is to be rolled back."""
+
+    max_lag: int
+    """Messages that the group may have before it."""
+    max_redelivered: float = 0.03
+    windows: int = 3
+    """Looks in a row that must be bad."""
+
+    def __post_init__(self) -> None:
+        if self.windows < 1 or self.max_lag < 0 or not 0 <= self.max_redelivered <= 1:
+            raise ConfigError(f"a rule needs windows, a lag from 0 on and a ratio from 0 to 1, got {self}")
+
+    def broken_by(self, lag: int, redelivered: float) -> str:
+        """Why this is too bad; empty when it is not. Pure."""
+        if lag > self.max_lag:
+            return f"the group is {lag} messages behind, and {self.max_lag} is the most"
+        if redelivered > self.max_redelivered:
+            return f"{redelivered:.1%} of the messages are out again, and {self.max_redelivered:.1%} is the most"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look."""
+
+    lag: int
+    redelivered: float
+    breaches: int
+    why: str
+    """What is too bad now; empty when nothing is."""
+    parity: tuple[Parity, ...] = ()
+
+
+class Watch:
+    """Looks at a migration, once a window, and counts the bad ones in a row."""
+
+    def __init__(self, migration: Migration, group: str, rule: Rule) -> None:
+        self._migration = migration
+        self._group = group
+        self._rule = rule
+        self.last = Reading(0, 0.0, 0, "")
+
+    async def look(self) -> Reading:
+        """How both sides stand now."""
+        parity = await self._migration.compare()
+        lag, redelivered = await self._migration.load()
+        why = self._rule.broken_by(lag, redelivered)
+        self.last = Reading(lag, redelivered, self.last.breaches + 1 if why else 0, why, tuple(parity))
+        return self.last
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rule says to go back."""
+        return self.last.breaches >= self._rule.windows
+
+    def numbers(self) -> Numbers:
+        """The last look, for Prometheus."""
+        return Numbers(METRICS, self._samples)
+
+    def _samples(self) -> Iterator[Sample]:
+        now = self.last
+        for one in now.parity:
+            for name in [name for name, family in METRICS.items() if family.labels == PARTITION]:
+                value = getattr(one, name.removeprefix("parti_migration_"))
+                yield Sample(name, (self._group, one.partition), float(value or 0))
+        yield Sample("parti_migration_lag", (self._group,), now.lag)
+        yield Sample("parti_migration_redelivered_ratio", (self._group,), now.redelivered)
+        yield Sample("parti_migration_breaches", (self._group,), now.breaches)

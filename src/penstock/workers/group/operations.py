@@ -17,14 +17,13 @@ from penstock.jetstream.kv import Bucket, Conflict
 from penstock.publish.control import Control
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group import identity
-from penstock.workers.group.claims import Claim, claims_in
+from penstock.workers.group.assignment import Assignments, Published
+from penstock.workers.group.claims import NO_TRIES, Claim, Reached, claims_in
 from penstock.workers.group.handoff import Retention
-from penstock.workers.group.holder import delete_holder
 from penstock.workers.group.identity import RETIRED, workers_in
-from penstock.workers.group.options import RESERVED, bucket_name, overlap_bucket
+from penstock.workers.group.leader import delete_holder
 from penstock.workers.group.overview import GroupOverview, group_exists, look
-from penstock.workers.group.progress import NO_TRIES, Reached
-from penstock.workers.group.publication import Assignments, Published
+from penstock.workers.options import RESERVED, bucket_name, overlap_bucket
 from penstock.workers.pull.consumer import WORK_QUEUE, group_consumers, stream_identity
 
 TRIES = 5
@@ -106,7 +105,7 @@ class Groups:
                 "skip messages, purge their subjects"
             )
         refuse_beyond_end(stream, first)
-        claims = claims_in(await bucket.entries(claim_store.FAMILY))
+        claims = claims_in(await bucket.entries(claim_store.CLAIMS))
         if unknown := sorted(set(partitions) - claims.keys()):
             raise ConfigError(f"group {group!r} has no partition {', '.join(map(repr, unknown[:5]))}")
         chosen = [claims[p] for p in sorted(partitions or claims)]
@@ -154,7 +153,7 @@ class Groups:
 
     async def _without_workers(self, group: str, force: bool) -> Bucket:
         bucket = await self._bucket(group)
-        workers = workers_in(await bucket.entries(identity.FAMILY))
+        workers = workers_in(await bucket.entries(identity.WORKERS))
         there = sorted(worker for worker, record in workers.items() if record.state != RETIRED)
         if there and not force:
             raise ConfigError(

@@ -34,8 +34,8 @@ from penstock.publish.control import Control
 from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.workers.group import migration
-from penstock.workers.group.lease import Sightings, clock
-from penstock.workers.group.options import bucket_name, overlap_bucket
+from penstock.workers.group.identity import Sightings, clock
+from penstock.workers.options import bucket_name, overlap_bucket
 
 log = logging.getLogger(__name__)
 

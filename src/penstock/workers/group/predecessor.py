@@ -9,10 +9,10 @@ from __future__ import annotations
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.workers.group import handoff
-from penstock.workers.group.claims import FAMILY, Claim, claims_in
+from penstock.workers.group.assignment import Assignments
+from penstock.workers.group.claims import CLAIMS, Claim, claims_in
 from penstock.workers.group.handoff import Retention, View
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.publication import Assignments
+from penstock.workers.options import GroupOptions
 from penstock.workers.partitions import Partition
 
 
@@ -38,7 +38,7 @@ class Predecessor:
         """The claims of all partitions of the assignment; these become known."""
         everybody = (await Assignments(self._bucket).current()).partitions.values()
         known |= {partition.id: partition for some in everybody for partition in some}
-        found = claims_in(await self._bucket.entries(FAMILY))
+        found = claims_in(await self._bucket.entries(CLAIMS))
         return {partition: claim for partition, claim in found.items() if partition in known}
 
     def still_covered(self, view: View, mine: frozenset[str], retention: Retention) -> set[str]:

@@ -22,12 +22,11 @@ from penstock.metrics.endpoint import Health
 from penstock.publish.control import Control
 from penstock.retry import is_retryable
 from penstock.settings import Settings
+from penstock.workers.group.assignment import Assignments
 from penstock.workers.group.group_worker import MemberStatistics
 from penstock.workers.group.identity import ClaimLost, Identity, WorkerRecord
 from penstock.workers.group.member import DEGRADED, Member
-from penstock.workers.group.options import GroupOptions
-from penstock.workers.group.publication import Assignments
-from penstock.workers.options import ConsumerOptions, WorkerOptions
+from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.worker import Worker
 

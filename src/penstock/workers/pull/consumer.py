@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
+from typing import Protocol
 
 from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
 from penstock.jetstream import features
@@ -24,19 +27,86 @@ from penstock.workers.options import ConsumerOptions, Positions, no_positions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
 from penstock.workers.pull.filters import Shards
-from penstock.workers.pull.updates import (
-    Events,
-    NoEvents,
-    Permission,
-    Status,
-    Trouble,
-    UpdateFailed,
-    UpdateOutcome,
-    always,
-    difference,
-)
 
 log = logging.getLogger(__name__)
+
+
+class UpdateFailed(Unavailable):
+    """A consumer could not be updated; it goes on with its last good filters, and the change is tried again."""
+
+
+class Status(Enum):
+    """What became of an update."""
+
+    CREATED = "created"
+    """At least one consumer had to be made."""
+    UPDATED = "updated"
+    SKIPPED = "skipped"
+    """The filters are as they should be already."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """The filters are now those of the partitions given, or of those given to a later call."""
+
+    status: Status
+    subjects: int
+    """Filter subjects now."""
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    passed_over: frozenset[str] = frozenset()
+    """Subjects that must be caught up with: what they had in the stream up to `cursor` will not be delivered.
+
+    They were added to a consumer that existed, now or by an earlier update, and `all_caught_up` was not called since.
+    """
+    cursor: int = 0
+    """Stream sequence: whatever lies above it is delivered, whichever consumer has the subject."""
+
+
+SHOWN = 5
+"""Subjects of a change that a line has room for."""
+
+
+def difference(before: Set[str], after: Set[str]) -> str:
+    """What an update changes, in a line. Pure."""
+    signed = (
+        [f"+{subject}" for subject in sorted(after - before)],
+        [f"-{subject}" for subject in sorted(before - after)],
+    )
+    more = sum(max(len(some) - SHOWN, 0) for some in signed)
+    shown = [one for some in signed for one in some[:SHOWN]]
+    return " ".join([*shown, f"and {more} more"] if more else shown) or "no other subjects"
+
+
+class Events(Protocol):
+    """What a consumer tells about its updates; `consume.metrics` counts it."""
+
+    def update_applied(self, seconds: float, subjects: int) -> None: ...
+    def update_failed(self) -> None: ...
+    def update_skipped(self) -> None: ...
+    def duplicate_subjects(self, count: int) -> None: ...
+
+
+class NoEvents:
+    """Nobody listens."""
+
+    def update_applied(self, seconds: float, subjects: int) -> None: ...
+    def update_failed(self) -> None: ...
+    def update_skipped(self) -> None: ...
+    def duplicate_subjects(self, count: int) -> None: ...
+
+
+Permission = Callable[[], bool]
+
+
+def always() -> bool:
+    """For a worker whose names nobody else can have."""
+    return True
+
+
+Trouble = Callable[[PenstockError, int], None]
+"""Called after several updates have failed in a row, with the last error and their number."""
+
 
 WORK_QUEUE = "workqueue"
 BEHIND = "penstock.behind"
@@ -415,3 +485,50 @@ def _replaced(shards: Shards, index: int, subjects: frozenset[str]) -> Shards:
     while changed and not changed[-1]:
         changed.pop()
     return tuple(changed)
+
+
+LOOK_EVERY = 10.0  # seconds
+TIMES = 3
+"""So often a consumer is written again, one look after the other: what is in its way may be written later."""
+
+
+class Absence:
+    """Whether a node was away, and how often consumers were written since. Pure."""
+
+    def __init__(self) -> None:
+        self._due = TIMES  # who has just come does not know whether somebody was away before
+
+    def over(self, away: bool) -> bool:
+        """One look: whether consumers are to be written now."""
+        if away:
+            self._due = TIMES
+            return False
+        due, self._due = self._due, max(self._due - 1, 0)
+        return due > 0
+
+
+class NodeWatch:
+    """Looks at the replicas of a worker's consumers from time to time."""
+
+    def __init__(self, consumer: WorkerConsumer) -> None:
+        self._consumer = consumer
+        self._absence = Absence()
+
+    async def run(self) -> None:
+        """Look for as long as the worker lives."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            try:
+                await self._look()
+            except PenstockError as exc:
+                self._absence.over(away=True)  # somebody does not answer
+                log.info("%s: its replicas cannot be looked at now: %s", self._consumer.options.consumer, exc)
+
+    async def _look(self) -> None:
+        if self._consumer.retention != WORK_QUEUE:
+            return
+        replicas = await self._consumer.replicas()
+        away = any(replica.offline or replica.silent for replica in replicas)
+        if replicas and self._absence.over(away):
+            await self._consumer.write_again()
+            log.info("%s is written again, for a node that may have been away", self._consumer.options.consumer)

@@ -1,28 +1,247 @@
-"""The worker's pull loop: one session after the other, and where what they bring goes."""
+"""The worker's pull loop: one session after the other, where what they bring goes, and what keeps them going."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime, timedelta
 
-from penstock.consume.messages import Message
+from penstock import subjects
+from penstock.consume import messages
+from penstock.consume.dead_letters import Reader, keep
+from penstock.consume.messages import Message, MessageContext
 from penstock.consume.metrics import WorkerMetrics
+from penstock.consume.verdicts import DeadLetter
 from penstock.deadletter import headers as deadletter_headers
 from penstock.deadletter import letters
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo
 from penstock.retry import Backoff
 from penstock.wire import aio
 from penstock.workers.dispatch.dispatcher import Dispatcher
-from penstock.workers.options import ConsumerOptions
-from penstock.workers.pull.answers import SessionAnswers
+from penstock.workers.dispatch.lanes import Lane
+from penstock.workers.dispatch.troubles import LongRunning
+from penstock.workers.options import ConsumerOptions, WorkerOptions
+from penstock.workers.partitions import Partition
+from penstock.workers.pull import session
 from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
-from penstock.workers.pull.routes import Routes
 from penstock.workers.pull.session import Session, WentElsewhere
-from penstock.workers.pull.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
+
+
+REMEMBERED = 100_000
+"""Subjects below wildcards that are remembered with their lane."""
+
+
+class Routes:
+    """Finds the lane of a message by its subject."""
+
+    def __init__(self) -> None:
+        self.literal: dict[str, Lane] = {}
+        """Lanes of subjects without wildcards: most are found here."""
+        self._wild: list[tuple[str, Lane]] = []
+        self._found: dict[str, Lane | None] = {}
+
+    def add(self, partition: Partition, lane: Lane) -> None:
+        """Messages of the partition's subjects go to this lane."""
+        for subject in partition.subjects:
+            if subjects.is_literal(subject):
+                self.literal[subject] = lane
+            else:
+                self._wild.append((subject, lane))
+        self._found.clear()
+
+    def remove(self, partition: Partition) -> None:
+        """Its subjects lead nowhere."""
+        for subject in partition.subjects:
+            self.literal.pop(subject, None)
+        self._wild = [(filter_, lane) for filter_, lane in self._wild if filter_ not in partition.subjects]
+        self._found.clear()
+
+    def lane(self, subject: str) -> Lane | None:
+        """The lane of a subject; None when it belongs to nobody here."""
+        if (lane := self.literal.get(subject)) or not self._wild:
+            return lane
+        if subject not in self._found:
+            if len(self._found) >= REMEMBERED:
+                self._found.clear()
+            self._found[subject] = _first(self._wild, subject)
+        return self._found[subject]
+
+
+def _first(wild: Iterable[tuple[str, Lane]], subject: str) -> Lane | None:
+    return next((lane for filter_, lane in wild if subjects.matches(filter_, subject)), None)
+
+
+class NoDeadLetters(ConfigError):
+    """A message should be given up, and nobody said where to."""
+
+
+class SessionAnswers:
+    """Answers over the session of the moment; what is done without one is acknowledged by the next."""
+
+    def __init__(
+        self,
+        connection: aio.Connection,
+        stream: str,
+        reader: str,
+        dlq: str | None,
+        on_trial: Callable[[str, int], Awaitable[None]],
+        worker: str | None = None,
+    ) -> None:
+        """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition.
+
+        `worker` is one that belongs to no group: it gives up for itself alone, whoever else has that name.
+        """
+        self.session: Session | None = None
+        self._on_trial = on_trial
+        self.acks: list[str] = []
+        """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""
+        self._connection = connection
+        self._stream = stream
+        self._reader = reader
+        self._dlq = dlq
+        self._worker = worker
+
+    def acked(self) -> None:
+        if self.session:
+            self.session.acked()
+
+    def settled(self) -> None:
+        if self.session:
+            self.session.settled()
+
+    def again(self, message: Message, delay: float) -> float:
+        return delay
+
+    async def on_trial(self, partition_id: str, sequence: int) -> None:
+        await self._on_trial(partition_id, sequence)
+
+    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+        """Store the message with its reason below the subject for dead letters."""
+        if self._dlq is None:
+            raise NoDeadLetters(f"{letter.reason}; name a subject for dead letters (dlq) to get past such a message")
+        reader = Reader(self._stream, self._reader, self._worker)
+        await keep(self._connection, self._dlq, reader, message, context.delivery_count, letter, error)
+
+
+TICK = 0.1
+"""Seconds between two looks while something waits here."""
+REST = 0.5
+"""The same while nothing does: to be woken costs a worker that has little to do more than its messages."""
+MANY = 500
+"""Messages since the last look after which the next one is soon: batch sizes are to follow the handlers quickly."""
+PATIENT_FOR = 3
+"""The server is asked for patience so many times within its `ack_wait`."""
+
+
+class Upkeep:
+    """Looks at the lanes from time to time."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        consumer: WorkerConsumer,
+        options: WorkerOptions,
+        read: Callable[[Lane, list[int]], object],
+    ) -> None:
+        """`read` begins to read messages from the stream that a lane has put aside."""
+        self.batch = session.BatchSize(session.capacity(consumer.options.max_ack_pending))
+        self._dispatcher = dispatcher
+        self._consumer = consumer
+        self._options = options
+        self._read = read
+        self._allowed = consumer.options.max_ack_pending
+        self._touch_every = consumer.options.ack_wait / PATIENT_FOR
+        self._touched = self._observed = time.monotonic()
+        self._handled = self._seen = 0
+        self.long_running = LongRunning()
+        self._message_size = 0.0
+        """Bytes of a message, about; at once as large as those that come, and only slowly less."""
+
+    def room(self) -> int:
+        """Messages that may still come, besides those that were asked for."""
+        return self._most - self._dispatcher.held
+
+    @property
+    def _most(self) -> int:
+        most = session.capacity(self._consumer.options.max_ack_pending)
+        return session.bounded(most, self._options.max_bytes, self._message_size)
+
+    @property
+    def _kept(self) -> int:
+        """Messages that a slow partition may hold: of large ones fewer, so that it leaves room for others."""
+        large = self._most < session.capacity(self._consumer.options.max_ack_pending)
+        return min(self._options.max_in_flight, max(1, self._most // 4)) if large else self._options.max_in_flight
+
+    def request_bytes(self, max_payload: int) -> int:
+        """Bytes that one request may bring."""
+        return session.request_bytes(self._options.max_bytes, max_payload)
+
+    def came(self, batch: list[Message]) -> None:
+        """Learn how large messages are."""
+        size = sum([len(message.data) for message in batch]) / len(batch)
+        self._message_size = max(size, session.MEMORY * self._message_size)
+
+    def pause(self, session: Session | None) -> float:
+        """Seconds until the next look."""
+        since, self._seen = self._dispatcher.handled - self._seen, self._dispatcher.handled
+        waits = self._dispatcher.held or self._dispatcher.some_parked
+        return TICK if waits or since > MANY or session is None else REST
+
+    async def look(self, session: Session) -> None:
+        """One look. Raises what the server refuses."""
+        self._dispatcher.owners_changed()
+        self._observe()
+        self.long_running.look(self._dispatcher.lanes.values())
+        session.check()
+        if session.stalled:
+            self._dispatcher.relieve(self._kept)
+        parked = self._dispatcher.parked
+        if parked:
+            self._bring_back()
+        self._ask_for_patience(session)
+        session.top_up()
+        await self._widen(parked)
+
+    def _bring_back(self) -> None:
+        for lane in self._dispatcher.lanes.values():
+            if back := lane.wanted_back(self._kept):
+                lane.reading = True
+                self._read(lane, back)
+
+    def _observe(self) -> None:
+        """Let the batches follow the handlers."""
+        now, handled = time.monotonic(), self._dispatcher.handled
+        if now - self._observed >= session.HORIZON / 2:
+            self.batch.observe(handled - self._handled, now - self._observed, idle=self._dispatcher.held == 0)
+            self._observed, self._handled = now, handled
+
+    def _ask_for_patience(self, session: Session) -> None:
+        now = time.monotonic()
+        if now - self._touched < self._touch_every:
+            return
+        self._touched = now
+        old = datetime.now(UTC) - timedelta(seconds=self._touch_every / 2)
+        waiting = [
+            reply
+            for lane in self._dispatcher.lanes.values()
+            for reply, message in lane.replies()
+            if message is None or message.received_at < old
+        ]
+        session.write(messages.in_progress(waiting))
+
+    async def _widen(self, parked: int) -> None:
+        """Let the server have more out while messages of slow partitions wait there."""
+        needed = session.pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
+        if needed > self._allowed or (needed < self._allowed and not parked):
+            self._allowed = needed
+            await self._consumer.allow_pending(needed)
+
 
 ONLY = deadletter_headers.ONLY.encode()
 FOR_EVER = 10 * 365 * 86400.0  # seconds

@@ -11,21 +11,127 @@ Then the session ends, and the next one begins in the same way.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from penstock.consume import messages
 from penstock.consume.messages import Message
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.wire import aio, deliveries, frames
-from penstock.workers.dispatch.handling import ACKS
-from penstock.workers.pull import pacing
-from penstock.workers.pull.requests import HEARTBEAT, Pull
+from penstock.workers.dispatch.dispatcher import ACKS
+from penstock.workers.pull import session
 
 log = logging.getLogger(__name__)
+
+
+FULL = 0.8
+"""Share of `max_ack_pending` that may wait here before pulling stops."""
+HORIZON = 0.5
+"""Seconds of work that one batch should be."""
+FIRST = 50
+LEAST = 4
+HEADROOM = 65_536
+"""Bytes that a server counts besides a message's data: its subject, and where to acknowledge it."""
+MEMORY = 0.7
+"""Share of the old value that a new observation leaves in the average."""
+
+
+class BatchSize:
+    """Messages to ask for at once: as many as the handlers finish in `HORIZON` seconds."""
+
+    def __init__(self, most: int, first: int = FIRST) -> None:
+        self.most = max(most, 1)
+        self.size = min(max(first, 1), self.most)
+        self._rate: float | None = None
+
+    def observe(self, handled: int, seconds: float, idle: bool) -> None:
+        """So many were handled in so long. `idle`: there was nothing left to handle, so it could have been more."""
+        if seconds <= 0 or (idle and not handled):
+            return
+        rate = handled / max(seconds, 0.001)
+        if idle:  # a lull says nothing about how fast the handlers are
+            rate = max(rate, self._rate or 0.0)
+        self._rate = rate if self._rate is None else MEMORY * self._rate + (1 - MEMORY) * rate
+        wanted = int(self._rate * HORIZON)
+        # At most doubled at a time: one lucky moment must not flood a slow handler.
+        self.size = min(max(wanted, LEAST), 2 * self.size, self.most)
+        self.size = max(self.size, min(LEAST, self.most))
+
+
+def capacity(max_ack_pending: int) -> int:
+    """Messages that may wait here or be under way to here."""
+    return max(1, int(max_ack_pending * FULL))
+
+
+def bounded(most: int, max_bytes: int, size: float) -> int:
+    """Messages of about that size that may wait here or be under way to here, so that they stay within `max_bytes`."""
+    return max(1, min(most, int(max_bytes / size))) if size else most
+
+
+def request_bytes(max_bytes: int, max_payload: int) -> int:
+    """Bytes that one request may bring: two of them may be open before it is known how large the messages are.
+
+    One message has room in any case, or the server would refuse every request.
+    """
+    return max(max_bytes // 4, max_payload + HEADROOM)
+
+
+def next_pull(size: int, asked: int, held: int, room: int) -> int:
+    """How many messages to ask for now: 0 while enough are under way, or too many wait here.
+
+    `asked`: asked for and not come yet. `held`: here and not finished. `room`: the most of both together.
+    """
+    if asked > size // 2:
+        return 0
+    return max(0, min(size - asked, room - held - asked))
+
+
+def pending_needed(parked: int, max_ack_pending: int, most: int) -> int:
+    """`max_ack_pending` for the server while `parked` messages wait there: they must not use up the others' budget.
+
+    In powers of two, so that the consumer is seldom changed.
+    """
+    if parked * 2 <= max_ack_pending:
+        return max_ack_pending
+    extra = 1 << (2 * parked - 1).bit_length()
+    return min(max_ack_pending + extra, max(most, max_ack_pending))
+
+
+EXPIRES = 30.0  # seconds
+HEARTBEAT = 5.0  # seconds
+
+
+@dataclass(slots=True)
+class Pull:
+    """What was asked of one consumer."""
+
+    name: str
+    inbox: str
+    sid: int = 0
+    asked: int = 0
+    """Messages asked for and not come yet."""
+    heard: float = 0.0
+    """When something last came."""
+    delivery: int = 0
+    """The number of the last delivery."""
+    opening: list[Message] | None = field(default_factory=list)
+    """What came before it was known that the consumer counts from 1; None once that is known."""
+
+    def request(self, subject: str, count: int, max_bytes: int) -> bytes:
+        """Ask for so many messages more, and for no more bytes than that."""
+        ask = {
+            "batch": count,
+            "max_bytes": max_bytes,
+            "expires": int(EXPIRES * NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
+        }
+        return frames.publish(subject, json.dumps(ask).encode(), reply=self.inbox)
+
 
 SILENCE = 2.5 * HEARTBEAT
 """Without a word for that long on an open request, the request is lost, or the consumer is."""
@@ -242,7 +348,7 @@ class Session:
         self._topping_up = False
         requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
         for pull in [pull for pull in self._pulls.values() if pull.opening is None]:
-            count = pacing.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
+            count = session.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
             if count > 0:
                 requests += self._request(pull, count)
                 pull.asked += count

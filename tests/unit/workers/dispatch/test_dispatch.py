@@ -11,8 +11,7 @@ from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import MAX_DELIVER, DeadLetter
 from penstock.errors import Unavailable
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.dispatcher import Dispatcher
-from penstock.workers.dispatch.handling import HandlingOptions
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
 from penstock.workers.dispatch.lanes import Lane
 
 

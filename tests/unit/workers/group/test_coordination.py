@@ -6,13 +6,19 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.jetstream.kv import Entry
-from penstock.workers.group.assignment import Assignment
-from penstock.workers.group.identity import RETIRED, Pool, WorkerRecord, candidates
-from penstock.workers.group.lease import Lease, Sightings
-from penstock.workers.group.publication import HEAD, OF, Draft, Published, writes
-from penstock.workers.group.stabilization import Situation, Stabilizer, Windows
-from penstock.workers.partitions import Partition
-from penstock.workers.sources import Hashed, Listed, fnv1a, parse_partitions, partition_json
+from penstock.workers.group.assignment import (
+    HEAD,
+    OF,
+    Assignment,
+    Draft,
+    Published,
+    Situation,
+    Stabilizer,
+    Windows,
+    writes,
+)
+from penstock.workers.group.identity import RETIRED, Lease, Pool, Sightings, WorkerRecord, candidates
+from penstock.workers.partitions import Hashed, Listed, Partition, fnv1a, parse_partitions, partition_json
 
 
 class FakeClock:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.jetstream.model import ConsumerInfo
-from penstock.workers.group.claims import Claim
+from penstock.workers.group.claims import Claim, Reached, Record
 from penstock.workers.group.handoff import (
     Retention,
     Steps,
@@ -21,7 +21,6 @@ from penstock.workers.group.handoff import (
     next_steps,
 )
 from penstock.workers.group.identity import RETIRED, WorkerRecord
-from penstock.workers.group.progress import Reached, Record
 from penstock.workers.partitions import Partition
 
 FREE = Claim("p", 10, holders=("a",), revision=5)

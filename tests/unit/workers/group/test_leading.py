@@ -8,12 +8,11 @@ import pytest
 
 from penstock.jetstream.kv import Entry
 from penstock.jetstream.model import ConsumerInfo
+from penstock.workers.group.assignment import Published, Situation
 from penstock.workers.group.claims import Claim
 from penstock.workers.group.identity import ACTIVE, LEAVING, RETIRED, WorkerRecord
 from penstock.workers.group.leader import first_claim, situation
 from penstock.workers.group.overview import movement, overview
-from penstock.workers.group.publication import Published
-from penstock.workers.group.stabilization import Situation
 from penstock.workers.partitions import Partition
 
 P, Q = Partition("p", ("s.p",)), Partition("q", ("s.q",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.workers.pull.nodes import TIMES, Absence
+from penstock.workers.pull.consumer import TIMES, Absence
 
 
 def test_nothing_is_written_while_somebody_is_away() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.pull.pacing import FIRST, BatchSize, capacity, next_pull, pending_needed
+from penstock.workers.pull.session import FIRST, BatchSize, capacity, next_pull, pending_needed
 
 
 @given(size=st.integers(1, 1000), asked=st.integers(0, 1000), held=st.integers(0, 1000), limit=st.integers(1, 1000))

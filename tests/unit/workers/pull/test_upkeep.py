@@ -8,8 +8,8 @@ from typing import Any, cast
 from penstock.workers.dispatch.dispatcher import Dispatcher
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.pull.consumer import WorkerConsumer
+from penstock.workers.pull.puller import MANY, REST, TICK, Upkeep
 from penstock.workers.pull.session import Session
-from penstock.workers.pull.upkeep import MANY, REST, TICK, Upkeep
 
 
 def upkeep(**state: Any) -> tuple[Upkeep, SimpleNamespace]:
