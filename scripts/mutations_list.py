@@ -181,7 +181,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="confirm-before-the-book",
         file="src/penstock/facts/reader.py",
-        old="if await self._write(look, look.book.confirmed(receipt.page, time.time()), patience):",
+        old="if await self._write(look, look.book.confirmed(receipt.page, look.now), patience):",
         new="if True:",
         breaks="A page is acknowledged without the book saying so: what the server forgets in a crash comes again.",
         tests=(

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, MessageNotFound, NotFound, StreamNotFou
 from penstock.jetstream import kv
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StreamInfo
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import Range, read_messages
 from penstock.settings import Settings
 from penstock.sourcing.copies import Mark, mark_of
 from penstock.spark.history import History, Intent, history_of, unpacked
@@ -228,10 +228,8 @@ def _read(
             f"stream {info.name!r} cannot be read without disturbing its consumers: set allow_direct on it"
         )
     wanted = Range(stream=info.name, first=first, last=last, subjects=tuple(subjects), direct=direct)
-    for batch in read_range(settings, wanted, PATIENCE):
-        names = ("sequence", "subject", "headers", "data")
-        sequences, subjects_, headers, data = (batch.column(name).to_pylist() for name in names)
-        yield from zip(sequences, subjects_, (dict(one or ()) for one in headers), data, strict=True)
+    for one in read_messages(settings, wanted, PATIENCE):
+        yield one.sequence, one.subject, one.headers, one.data
 
 
 # -- bridges -----------------------------------------------------------------------------------------------------------

@@ -101,9 +101,11 @@ class _Needs:
         self.api(f"STREAM.INFO.{stream.name}", f"STREAM.MSG.GET.{stream.name}")
         self.api(*(_passing_consumers(stream.name) if stream.retention == "limits" else [f"DIRECT.GET.{stream.name}"]))
 
-    def read_pages(self, stream: str, consumer: str) -> None:
+    def read_pages(self, stream: str, consumer: str, dedicated: bool) -> None:
         """Read through a consumer by pages with receipts. The bucket and its key are there: `penstock rotate-key`."""
         self.read_through(stream, consumer)
+        if dedicated:  # it resets its consumer to get in order what was not confirmed, if the server can do that
+            self.api("INFO", f"CONSUMER.RESET.{stream}.{consumer}")
         self.api(f"STREAM.MSG.GET.KV_{FACTS}")
         self.entry(FACTS, f"book.{stream}.{consumer}")
 
@@ -201,7 +203,7 @@ def _read_consumer(needs: _Needs, consumer: ConsumerSpec) -> None:
         needs.publish.add(f"$JS.ACK.{consumer.stream}.{consumer.name}.>")
         needs.subscribe.add(str(consumer.config["deliver_subject"]))
     else:
-        needs.read_pages(consumer.stream, consumer.name)
+        needs.read_pages(consumer.stream, consumer.name, consumer.is_dedicated)
         needs.api(f"STREAM.INFO.{consumer.stream}")  # an app asks which stream of that name it is
     if consumer.dlq:
         needs.bury(consumer.dlq)
@@ -257,7 +259,8 @@ def _gateway(platform: Platform, domain: str | None) -> Iterator[Permissions]:
     needs.api("INFO", "STREAM.NAMES")
     for identity in platform.gateway.identities.values():
         for stream, consumer in identity.consumers:
-            needs.read_pages(stream, consumer)
+            declared = platform.consumers.get(consumer)
+            needs.read_pages(stream, consumer, declared is not None and declared.is_dedicated)
         for subject in identity.subjects:
             _append(needs, platform, subject)
     yield needs.made("gateway", "gateway")
