@@ -39,14 +39,13 @@ from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
 from penstock.units import counted
-from penstock.workers.group.following import FOLLOW_EVERY, Following
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.overlap import Overlap
 from penstock.workers.group.overview import look
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, GroupOptions, Positions, WorkerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.worker import Worker
+from penstock.workers.worker import FOLLOW_EVERY, Following, Worker
 
 LOOK_EVERY = 0.2
 """Seconds between two looks whether everything is done."""

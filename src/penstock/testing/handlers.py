@@ -12,9 +12,8 @@ from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import DeadLetter, Retries
 from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers
-from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, Ownership, OwnsAll
 from penstock.workers.dispatch.lanes import Lane
-from penstock.workers.dispatch.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import SubjectPattern
 
 

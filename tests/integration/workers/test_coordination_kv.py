@@ -13,7 +13,7 @@ from penstock.jetstream.kv import Bucket, Conflict, Entry, Write
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.ownership import Ownership
+from penstock.workers.dispatch.dispatcher import Ownership
 from penstock.workers.group.assignment import Assignment, Assignments, Draft, Published, Share, writes
 from penstock.workers.group.claims import Claim, KVClaims, PartitionClaimer, Reached, claim_key, claims_in, store
 from penstock.workers.group.identity import ClaimLost, Election, Identity, Lease, Pool, WorkerRecord, clock

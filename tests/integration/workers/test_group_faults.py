@@ -21,14 +21,13 @@ from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
 from penstock.workers.group import assignment, claims
 from penstock.workers.group.claims import Claim, claim_key
-from penstock.workers.group.following import Following
 from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import LIST_KEY, SeenInStream, SubjectPattern
 from penstock.workers.pull.consumer import stream_identity
-from penstock.workers.worker import Worker
+from penstock.workers.worker import Following, Worker
 
 __all__ = ["world"]
 

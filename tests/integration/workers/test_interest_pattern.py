@@ -15,12 +15,11 @@ from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.group.assignment import Windows
-from penstock.workers.group.following import Following
 from penstock.workers.group.leader import Holder, covered_through
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
 from penstock.workers.partitions import Described, SeenInStream, SubjectPattern
-from penstock.workers.worker import Worker
+from penstock.workers.worker import Following, Worker
 
 PATTERN = SubjectPattern("s.{partition}")
 QUICK: dict[str, Any] = {"window": 0.01, "min_interval": 0.02}

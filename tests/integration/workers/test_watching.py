@@ -94,7 +94,7 @@ async def test_a_bucket_that_was_made_again_is_read_anew(world: World, control: 
 async def test_lag_is_known_by_partition_and_measured_in_turns(
     world: World, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workers.group.watching.MEASURED", 4)
+    monkeypatch.setattr("penstock.workers.group.overview.MEASURED", 4)
     held = Held(world.server, world.control)
     await held.prepare()
     world.groups.append(await held.join())

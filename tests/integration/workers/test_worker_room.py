@@ -9,7 +9,7 @@ from tests.integration.workers.world import World, partitions
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.metrics import MOST_LABELS, OTHERS, Look, WorkerMetrics
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.troubles import LongRunning
+from penstock.workers.dispatch.dispatcher import LongRunning
 
 MIB = 2**20
 LARGE = 512 * 1024  # bytes

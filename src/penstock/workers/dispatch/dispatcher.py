@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,7 +21,6 @@ from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_tim
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import DeadLetter, Retries
 from penstock.workers.dispatch.lanes import QUICK, Arrival, Finished, Lane, relieve
-from penstock.workers.dispatch.ownership import Ownership
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +55,28 @@ class Answers(Protocol):
     async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
         """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
         ...
+
+
+class Ownership(Protocol):
+    """What a worker is allowed to handle."""
+
+    def token(self, partition_id: str) -> int | None:
+        """The fencing token of a partition that this worker owns now.
+
+        None: not owned now. Its messages are then neither handled nor acknowledged; they wait. A token is larger than
+        every token that was given out for the partition before. Called for every message: answer from memory.
+        """
+        ...
+
+
+class OwnsAll:
+    """For a worker that is alone: everything assigned to it is its own."""
+
+    def __init__(self, token: int = 1) -> None:
+        self._token = token
+
+    def token(self, partition_id: str) -> int | None:
+        return self._token
 
 
 class Watch(Protocol):
@@ -95,10 +116,47 @@ REPORTED = 1000
 """Handler calls whose times are kept before they are counted, at least."""
 ABANDONED_WITHIN = 1.0
 """Seconds that a handler has to end once it is cancelled."""
-LOOK_WHILE_PAUSED = 0.1
-"""Seconds between two looks of whoever catches up whether it goes on."""
+LONG = 30.0
+"""Seconds after which a handler that runs is told of."""
+SHOWN = 5
+"""Partitions that are named; of the others, the number."""
+READ_AHEAD = 64
+"""Messages of a lane's backlog that wait to be handled, at most."""
 TURN = 64
 """Messages of one lane that a runner handles before the next lane has its turn."""
+
+
+def running(lanes: Iterable[Lane]) -> list[tuple[str, float]]:
+    """The partitions whose handlers run now, and for how many seconds."""
+    now = time.perf_counter()
+    return [(lane.id, now - started) for lane in list(lanes) if (started := lane.started) is not None]
+
+
+class LongRunning:
+    """Handlers that run for long. Each is logged once."""
+
+    def __init__(self, long: float = LONG) -> None:
+        self.now: dict[str, float] = {}
+        """Seconds by partition."""
+        self._long = long
+
+    def look(self, lanes: Collection[Lane]) -> None:
+        """See who runs for long now."""
+        found = {id_: seconds for id_, seconds in running(lanes) if seconds >= self._long}
+        for id_ in found.keys() - self.now.keys():
+            log.warning("the handler of %s has been running for %.0f s; nothing else of it is handled", id_, found[id_])
+        for id_ in self.now.keys() - found.keys():
+            log.info("the handler of %s has ended", id_)
+        self.now = found
+
+    def told(self) -> list[str]:
+        """A line about them, if there are any."""
+        if not self.now:
+            return []
+        longest = sorted(self.now.items(), key=lambda item: -item[1])
+        named = ", ".join(f"{id_} for {seconds:.0f} s" for id_, seconds in longest[:SHOWN])
+        more = f" and {len(longest) - SHOWN} more" if len(longest) > SHOWN else ""
+        return [f"handlers that have not ended: {named}{more}"]
 
 
 class Dispatcher:
@@ -150,8 +208,6 @@ class Dispatcher:
         """Held by whoever handles a message that may kill this process."""
         self._retries: dict[str, asyncio.TimerHandle] = {}
         """By lane: when its lowest message is tried again."""
-        self._leaves: dict[str, asyncio.Event] = {}
-        """By lane that is caught up with and waits for a try: set when it is to be given away."""
 
     # -- work comes ------------------------------------------------------------------------------------------------
 
@@ -168,6 +224,23 @@ class Dispatcher:
             self.held += 1
         if not lane.busy:
             self.wake(lane)
+
+    def read(self, lane: Lane, message: Message) -> None:
+        """Take the next message of a lane's backlog, read from the stream."""
+        self.held += lane.read(message, self.finished)
+        if not lane.busy:
+            self.wake(lane)
+
+    async def has_room(self, lane: Lane) -> None:
+        """Return when more of a lane's backlog may be read."""
+        while len(lane.backlog) >= READ_AHEAD and lane.rested:
+            lane.rested.clear()
+            await lane.rested.wait()
+
+    def end_reading(self, lane: Lane) -> None:
+        """All of a lane's backlog was read."""
+        lane.end_reading()
+        self.wake(lane)
 
     def bring_back(self, lane: Lane, wanted: Iterable[int], found: Iterable[Message]) -> int:
         """Messages that were put aside were read from the stream; says how many of those wanted are gone from it."""
@@ -253,12 +326,13 @@ class Dispatcher:
                 if self.options.batch:  # a batch, or one message by itself
                     turn = 0 if await self._handle_batch(lane) else 1
                 for _ in range(turn):
-                    if lane.held or lane.waits or not order or (message := items[order[0]]) is None or self.paused:
-                        break  # `lane.next()` in place
+                    if lane.held or lane.waits or not order or (sequence := order[0]) > lane.limit or self.paused:
+                        break  # this and the next line are `lane.next()`, in place
+                    if (message := items[sequence]) is None:
+                        break
                     if (token := token_of(lane_id)) is None:
                         self._waiting_for_owner.add(lane)
                         break
-                    sequence = message.sequence
                     if lane.unsure and self._was_done(lane, sequence, token):
                         self._finish(lane, sequence)
                         continue
@@ -332,6 +406,8 @@ class Dispatcher:
 
     def _at_rest(self, lane: Lane) -> None:
         lane.busy, lane.started = False, None
+        if lane.rested:
+            lane.rested.set()
         if self._resting:
             self._came_to_rest.set()
 
@@ -373,47 +449,6 @@ class Dispatcher:
                 await self._answers.on_trial("", 0)
                 if lane := self.lanes.get(context.partition_id):
                     lane.suspect = False
-
-    async def handle_stored(self, lane: Lane, message: Message) -> bool:
-        """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours, or
-        is to be given away."""
-        while (token := self._ownership.token(lane.id)) is not None and not lane.leaving:
-            if self.paused:
-                await asyncio.sleep(LOOK_WHILE_PAUSED)
-                continue
-            if self._was_done(lane, message.sequence, token):
-                return self._finished_stored(lane, message)
-            attempt, worker, error = lane.attempt(message.sequence), self.options.worker_id, None
-            context = MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
-            if attempt > 1 and await self._given_up(lane, message, context):
-                return True
-            lane.started = started = time.perf_counter()
-            lane.busy, self._handling[lane.id] = True, asyncio.current_task()
-            try:
-                await (self._on_trial if lane.suspect else self._call)(message, context)
-            except FAILURES as exc:  # counted, and tried again
-                error = failure_of(exc)
-            finally:
-                self._at_rest(lane)
-            if self._ownership.token(lane.id) != token:
-                lane.unsure = (message.sequence, token) if error is None else None
-                continue
-            if error is None:
-                self._watch.handled([time.perf_counter() - started])
-                return self._finished_stored(lane, message)
-            if (after := await self._after_failure(lane, message, context, error)) is None:
-                return self._finished_stored(lane, message)
-            leaves = self._leaves[lane.id] = asyncio.Event()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(after):
-                    await leaves.wait()
-        return False
-
-    def _finished_stored(self, lane: Lane, message: Message) -> bool:
-        self.finished.add(message.sequence)
-        lane.handled += 1
-        lane.tries.pop(message.sequence, None)
-        return True
 
     def _finish(self, lane: Lane, sequence: int) -> None:
         self.handled += 1
@@ -481,12 +516,6 @@ class Dispatcher:
         return True
 
     # -- lanes come and go -----------------------------------------------------------------------------------------
-
-    def leave(self, lane: Lane) -> None:
-        """Begin nothing more of it: whoever catches up with it stops after the message that is being handled."""
-        lane.held = lane.leaving = True
-        if leaves := self._leaves.pop(lane.id, None):
-            leaves.set()
 
     async def quiet(self, lanes: Iterable[Lane]) -> None:
         """Return when no handler of these lanes is running. They must be held, or this may take for ever."""

@@ -24,7 +24,6 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket, Conflict, Entry
 from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.publish.control import Control
-from penstock.workers.dispatch import troubles
 from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.assignment import Assignment, Member, Published, Situation, Stabilizer, assign
@@ -117,6 +116,8 @@ def covered_through(end: int, handoffs: Collection[int | None]) -> int:
 
 BEGUN = "group.begun"
 """The key that says where in the stream the group began."""
+PROBLEMS = "assignment.problems"
+"""The key with what the leader finds wrong with the partitions."""
 AUDIT_EVERY = 20
 """Steps after which all claims are looked at, even if nothing seems to have happened."""
 
@@ -155,20 +156,34 @@ class _Scene:
 
     def after_crash(self, dead: Iterable[Claim]) -> list[Claim]:
         """The claims of dead workers, freed with what their consumers and their records say."""
-        known = {partition.id: partition for partition in self.partitions}
-        return [
-            handoff.after_crash(
-                claim,
-                handoff.ack_floor(known.get(claim.partition), self.consumers.get(claim.owner or "", ())),
-                self.records.get(progress_key(claim.owner or "", claim.incarnation or "")),
-            )
-            for claim in dead
-        ]
+        return handoff.freed(dead, {one.id: one for one in self.partitions}, self.consumers, self.records)
 
     def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
         """Subjects of partitions that no owner covers for certain."""
         open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
         return [subject for partition in open_ for subject in partition.subjects]
+
+
+class Problems:
+    """What the leader finds wrong with the partitions, kept where `group show` sees it."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._written: list[str] | None = None
+
+    async def write(self, found: list[str]) -> None:
+        """Write them down, unless they are there."""
+        if found == self._written:
+            return
+        if found or await self._bucket.get(PROBLEMS):
+            await self._bucket.put(PROBLEMS, {"v": 1, "problems": found})
+        self._written = list(found)
+
+
+def problems_in(entry: Entry | None) -> tuple[str, ...]:
+    """What was written down."""
+    found = entry.value.get("problems") if entry else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 class Leader:
@@ -189,7 +204,7 @@ class Leader:
         self.holder = Holder(control.jetstream, options.stream, options.group, source)
         """Keeps what no partition is known for yet."""
         self._steps = 0
-        self._problems = troubles.Problems(bucket)
+        self._problems = Problems(bucket)
         self._failing: dict[str, int] = {}
         """Workers whose updates failed when we last looked, and how often in a row."""
         self.problems: list[str] = []

@@ -17,12 +17,12 @@ from penstock.errors import ConfigError, StreamNotFound
 from penstock.jetstream.kv import Bucket, Entry
 from penstock.jetstream.model import ConsumerInfo
 from penstock.publish.control import Control
-from penstock.workers.dispatch import troubles
 from penstock.workers.group import assignment, identity, migration
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.assignment import Published, Windows
 from penstock.workers.group.claims import Claim, claims_in, progress_key, records_in
 from penstock.workers.group.identity import ACTIVE, WorkerRecord, workers_in
+from penstock.workers.group.leader import PROBLEMS, problems_in
 from penstock.workers.options import bucket_name
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import stored
@@ -152,7 +152,7 @@ def overview(
         workers=tuple(_worker(w, r, leader, known.owned.get(w, 0), consumers.get(w, ())) for w, r in workers),
         partitions=known.partitions,
         waits_for=_waits_for(group, published.version, dict(workers), leader, entries.get(migration.MIGRATION_KEY)),
-        problems=troubles.problems_in(entries.get(troubles.PROBLEMS)),
+        problems=problems_in(entries.get(PROBLEMS)),
         paused=published.paused,
         pins=published.pins,
     )

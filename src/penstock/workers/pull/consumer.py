@@ -364,13 +364,13 @@ class WorkerConsumer:
 
     async def all_caught_up(self) -> None:
         """What was passed over has been read: take the notes away."""
-        if not self._behind:
+        if not self._behind or self._desired is not None:
             return
-        self._behind.clear()
         async with self._writing:
             self._ask_permission()
             for name in self.names:
                 await self._jetstream.update_consumer(self.options.stream, name, _without_note)
+            self._behind.clear()
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
         """Make the consumer so that it begins behind what is done of every partition."""

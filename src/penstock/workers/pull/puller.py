@@ -21,9 +21,8 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo
 from penstock.retry import Backoff
 from penstock.wire import aio
-from penstock.workers.dispatch.dispatcher import Dispatcher
+from penstock.workers.dispatch.dispatcher import Dispatcher, LongRunning
 from penstock.workers.dispatch.lanes import Lane
-from penstock.workers.dispatch.troubles import LongRunning
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import session

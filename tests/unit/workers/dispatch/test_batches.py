@@ -14,9 +14,8 @@ from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import Reject, Retries
 from penstock.errors import ConfigError
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, OwnsAll
 from penstock.workers.dispatch.lanes import Lane
-from penstock.workers.dispatch.ownership import OwnsAll
 from penstock.workers.options import WorkerOptions
 
 
