@@ -26,8 +26,9 @@ from penstock.cli.common import (
 )
 from penstock.jetstream.kv import Bucket
 from penstock.metrics import endpoint
+from penstock.observe.migration import Reading, Rule, Watch
 from penstock.publish.control import Control
-from penstock.workers.group.migration import Migration, Parity, Reading, Rule, Watch
+from penstock.workers.group.migration import Migration, Parity
 from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview, look
 from penstock.workers.options import bucket_name, group_name, part_of_name
 

@@ -82,6 +82,7 @@ class Worker:
         self._positions = positions or no_positions()
         self._before = before or self._recorded
         self._alone = ownership is None
+        self._permitted = permitted
         self._settings = settings
         self._control: Control | None = None
         self._progress = progress
@@ -111,7 +112,7 @@ class Worker:
             self._jetstream,
             consumer,
             positions=self._done,
-            events=self.metrics,
+            metrics=self.metrics,
             on_trouble=on_trouble,
             permitted=permitted,
             before_removal=lambda name: self._puller.leave(name),
@@ -150,6 +151,7 @@ class Worker:
         self._spawn(self._puller.serve(), "serve")
         self._spawn(self._look_for_ever(), "upkeep")
         self._spawn(NodeWatch(self.consumer).run(), "nodes")
+        self._spawn(self._write_down_for_ever(), "write down")
         if self.options.measure_every:
             self._spawn(self._measure_for_ever(), "measure")
 
@@ -236,12 +238,11 @@ class Worker:
         bucket = Bucket(self._control, ALONE, like=options.stream)
         self._progress = Progress(bucket, progress_key(options.stream, options.consumer))
         self._record = await self._progress.load()
-        self._spawn(self._write_down_for_ever(), "write down")
 
     async def _write_down_for_ever(self) -> None:
         while True:
             await asyncio.sleep(RECORD_EVERY)
-            if self.strained or (self._progress and self._progress.is_due):
+            if self._permitted() and (self.strained or (self._progress and self._progress.is_due)):
                 await self._write_down()
 
     async def _write_down(self, ended: bool = False) -> None:

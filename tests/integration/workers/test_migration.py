@@ -14,9 +14,10 @@ from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.jetstream.kv import Bucket
+from penstock.observe.migration import Rule, Watch
 from penstock.testing import eventually_async
 from penstock.wire import frames
-from penstock.workers.group.migration import Migration, Rule, Watch
+from penstock.workers.group.migration import Migration
 from penstock.workers.group.overlap import Overlap
 
 __all__ = ["world"]

@@ -24,7 +24,7 @@ from penstock.workers.pull.filters import SubjectCapExceeded
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:
     given = {"stream": STREAM, "worker_id": "1", "prefix": "test", "window": 0.01, "min_interval": 0.02, **choices}
     outer = {k: given.pop(k) for k in ("positions", "on_trouble", "permitted") if k in given}
-    return WorkerConsumer(given.pop("js", world.js), ConsumerOptions(**given), events=metrics, **outer)
+    return WorkerConsumer(given.pop("js", world.js), ConsumerOptions(**given), metrics=metrics, **outer)
 
 
 class Deaf:

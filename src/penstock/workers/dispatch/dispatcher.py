@@ -19,6 +19,7 @@ from penstock.consume import verdicts
 from penstock.consume.failures import FailureLog
 from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_time
 from penstock.consume.messages import Message, MessageContext
+from penstock.consume.metrics import WorkerMetrics
 from penstock.consume.verdicts import DeadLetter, Retries
 from penstock.workers.dispatch.lanes import QUICK, Arrival, Finished, Lane, relieve
 
@@ -77,24 +78,6 @@ class OwnsAll:
 
     def token(self, partition_id: str) -> int | None:
         return self._token
-
-
-class Watch(Protocol):
-    """What is counted; implemented by `consume.metrics`."""
-
-    def handled(self, latencies: list[float]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
-    def dead(self) -> None: ...
-    def repeated(self) -> None: ...
-
-
-class NoWatch:
-    """Nobody counts."""
-
-    def handled(self, latencies: list[float]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
-    def dead(self) -> None: ...
-    def repeated(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +151,7 @@ class Dispatcher:
         answers: Answers,
         ownership: Ownership,
         options: HandlingOptions,
-        watch: Watch | None = None,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self.lanes: dict[str, Lane] = {}
         self.finished = Finished()
@@ -188,7 +171,7 @@ class Dispatcher:
         """Calls the handler with one message."""
         self._answers = answers
         self._ownership = ownership
-        self._watch = watch or NoWatch()
+        self._metrics = metrics or WorkerMetrics(options.worker_id, "")
         self._failures = FailureLog(options.retries)
         self._ready: deque[Lane] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -217,7 +200,7 @@ class Dispatcher:
         if arrival is NEW:
             self.held += 1
         elif arrival is Arrival.DONE:
-            self._watch.repeated()
+            self._metrics.repeated()
             self._ack([message.reply])
             return
         elif arrival is Arrival.BACK:
@@ -422,7 +405,7 @@ class Dispatcher:
         with suppress(IndexError):  # until there are no more; the thread that serves metrics may take some, too
             while True:
                 latencies.append(self._latencies.popleft())
-        self._watch.handled(latencies)
+        self._metrics.handled(latencies)
 
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:
         """Whether the message was delivered too often to be tried once more."""
@@ -484,7 +467,7 @@ class Dispatcher:
         self, lane: Lane, message: Message, context: MessageContext, error: BaseException
     ) -> float | None:
         """Seconds until the next try; None when there is none, since the message is kept as a dead letter."""
-        self._watch.failed(error)
+        self._metrics.failed(error)
         verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
         if not isinstance(verdict, DeadLetter):
             lane.tries[message.sequence] = context.delivery_count
@@ -509,9 +492,9 @@ class Dispatcher:
             await self._answers.bury(message, context, letter, error)
         except Exception as exc:  # noqa: BLE001 -- logged and counted, and the message is not lost: it is tried again
             log.error("%s #%d could not be kept as a dead letter: %s", lane.id, message.sequence, exc)
-            self._watch.failed(exc)
+            self._metrics.failed(exc)
             return False
-        self._watch.dead()
+        self._metrics.dead()
         self._failures.buried(message, letter, error)
         return True
 

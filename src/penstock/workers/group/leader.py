@@ -164,22 +164,6 @@ class _Scene:
         return [subject for partition in open_ for subject in partition.subjects]
 
 
-class Problems:
-    """What the leader finds wrong with the partitions, kept where `group show` sees it."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._written: list[str] | None = None
-
-    async def write(self, found: list[str]) -> None:
-        """Write them down, unless they are there."""
-        if found == self._written:
-            return
-        if found or await self._bucket.get(PROBLEMS):
-            await self._bucket.put(PROBLEMS, {"v": 1, "problems": found})
-        self._written = list(found)
-
-
 def problems_in(entry: Entry | None) -> tuple[str, ...]:
     """What was written down."""
     found = entry.value.get("problems") if entry else None
@@ -204,11 +188,11 @@ class Leader:
         self.holder = Holder(control.jetstream, options.stream, options.group, source)
         """Keeps what no partition is known for yet."""
         self._steps = 0
-        self._problems = Problems(bucket)
         self._failing: dict[str, int] = {}
         """Workers whose updates failed when we last looked, and how often in a row."""
         self.problems: list[str] = []
         """What is wrong with partitions that the source names."""
+        self._problems_written: list[str] | None = None
         self.published = 0
         """Assignments made."""
         self.freed = 0
@@ -231,7 +215,7 @@ class Leader:
         await self._retire(entries)
         published, end = await self._assignments.current(), await self.holder.end()
         partitions, self.problems = usable(await self._source.partitions(), published.by_id)
-        await self._problems.write(self.problems)
+        await self._write_problems()
         workers = workers_in(entries)
         self._hear_of(workers)
         if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
@@ -250,6 +234,14 @@ class Leader:
         known = [claim if claim and claim.stream == stream else None for claim in found]
         open_ = [claim.handoff if claim else None for claim in known if not (claim and claim.settled)]
         await self.holder.release(covered_through(end, open_))
+
+    async def _write_problems(self) -> None:
+        """Keep what is wrong with the partitions where `group show` sees it."""
+        if self.problems == self._problems_written:
+            return
+        if self.problems or await self._bucket.get(PROBLEMS):
+            await self._bucket.put(PROBLEMS, {"v": 1, "problems": self.problems})
+        self._problems_written = list(self.problems)
 
     def _hear_of(self, workers: Mapping[str, WorkerRecord]) -> None:
         failing = {worker: record.failures for worker, record in workers.items() if record.failures}

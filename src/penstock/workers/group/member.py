@@ -30,7 +30,6 @@ from penstock.workers.group import handoff
 from penstock.workers.group.assignment import Assignments, Share
 from penstock.workers.group.claims import (
     CLAIMS,
-    RECORD_EVERY,
     Claim,
     KVClaims,
     Progress,
@@ -137,7 +136,7 @@ class Member:
         self._worker = worker
         worker.told = self._reached
         await worker.start()
-        own = (self._renew(), self._follow(), self._lead(), self._write_down_for_ever())
+        own = (self._renew(), self._follow(), self._lead())
         loops = [asyncio.create_task(loop) for loop in own]
         left = asyncio.create_task(self._left.wait())
         try:
@@ -240,15 +239,6 @@ class Member:
         return bool(busy or self._steps.wait or not self._steps.nothing)
 
     # -- what is written down ------------------------------------------------------------------------------------------
-
-    async def _write_down_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(RECORD_EVERY)
-            if (self._worker.strained or self.progress.is_due) and self.claims.certain:
-                try:
-                    await self.progress.save(self._stream, self._reached())
-                except PenstockError as exc:
-                    log.debug("%s could not write down how far it is: %s", self.identity.id, exc)
 
     def _reached(self) -> dict[str, Reached]:
         mine = self.claims.mine

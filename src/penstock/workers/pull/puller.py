@@ -25,9 +25,18 @@ from penstock.workers.dispatch.dispatcher import Dispatcher, LongRunning
 from penstock.workers.dispatch.lanes import Lane
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.pull import session
 from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
-from penstock.workers.pull.session import Session, WentElsewhere
+from penstock.workers.pull.session import (
+    HORIZON,
+    MEMORY,
+    BatchSize,
+    Session,
+    WentElsewhere,
+    bounded,
+    capacity,
+    pending_needed,
+    request_bytes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +158,7 @@ class Upkeep:
         read: Callable[[Lane, list[int]], object],
     ) -> None:
         """`read` begins to read messages from the stream that a lane has put aside."""
-        self.batch = session.BatchSize(session.capacity(consumer.options.max_ack_pending))
+        self.batch = BatchSize(capacity(consumer.options.max_ack_pending))
         self._dispatcher = dispatcher
         self._consumer = consumer
         self._options = options
@@ -168,23 +177,23 @@ class Upkeep:
 
     @property
     def _most(self) -> int:
-        most = session.capacity(self._consumer.options.max_ack_pending)
-        return session.bounded(most, self._options.max_bytes, self._message_size)
+        most = capacity(self._consumer.options.max_ack_pending)
+        return bounded(most, self._options.max_bytes, self._message_size)
 
     @property
     def _kept(self) -> int:
         """Messages that a slow partition may hold: of large ones fewer, so that it leaves room for others."""
-        large = self._most < session.capacity(self._consumer.options.max_ack_pending)
+        large = self._most < capacity(self._consumer.options.max_ack_pending)
         return min(self._options.max_in_flight, max(1, self._most // 4)) if large else self._options.max_in_flight
 
     def request_bytes(self, max_payload: int) -> int:
         """Bytes that one request may bring."""
-        return session.request_bytes(self._options.max_bytes, max_payload)
+        return request_bytes(self._options.max_bytes, max_payload)
 
     def came(self, batch: list[Message]) -> None:
         """Learn how large messages are."""
         size = sum([len(message.data) for message in batch]) / len(batch)
-        self._message_size = max(size, session.MEMORY * self._message_size)
+        self._message_size = max(size, MEMORY * self._message_size)
 
     def pause(self, session: Session | None) -> float:
         """Seconds until the next look."""
@@ -216,7 +225,7 @@ class Upkeep:
     def _observe(self) -> None:
         """Let the batches follow the handlers."""
         now, handled = time.monotonic(), self._dispatcher.handled
-        if now - self._observed >= session.HORIZON / 2:
+        if now - self._observed >= HORIZON / 2:
             self.batch.observe(handled - self._handled, now - self._observed, idle=self._dispatcher.held == 0)
             self._observed, self._handled = now, handled
 
@@ -236,7 +245,7 @@ class Upkeep:
 
     async def _widen(self, parked: int) -> None:
         """Let the server have more out while messages of slow partitions wait there."""
-        needed = session.pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
+        needed = pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
         if needed > self._allowed or (needed < self._allowed and not parked):
             self._allowed = needed
             await self._consumer.allow_pending(needed)

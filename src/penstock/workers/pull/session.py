@@ -24,7 +24,6 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.wire import aio, deliveries, frames
 from penstock.workers.dispatch.dispatcher import ACKS
-from penstock.workers.pull import session
 
 log = logging.getLogger(__name__)
 
@@ -348,7 +347,7 @@ class Session:
         self._topping_up = False
         requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
         for pull in [pull for pull in self._pulls.values() if pull.opening is None]:
-            count = session.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
+            count = next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
             if count > 0:
                 requests += self._request(pull, count)
                 pull.asked += count
