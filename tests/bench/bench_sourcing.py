@@ -44,7 +44,6 @@ def run(bench: Bench) -> None:
 
     add(PUSH, lambda: load.raw_push(here.port, count), 0)
     add("receiver", lambda: load.receiver(here.url, count), 0, PUSH)
-    add("receiver to Arrow", lambda: load.receiver(here.url, count, arrow=True), 0, PUSH)
     add(WRITE, lambda: rawnats.atomic(far.port, load.SUBJECT, DATA, count), count)
     add("bridge", lambda: load.bridge(here.url, far.url, count), count, WRITE)
     add("server's own", lambda: load.servers_own(linked.url, count), count, WRITE)

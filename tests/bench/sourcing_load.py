@@ -80,14 +80,14 @@ def _answer(reply: bytes, sequence: int, delivery: int) -> bytes:
     return b"HPUB %s %d %d\r\n%s\r\n" % (reply, len(head), len(head), head)
 
 
-def receiver(url: str, count: int, arrow: bool = False) -> Timed:
-    """Our receiver, with a sink that stores at once; with `arrow`, every chunk as a record batch."""
+def receiver(url: str, count: int) -> Timed:
+    """Our receiver, with a sink that stores at once."""
     seen = 0
     with Receiver(Settings(servers=(url,)), ORIGIN, READER, Flow()) as made:
         started = time.perf_counter()  # as with the bare socket: it is connected, and has just subscribed
         for chunk in made.chunks():
             if chunk:
-                seen += len(chunk.record_batch()) if arrow else len(chunk)
+                seen += len(chunk)
                 made.stored(chunk.last_sequence)
             if seen >= count:
                 return Timed(seen, time.perf_counter() - started)

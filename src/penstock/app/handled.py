@@ -15,16 +15,17 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from penstock.app.client import stored_at
 from penstock.app.message import Message
 from penstock.deadletter import letters
-from penstock.errors import AlreadyExists, MessageNotFound
+from penstock.errors import AlreadyExists
+from penstock.jetstream.kv import KeyValue, bucket_layout, stream_of
 from penstock.jetstream.model import NANOSECONDS
 from penstock.publish.atomic import Publisher
+from penstock.publish.control import Control
 from penstock.retry import retrying
 
 BUCKET = "penstock-handled"
-STREAM = f"KV_{BUCKET}"
+STREAM = stream_of(BUCKET)
 NOTED_WITHIN = 30.0
 """Seconds for which writing an id is tried again, while the server is away: the handler has finished, and would be run
 again without it."""
@@ -34,7 +35,7 @@ class Handled:
     """Passes over events that are handled."""
 
     def __init__(self, publisher: Publisher, consumer: str, call: Callable[[Message], Awaitable[Any]]) -> None:
-        self._publisher = publisher
+        self._ids = KeyValue(Control(publisher), BUCKET)
         self._consumer = consumer
         self._call = call
 
@@ -43,16 +44,7 @@ class Handled:
         cls, publisher: Publisher, consumer: str, keep: float, call: Callable[[Message], Awaitable[Any]]
     ) -> Handled:
         """The call, with a bucket that keeps ids for `keep` seconds at least."""
-        config = {
-            "name": STREAM,
-            "subjects": [f"$KV.{BUCKET}.>"],
-            "max_msgs_per_subject": 1,
-            "max_age": int(keep * NANOSECONDS),
-            "allow_direct": True,
-            "allow_rollup_hdrs": True,
-            "deny_delete": True,
-            "discard": "new",
-        }
+        config = bucket_layout(BUCKET, "", max_age=int(keep * NANOSECONDS))
         try:
             await publisher.jetstream.create_stream(config)
         except AlreadyExists:  # another app keeps ids for longer or shorter: the longer time holds
@@ -63,21 +55,12 @@ class Handled:
         return cls(publisher, consumer, call)
 
     async def __call__(self, message: Message) -> Any:
-        subject = f"$KV.{BUCKET}.{self._consumer}.{key_of(message)}"
-        try:
-            await self._publisher.jetstream.get_message(STREAM, last_of=subject)
+        key = f"{self._consumer}.{key_of(message)}"
+        if await self._ids.newest(key):
             return
-        except MessageNotFound:
-            pass
         await self._call(message)
-        await retrying(lambda: self._note(subject, message.sequence), NOTED_WITHIN)
-
-    async def _note(self, subject: str, sequence: int) -> None:
-        """Write that an event is handled. Harmless when it is repeated, since an id is kept once."""
-        domain = self._publisher.connection.settings.domain
-        await self._publisher.ready()
-        into = f"$JS.{domain}.API.{subject}" if domain else subject
-        stored_at((await self._publisher.connection.request(into, b"%d" % sequence)).data, subject)
+        # Harmless when it is repeated, since an id is kept once.
+        await retrying(lambda: self._ids.add(key, b"%d" % message.sequence), NOTED_WITHIN)
 
 
 def key_of(message: Message) -> str:

@@ -11,6 +11,7 @@ import click
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
+    RESOURCE_NAME,
     Column,
     Context,
     err,
@@ -21,6 +22,7 @@ from penstock.cli.common import (
     table,
 )
 from penstock.deadletter import inventory
+from penstock.errors import StreamNotFound
 from penstock.jetstream import StreamInfo, connect
 from penstock.publish import advisories
 from penstock.publish.advisories import Abandonment
@@ -33,7 +35,7 @@ NOBODY_KEEPS_THEM = (
 
 
 @click.command(epilog="Exit code 2: nobody keeps what the server says, so that nothing is known.")
-@click.option("--stream", metavar="NAME", help="Only batches for this stream.")
+@click.option("--stream", type=RESOURCE_NAME, metavar="NAME", help="Only batches for this stream.")
 @click.option("--keep", is_flag=True, help="Create the stream that keeps what the server says from now on.")
 @json_option
 @click.pass_obj
@@ -58,6 +60,8 @@ async def batches(context: Context, stream: str | None, keep: bool, as_json: boo
             keepers = [await broker.jetstream.create_stream(advisories.keeper())]
     found = await asyncio.to_thread(_read, settings, keepers)
     shown = [one for one in found if stream in (None, one.stream)]
+    if stream and not shown and stream not in {info.name for info in infos}:
+        raise StreamNotFound(f"stream {stream!r}", 404, 10059, "stream not found, and no batch for it was dropped")
     if as_json:
         rows = [{**asdict(one), "publisher": one.publisher} for one in shown]
         print_json({"version": 1, "kept": bool(keepers), "batches": rows})

@@ -15,6 +15,7 @@ import click
 from penstock.cli.common import (
     CONNECTION_OPTIONS,
     EXIT_OK,
+    RESOURCE_NAME,
     Context,
     F,
     err,
@@ -84,8 +85,8 @@ def side_settings(context: Context, options: dict[str, Any], side: str) -> Setti
 
 @click.command(epilog="Exit code 1: it was fenced off by another instance, or something needs a person.")
 @click.argument("name")
-@click.argument("origin", metavar="FROM_STREAM")
-@click.argument("destination", metavar="TO_STREAM")
+@click.argument("origin", type=RESOURCE_NAME, metavar="FROM_STREAM")
+@click.argument("destination", type=RESOURCE_NAME, metavar="TO_STREAM")
 @side_options
 @click.option("--subject", "subjects", multiple=True, metavar="FILTER", help="Only these subjects; repeatable.")
 @click.option("--map", "mappings", multiple=True, metavar="FROM=TO", help="Rename subjects; repeatable.")

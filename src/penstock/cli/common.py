@@ -6,6 +6,7 @@ import asyncio
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,6 +164,16 @@ class Read(click.ParamType[T]):
             return self._read(value)
         except ConfigError as exc:
             self.fail(str(exc), param, ctx)
+
+
+def _resource_name(text: str) -> str:
+    if re.search(r"[.*>/\\\s]|^$", text):
+        raise ConfigError(f"{text!r} cannot be a name: spaces and . * > / \\ are not allowed")
+    return text
+
+
+RESOURCE_NAME = Read("name", _resource_name)
+"""The name of a stream or consumer."""
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import click
 from penstock.cli import governance
 from penstock.cli.common import (
     EXIT_OK,
+    RESOURCE_NAME,
     Column,
     Context,
     err,
@@ -59,7 +60,7 @@ consumer.add_command(governance.restore)
 
 
 @consumer.command()
-@click.argument("stream", required=False)
+@click.argument("stream", type=RESOURCE_NAME, required=False)
 @click.option("--unused", metavar="DURATION", help="Only durable ones that nobody has read through for so long, as 7d.")
 @json_option
 @click.pass_obj
@@ -102,8 +103,8 @@ async def _unused(context: Context, stream: str | None, longer_than: str, as_jso
 
 
 @consumer.command()
-@click.argument("stream")
-@click.argument("name")
+@click.argument("stream", type=RESOURCE_NAME)
+@click.argument("name", type=RESOURCE_NAME)
 @json_option
 @click.pass_obj
 @sync
@@ -124,8 +125,8 @@ async def show(context: Context, stream: str, name: str, as_json: bool) -> int:
 
 
 @consumer.command()
-@click.argument("stream")
-@click.argument("name")
+@click.argument("stream", type=RESOURCE_NAME)
+@click.argument("name", type=RESOURCE_NAME)
 @click.option("--for", "length", metavar="DURATION", help="So long from now, such as 90s or 1h30m.")
 @click.option("--until", metavar="TIME", help="RFC 3339, such as 2030-01-31T08:00:00Z.")
 @json_option
@@ -159,8 +160,8 @@ async def pause(context: Context, stream: str, name: str, length: str | None, un
 
 
 @consumer.command()
-@click.argument("stream")
-@click.argument("name")
+@click.argument("stream", type=RESOURCE_NAME)
+@click.argument("name", type=RESOURCE_NAME)
 @json_option
 @click.pass_obj
 @sync
@@ -189,8 +190,8 @@ def _say(words: str, info: ConsumerInfo) -> None:
 
 
 @consumer.command()
-@click.argument("stream")
-@click.argument("name")
+@click.argument("stream", type=RESOURCE_NAME)
+@click.argument("name", type=RESOURCE_NAME)
 @click.option("--to", "seq", type=click.IntRange(1), metavar="SEQ", help="Continue with this stream sequence.")
 @click.option("--to-time", metavar="TIME", help="Continue with the first message stored at or after it (RFC 3339).")
 @click.option("--to-start", is_flag=True, help="Continue with the first message of the stream.")

@@ -9,6 +9,7 @@ import click
 
 from penstock.cli.common import (
     EXIT_OK,
+    RESOURCE_NAME,
     Column,
     Context,
     flag_values,
@@ -27,11 +28,13 @@ COLUMNS: list[Column] = [("SEQUENCE", "right"), "SUBJECT", "ID", ("TRY", "right"
 SHOWN = 200
 """Characters of a fact's data in the table."""
 
-stream_option = click.option("--stream", metavar="NAME", help="Its stream; needed where several have such a consumer.")
+stream_option = click.option(
+    "--stream", type=RESOURCE_NAME, metavar="NAME", help="Its stream; needed where several have such a consumer."
+)
 
 
 @click.command()
-@click.argument("consumer")
+@click.argument("consumer", type=RESOURCE_NAME)
 @stream_option
 @click.option("--limit", type=click.IntRange(1, MOST_FACTS), default=10, show_default=True, help="Facts, at most.")
 @click.option("--wait", default="0s", show_default=True, metavar="DURATION", help="How long to wait for the first.")
@@ -61,13 +64,12 @@ async def fetch(context: Context, consumer: str, stream: str | None, limit: int,
         named = f" --stream {stream}" if stream else ""
         out.print(f"  penstock confirm {consumer}{named} {page.receipt}", soft_wrap=True, markup=False)
     else:
-        held = f"; the open page comes again in {approximate_duration(page.retry_after)}" if page.retry_after else ""
-        out.print(f"no facts for {page.stream} / {consumer}{held}")
+        out.print(f"no facts for {page.stream} / {consumer}{_held(page)}", markup=False, soft_wrap=True)
     return EXIT_OK
 
 
 @click.command()
-@click.argument("consumer")
+@click.argument("consumer", type=RESOURCE_NAME)
 @click.argument("receipt")
 @stream_option
 @json_option
@@ -119,6 +121,15 @@ async def rotate_key(context: Context, as_json: bool) -> int:
     return EXIT_OK
 
 
+def _held(page: Page) -> str:
+    """What is handed out and not confirmed, and when it comes again."""
+    if not page.held:
+        return ""
+    when = approximate_duration(page.retry_after) if page.retry_after else "a moment"
+    are, come = ("is", "comes") if page.held == 1 else ("are", "come")
+    return f" now: {counted(page.held, 'fact')} {are} handed out and not confirmed, and {come} again in {when}"
+
+
 def _row(fact: Fact) -> tuple[Any, ...]:
     text = fact.data.decode("utf-8", "replace")
     shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
@@ -132,6 +143,7 @@ def _page(page: Page) -> dict[str, Any]:
         "consumer": page.consumer,
         "receipt": page.receipt,
         "pending": page.pending,
+        "held": page.held,
         "retry_after_seconds": page.retry_after.total_seconds() if page.retry_after else None,
         "facts": [_fact(fact) for fact in page.facts],
     }

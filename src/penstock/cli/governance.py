@@ -12,6 +12,7 @@ import click
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
+    RESOURCE_NAME,
     Column,
     Context,
     err,
@@ -78,8 +79,8 @@ def _row(info: ConsumerInfo, idle: timedelta) -> tuple[Any, ...]:
 
 
 @click.command(epilog="Exit code 2: some of NAMES are not there, or in use.")
-@click.argument("stream", required=False)
-@click.argument("names", nargs=-1)
+@click.argument("stream", type=RESOURCE_NAME, required=False)
+@click.argument("names", type=RESOURCE_NAME, nargs=-1)
 @click.option("--unused", "longer_than", required=True, metavar="DURATION", help="Only those idle for so long, as 7d.")
 @click.option("--declared", is_flag=True, help="Also those that a platform file declares; `apply` makes them again.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -147,8 +148,8 @@ async def _remove(settings: Settings, chosen: Iterable[Idle], limit: timedelta) 
 
 
 @click.command()
-@click.argument("stream", required=False)
-@click.argument("name", required=False)
+@click.argument("stream", type=RESOURCE_NAME, required=False)
+@click.argument("name", type=RESOURCE_NAME, required=False)
 @json_option
 @click.pass_obj
 @sync

@@ -72,6 +72,8 @@ TAKE_PLATFORM = frozenset({"batches", "consumer", "fetch", "confirm", "dlq", "ro
 """Commands about a server that may take it from a platform file: `--file` and `--env`."""
 ENV_PREFIX = "PENSTOCK"
 EXTRAS = {
+    "numpy": "spark",
+    "pyarrow": "spark",
     "pyspark": "spark",
     "deltalake": "delta",
     "pyiceberg": "iceberg",

@@ -60,10 +60,12 @@ def plan_lines(plan: Plan) -> Iterator[Text]:
     yield summary(plan)
 
 
-def concern_lines(concerns: Concerns) -> Iterator[Text]:
+def concern_lines(concerns: Concerns, allow_destroy: bool) -> Iterator[Text]:
     """What a plan has to say about the file itself."""
+    verdict = "allowed by --allow-destroy" if allow_destroy else "refused without --allow-destroy"
     for one in concerns.renames:
-        yield Text(f"refused without --allow-destroy: {one.code}: {one.message}; {one.fix}", style="yellow")
+        fix = "" if allow_destroy else f"; {one.fix}"
+        yield Text(f"{verdict}: {one.code}: {one.message}{fix}", style="yellow")
     if concerns.warnings:
         yield Text(f"{counted(concerns.warnings, 'lint warning')}; see `penstock lint`", style="dim")
 

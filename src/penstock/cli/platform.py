@@ -185,10 +185,11 @@ async def plan(
         platform, concerns = _sound(file, env, as_json)
         async with session(context, platform) as s:
             made = await s.plan(allow_destroy, prune, take_over)
+            concerns = concerns.without(_deleted_empty(made))
     if as_json:
         print_json({**plan_json.plan_json(made, concerns), **s.heading})
     else:
-        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns, allow_destroy)])
     return EXIT_ATTENTION if made or made.unreached else EXIT_OK
 
 
@@ -235,8 +236,9 @@ async def apply(
             if not allow_override:
                 s.require_declared_servers()
             made = await s.plan(allow_destroy, prune, take_over)
+            concerns = concerns.without(_deleted_empty(made))
             if not as_json:
-                _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns)])
+                _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns, allow_destroy)])
             outcome = await _outcome(s, made, concerns, allow_destroy)
     if as_json:
         told = plan_json.result_json(made, concerns, outcome.done, outcome.failed, outcome.reason)
@@ -271,13 +273,17 @@ class Outcome:
 async def _outcome(s: Session, made: Plan, concerns: Concerns, allow_destroy: bool) -> Outcome:
     try:
         if not allow_destroy:
-            pruned = {one.resource.name for one in made.with_risk(Risk.SAFE) if one.kind is Kind.DELETE}
-            require_names(s.platform, concerns, pruned)
+            require_names(s.platform, concerns)
         return Outcome(await _carry_out(s, made, allow_destroy))
     except (Refused, NamesGone) as exc:
         return Outcome(error=exc)
     except ApplyError as exc:
         return Outcome(exc.done, exc.failed, exc)
+
+
+def _deleted_empty(made: Plan) -> set[str]:
+    """Names of what a plan deletes without losing anything."""
+    return {one.resource.name for one in made.with_risk(Risk.SAFE) if one.kind is Kind.DELETE}
 
 
 def _lock(platform: Platform) -> None:

@@ -14,6 +14,7 @@ import click
 from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_OK,
+    RESOURCE_NAME,
     Context,
     err,
     json_option,
@@ -91,7 +92,12 @@ class Plan:
 @click.option("--file", "file", default="-", metavar="FILE", help="JSON lines.  [default: standard input]")
 @click.option("--atomic", is_flag=True, help="All or nothing: see --batch-size.")
 @click.option("--fast", is_flag=True, help="Fast ingest: in order, nothing lost, not atomic.")
-@click.option("--stream", metavar="NAME", help="The stream, with --atomic and --fast.  [default: found by the subject]")
+@click.option(
+    "--stream",
+    type=RESOURCE_NAME,
+    metavar="NAME",
+    help="The stream, with --atomic and --fast.  [default: found by the subject]",
+)
 @click.option(
     "--batch-size",
     type=click.IntRange(1, 1000),
@@ -252,6 +258,11 @@ def _progress(reader: LineReader) -> Iterator[Callable[[], None]]:
         yield advance
 
 
+def _range(first: int | None, last: int, count: int) -> tuple[int | str, int | str]:
+    """The sequences of what was stored: none when all of it was there before."""
+    return ("?" if first is None else first, last) if count else ("", "")
+
+
 def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
     """What is stored where: also, and above all, when it ended early."""
     report = plan.report or LoadReport(plan.mode)
@@ -260,7 +271,7 @@ def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
         return
     if report.count or not failure:
         rows = [
-            (one.stream, "?" if one.first is None else one.first, one.last, one.count, one.duplicates or "")
+            (one.stream, *_range(one.first, one.last, one.count), one.count, one.duplicates or "")
             for one in report.ranges.values()
         ]
         right = [(name, "right") for name in ("first", "last", "messages", "duplicates")]

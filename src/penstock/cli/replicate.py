@@ -13,10 +13,22 @@ from typing import Any
 import click
 
 from penstock.cli.bridge import side_options, side_settings
-from penstock.cli.common import EXIT_OK, Context, err, flag_values, json_option, out, print_json, sync, usage
+from penstock.cli.common import (
+    EXIT_OK,
+    RESOURCE_NAME,
+    Context,
+    err,
+    flag_values,
+    json_option,
+    out,
+    print_json,
+    sync,
+    usage,
+)
 from penstock.cli.errors_json import reported
 from penstock.errors import ConfigError
 from penstock.facts import Facts
+from penstock.facts.fact import checked_headers, stored_subject
 from penstock.facts.reader import MOST_FACTS
 from penstock.facts.replication import Destination, Replication, ReplicationConfig, ReplicationStatistics, Source
 from penstock.sourcing.mapping import Mapping
@@ -27,12 +39,17 @@ GATEWAY_FLAGS = frozenset({"token", "tls_ca", "tls_cert", "tls_key", "timeout"})
 
 
 @click.command(epilog="Exit code 1: a fact was refused, or something else needs a person.")
-@click.argument("consumer")
+@click.argument("consumer", type=RESOURCE_NAME)
 @side_options
 @click.option("--from-gateway", metavar="URL", help="Read through this gateway, not over NATS.")
 @click.option("--to-gateway", metavar="URL", help="Append through this gateway, not over NATS.")
-@click.option("--stream", metavar="NAME", help="The reader's stream; needed where several have such a consumer.")
-@click.option("--to-stream", metavar="NAME", help="Append to this stream and no other.")
+@click.option(
+    "--stream",
+    type=RESOURCE_NAME,
+    metavar="NAME",
+    help="The reader's stream; needed where several have such a consumer.",
+)
+@click.option("--to-stream", type=RESOURCE_NAME, metavar="NAME", help="Append to this stream and no other.")
 @click.option("--map", "mappings", multiple=True, metavar="FROM=TO", help="Rename subjects; repeatable.")
 @click.option("--limit", type=click.IntRange(1, MOST_FACTS), default=100, show_default=True, help="Facts a page.")
 @click.option("--until-caught-up", is_flag=True, help="End when everything is carried over and confirmed.")
@@ -94,7 +111,8 @@ def _show(done: ReplicationStatistics, as_json: bool, err_too: bool = False) -> 
             print_json(asdict(done))
         return
     before = f", {counted(done.existed, 'fact')} were there before" if done.existed else ""
-    words = f"appended {counted(done.appended, 'fact')}{before}; confirmed up to sequence {done.position}"
+    confirmed = f"; confirmed up to sequence {done.position}" if done.position else ""
+    words = f"appended {counted(done.appended, 'fact')}{before}{confirmed}"
     (err if err_too else out).print(words, markup=False)
 
 
@@ -141,7 +159,7 @@ def _gateway(url: str, given: dict[str, Any], prefix: str = "--") -> Any:
 @click.option("--data", metavar="TEXT", help="The fact itself.")
 @click.option("--file", "file", metavar="FILE", help="The file that holds the fact; `-` for standard input.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; repeatable.")
-@click.option("--stream", metavar="NAME", help="Append to this stream and no other.")
+@click.option("--stream", type=RESOURCE_NAME, metavar="NAME", help="Append to this stream and no other.")
 @click.option("--gateway", metavar="URL", help="Through this gateway, with --token and --tls-… of `penstock` itself.")
 @json_option
 @click.pass_obj
@@ -167,7 +185,10 @@ async def append(
     """
     if (data is None) == (file is None):
         usage("say what the fact is: --data TEXT or --file FILE")
-    content, own = data.encode() if data is not None else _content(str(file)), _headers(headers)
+    with flag_values():
+        stored_subject(subject, fact_id)
+        own = checked_headers(_headers(headers))
+    content = data.encode() if data is not None else _content(str(file))
     async with _target(context, gateway) as facts:
         done = await facts.append_fact(subject, fact_id, content, headers=own, stream=stream)
     if as_json:

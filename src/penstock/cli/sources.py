@@ -14,6 +14,7 @@ from penstock.cli.common import (
     EXIT_ATTENTION,
     EXIT_ERROR,
     EXIT_OK,
+    RESOURCE_NAME,
     Column,
     Context,
     err,
@@ -70,7 +71,7 @@ def sources() -> None:
 
 
 @sources.command(epilog="Exit code 2: a source is stalled or failing.")
-@click.argument("stream", required=False)
+@click.argument("stream", type=RESOURCE_NAME, required=False)
 @json_option
 @click.pass_obj
 @sync
@@ -143,7 +144,7 @@ def _row(link: Link) -> list[Any]:
 
 @sources.command("create-consumer", epilog="Exit code 2: the origin cannot be reached, and its owner has to do it.")
 @file_argument
-@click.argument("stream")
+@click.argument("stream", type=RESOURCE_NAME)
 @click.argument("origin", required=False)
 @env_option
 @click.option("--filter", "filters", multiple=True, metavar="SUBJECT", help="Only these subjects; repeatable.")

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from penstock.app.client import connect
-from penstock.cli.common import PLATFORM_FILE, Context, err, flag_values, json_option, out, sync, table
+from penstock.cli.common import PLATFORM_FILE, RESOURCE_NAME, Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
 from penstock.errors import PenstockError, UsageError
 from penstock.events.documents import MISSING, Documents, FieldFilter, field_of, field_text
@@ -25,7 +25,7 @@ SHOWN = 60
 
 
 @click.command()
-@click.argument("stream")
+@click.argument("stream", type=RESOURCE_NAME)
 @click.option("--subject", "subjects", multiple=True, metavar="FILTER", help="Only these subjects. Repeatable.")
 @click.option("--since", metavar="TIME", help="Stored since then: `15m`, `2h`, or a time such as 2026-11-16T12:00:00Z.")
 @click.option("--first", type=click.IntRange(min=1), metavar="SEQ", help="Begin with this sequence.")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from penstock.deadletter.capturer import dlq_of
 from penstock.deadletter.letters import FiledLetter
+from penstock.errors import ConfigError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.subjects import is_dead_letter, is_literal
@@ -42,8 +43,12 @@ async def declared(js: JetStream) -> Addresses:
 
 
 async def named(js: JetStream, subject: str) -> Address:
-    """The address of a subject that somebody has named."""
+    """The address of a subject that somebody has named. Raises `ConfigError` when no stream takes it."""
     streams = await js.stream_names(subject)
+    if not streams:
+        raise ConfigError(
+            f"no stream takes {subject!r}, where the letters are to go: create one, or name another subject"
+        )
     return Address(subject, streams[0] if len(streams) == 1 else "")
 
 

@@ -22,7 +22,7 @@ from penstock.deadletter import advisories, streams
 from penstock.deadletter.advisories import Advisory
 from penstock.deadletter.capture import Captured, capture, let_go
 from penstock.deadletter.letters import BY_ADVISORY, any_time
-from penstock.errors import AccessDenied, AlreadyExists, ConfigError, NotFound, PenstockError, Unavailable
+from penstock.errors import AccessDenied, AlreadyExists, ConfigError, NotFound, PenstockError, ServerBusy, Unavailable
 from penstock.jetstream import metadata
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.connection import Broker
@@ -86,7 +86,7 @@ class Capturer:
                 async with Broker(self._settings, "penstock dlq capture") as broker:
                     await self._session(broker, stop, until_caught_up)
                 return self._statistics
-            except Unavailable as exc:
+            except (ServerBusy, Unavailable) as exc:
                 if until_caught_up:
                     raise
                 await tries.failed(exc, stop)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC
 
 from penstock.deadletter.letters import FiledLetter, read
 from penstock.deadletter.selection import Selection
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StoredMessage, StreamInfo
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import Range, read_messages
 from penstock.settings import Settings
 from penstock.subjects import DLQ_SUBJECTS, holds_dead_letters
 
@@ -35,13 +34,4 @@ def messages(
     """The messages of a stream from `first` to `last`, without a trace on the server where it would count."""
     direct = info.config.get("retention", "limits") != "limits"
     wanted = Range(stream=info.name, first=max(first, 1), last=last, subjects=subjects, direct=direct)
-    for batch in read_range(settings, wanted):
-        for row in batch.to_pylist():
-            yield StoredMessage(
-                stream=info.name,
-                subject=row["subject"],
-                sequence=row["sequence"],
-                time=row["timestamp"].astimezone(UTC),
-                data=row["data"],
-                headers={name: list(values) for name, values in row["headers"] or ()},
-            )
+    yield from read_messages(settings, wanted)

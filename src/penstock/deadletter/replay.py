@@ -336,7 +336,7 @@ class Room:
         self, ready: Sequence[tuple[FiledLetter, bytes]], deed: Deed, number: int, options: ReplayOptions
     ) -> Chunk:
         floors = {}
-        for stream in sorted({filed.letter.stream for filed, _ in ready}):
+        for stream in sorted({filed.letter.stream for filed, _ in ready} - {""}):
             with suppress(NotFound):
                 floors[stream] = (await self._jetstream.stream_info(stream)).state.last_seq
         return Chunk(

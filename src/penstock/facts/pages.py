@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
@@ -24,6 +25,8 @@ REMEMBER_PAGES = 32
 """As many confirmed, and as many stale, pages are remembered whatever their age."""
 MOST_REMEMBERED = 256
 """More are not, however young they are: every change writes all of the book."""
+CLAIM_SECONDS = 2.0
+"""How long other instances of a dedicated reader leave the one alone that resets the consumer for its next page."""
 
 
 class Delivery(NamedTuple):
@@ -113,6 +116,21 @@ class DonePage:
     spans: tuple[Span, ...]
 
 
+class Claim(NamedTuple):
+    """An instance of a dedicated reader that is about to reset the consumer and to pull its next page."""
+
+    id: str
+    at: float
+    """Server time of the claim, in seconds since 1970."""
+
+
+class Tries(NamedTuple):
+    """How many pages, which began with the lowest fact that was not confirmed, ended with `last` and were lost."""
+
+    last: int
+    times: int
+
+
 def merged(spans: Iterable[Span]) -> list[Span]:
     """The same sequences in order; spans that touch become one."""
     found: list[Span] = []
@@ -156,6 +174,10 @@ class Book:
     done: tuple[DonePage, ...] = ()
     stale: tuple[str, ...] = field(default=())
     """Pages that can no longer be confirmed."""
+    claim: Claim | None = None
+    """Of a dedicated reader: who resets the consumer at the moment."""
+    tries: tuple[Tries, ...] = ()
+    """Of a dedicated reader: pages that were handed out and not confirmed. A reset makes the server forget that."""
 
     # -- as bytes --------------------------------------------------------------------------------------------------
 
@@ -169,6 +191,8 @@ class Book:
             "open": [(page.id, page.at, page.runs) for page in self.open],
             "done": [(page.id, page.at, page.spans) for page in self.done],
             "stale": self.stale,
+            "claim": self.claim,
+            "tries": self.tries,
         }
         return json.dumps(value, separators=(",", ":")).encode()
 
@@ -183,6 +207,8 @@ class Book:
             open=tuple(OpenPage(id, at, tuple(Run(*run) for run in made)) for id, at, made in value["open"]),
             done=tuple(DonePage(id, at, tuple(Span(*span) for span in spans)) for id, at, spans in value["done"]),
             stale=tuple(value["stale"]),
+            claim=Claim(*value["claim"]) if value.get("claim") else None,
+            tries=tuple(Tries(*one) for one in value.get("tries", ())),
         )
 
     # -- questions -------------------------------------------------------------------------------------------------
@@ -210,21 +236,48 @@ class Book:
             return []  # a span with much in between that the consumer does not read
         return [Delivery(sequence, 1, 1) for span in spans for sequence in range(span.first, span.last + 1)]
 
+    def taken_until(self, call: str, ack_wait: float) -> float:
+        """Until when, in server time, a dedicated reader has to leave the consumer alone; 0 for "not at all".
+
+        That is while an instance holds a page, or claims the consumer for its next one: any but that of `call`.
+        """
+        pages = [page.at + ack_wait for page in self.open]
+        claims = [self.claim.at + min(ack_wait, CLAIM_SECONDS)] if self.claim and self.claim.id != call else []
+        return max([*pages, *claims], default=0.0)
+
+    def tries_of(self, sequence: int) -> int:
+        """How many pages of a dedicated reader held a fact and were lost."""
+        return sum(one.times for one in self.tries if sequence <= one.last)
+
     # -- changes ---------------------------------------------------------------------------------------------------
 
-    def seen(self, made: int, server: str, delivered: int, floor: int, clustered: bool) -> Book:
+    def seen(self, made: int, server: str, delivered: int, floor: int, clustered: bool, dedicated: bool) -> Book:
         """The book next to the consumer as it is now.
 
         A consumer that was made anew, or reset, starts over: its open pages are nobody's any more. Numbers of
         deliveries that go down are a reset too, unless the server was restarted: a single one that was killed has
         forgotten the last of them. `floor` is the sequence up to which everything is acknowledged.
+
+        A dedicated reader resets its consumer itself, to the ack floor. So there it is a reset by others only if the
+        consumer is also before what was confirmed last.
         """
-        went_down = delivered < self.delivered and (clustered or server == self.server)
-        if made != self.made or went_down:
-            return Book(made, server, delivered, self.ack, stale=self._stale(*(page.id for page in self.open)))
+        went_back = not dedicated or floor < max((span.last for page in self.done for span in page.spans), default=0)
+        went_down = delivered < self.delivered and went_back
+        if made != self.made or (went_down and (clustered or server == self.server)):
+            stale = self._stale(*(page.id for page in self.open))
+            return Book(made, server, delivered, self.ack, stale=stale)
         gone = [page.id for page in self.open if page.last <= floor]
         kept = tuple(page for page in self.open if page.last > floor)
-        return replace(self, server=server, delivered=delivered, open=kept, stale=self._stale(*gone))
+        tries = tuple(one for one in self.tries if one.last > floor)
+        return replace(self, server=server, delivered=delivered, open=kept, stale=self._stale(*gone), tries=tries)
+
+    def claimed(self, call: str, at: float) -> Book:
+        """The book while `call` resets the consumer of a dedicated reader: all open pages are stale."""
+        tries = Counter({one.last: one.times for one in self.tries})
+        tries.update(page.last for page in self.open)
+        most = [Tries(*pair) for pair in sorted(tries.items())[-REMEMBER_PAGES:]]
+        stale = self._stale(*(page.id for page in self.open))
+        return replace(self, delivered=0, open=(), stale=stale, claim=Claim(call, at), tries=tuple(most))
 
     def admit(
         self, page_id: str, deliveries: Sequence[Delivery], before: Iterable[str], ack: str, at: float
@@ -249,7 +302,8 @@ class Book:
         rest = tuple(page for page in self.open if page.id not in stale)
         opened = (OpenPage(page_id, at, runs(kept)),) if kept else ()
         highest = max([self.delivered, *(one.number for one in deliveries)])
-        book = replace(self, delivered=highest, ack=ack, open=rest + opened, stale=self._stale(*sorted(stale)))
+        told = self._stale(*sorted(stale))
+        book = replace(self, delivered=highest, ack=ack, open=rest + opened, stale=told, claim=None)
         return Admission(book, kept, confirmed)
 
     def confirmed(self, page_id: str, at: float) -> Book:

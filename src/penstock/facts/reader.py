@@ -12,6 +12,15 @@ A confirmation, in order:
 1. check the receipt, and move its page from open to done in the book (crash: the page **is** confirmed; whatever the
    server delivers of it again is acknowledged and not handed out);
 2. acknowledge every message of exactly that page, and wait for each answer (crash: nothing is left to do).
+
+A dedicated reader gets facts in the order of the stream, so it must not see what the server delivers again in whatever
+order their ack waits ended. While its page is open, a fetch gives nothing. When anything else is outstanding:
+
+1. write a claim into the book, which makes all open pages stale (crash: others wait for two seconds);
+2. reset the consumer to its ack floor: the server delivers all that is not confirmed, in order (crash: as before);
+3. pull, and ask the server whether anything is outstanding beside it: then another instance pulled too, and what came
+   is dropped (crash: the next fetch finds messages outstanding and no page, and begins here again);
+4. open the page on top of exactly the book of step 1, or of the look: if anybody wrote meanwhile, it is dropped.
 """
 
 from __future__ import annotations
@@ -23,17 +32,25 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
-from penstock.errors import ConfigError, ConsumerNotFound, NotFound, PenstockError, ServerBusy, Unavailable
+from penstock.errors import (
+    ConfigError,
+    ConsumerNotFound,
+    NotFound,
+    OutcomeUnknown,
+    PenstockError,
+    ServerBusy,
+    Unavailable,
+)
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
 from penstock.facts.fact import Fact, fact_of
 from penstock.facts.pages import Book, Delivery, OpenPage
 from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import Kept, Store
-from penstock.jetstream import metadata
+from penstock.jetstream import features, metadata
 from penstock.jetstream.connection import Broker, WrongRevision
 from penstock.jetstream.model import ConsumerInfo, parse_time, seconds
 from penstock.retry import Backoff
@@ -44,8 +61,6 @@ PAGE_BYTES = 8 * 1024 * 1024
 MOST_BOOK_BYTES = 512 * 1024
 """A book must fit into one message, with room to spare."""
 ACKS_WITHIN = 1.0  # seconds; a server that lost its last deliveries does not answer for them
-EXPIRY_MARGIN = timedelta(milliseconds=100)
-"""The server needs a moment to find that an ack wait is over."""
 DEDICATED = "dedicated"
 DEDICATED_LOOKS = 0.5  # seconds between two looks of a reader that has to wait for its own page
 FIRST_PAUSE = 0.05  # seconds, at most, before the first try after a refusal
@@ -67,7 +82,9 @@ class Page:
     Of an empty page it counts also what lies in pages that others hold: 0 means that all is confirmed.
     """
     retry_after: timedelta | None = None
-    """For a dedicated reader that holds an unconfirmed page: when its facts are delivered again."""
+    """Of an empty page: when facts that are held unconfirmed come again; None when there are none."""
+    held: int = 0
+    """Of an empty page: facts that were handed out and are not confirmed."""
 
     def __bool__(self) -> bool:
         return bool(self.facts)
@@ -96,6 +113,8 @@ class Reader:
         self._books: dict[tuple[str, str], Kept] = {}
         """As last seen. A write on top of an older state is refused, so that being late costs one more try."""
         self._streams: dict[str, str] = {}
+        self._dedicated: set[tuple[str, str]] = set()
+        """Consumers whose book is looked up for each fetch: another instance may hold the only page."""
 
     async def stream_of(self, consumer: str, stream: str | None = None) -> str:
         """The stream of a consumer; found by the consumer's name where only one stream has it."""
@@ -120,18 +139,21 @@ class Reader:
         if not 1 <= limit <= MOST_FACTS:
             raise ConfigError(f"a page has 1 to {MOST_FACTS} facts, not {limit}")
         name = await self.stream_of(consumer, stream)
-        deadline, patience = time.monotonic() + wait, self._patience()
+        deadline, patience, call = time.monotonic() + wait, self._patience(), _new_id()
         while True:
             look = await self._look(name, consumer)
             left = max(deadline - time.monotonic(), 0)
-            if due := _not_before(_usable(look.info), time.monotonic() - self._link.opened_at):
+            if due := _taken_for(_usable(look.info), look, call):
                 if not left:
-                    return Page(name, consumer, (), None, look.info.pending + look.info.ack_pending, due)
-                await asyncio.sleep(min(left, due.total_seconds(), DEDICATED_LOOKS))
+                    return _empty(look)
+                await asyncio.sleep(min(left, due, DEDICATED_LOOKS))
                 continue
             # In slices: what comes late must not be old before it is in the book.
             want = Want(_allowed(limit, look.info), max_bytes, min(left, min(_ack_waits(look.info)) / 2))
-            page = await self._page(look, want, patience)
+            if look.dedicated:
+                page = await self._next_page(look, want, call, patience)
+            else:
+                page = await self._page(look, want, patience)
             if page is not None and (page.facts or time.monotonic() >= deadline):
                 return page
 
@@ -140,15 +162,72 @@ class Reader:
         info, began = look.info, time.monotonic()
         found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
         if not found:
-            now = await self._link.jetstream.consumer_info(info.stream, info.name)
-            return Page(info.stream, info.name, (), None, now.pending + now.ack_pending)
+            return _empty(await self._look(info.stream, info.name, fresh=True))
         opened = await self._open(look, found, began + min(_ack_waits(info)), patience)
         if opened is None:
             return None
+        return await self._handed_out(look, found, opened, await self._behind(info, found))
+
+    async def _handed_out(self, look: Look, found: Sequence[Delivered], opened: OpenPage, pending: int) -> Page:
         wanted = {one.sequence: one for one in opened.deliveries()}
-        facts = [_fact(info.stream, one) for one in found if wanted.get(one.delivery.sequence) == one.delivery]
-        receipt = await self._receipt(info, opened)
-        return Page(info.stream, info.name, tuple(facts), receipt, await self._behind(info, found))
+        mine = [one for one in found if wanted.get(one.delivery.sequence) == one.delivery]
+        facts = tuple(_fact(look, one) for one in mine)
+        return Page(look.info.stream, look.info.name, facts, await self._receipt(look.info, opened), pending)
+
+    async def _next_page(self, look: Look, want: Want, call: str, patience: Patience) -> Page | None:
+        """One try for a dedicated reader: the facts behind the last one confirmed, in order.
+
+        None when nothing of what came was to be handed out, or when another instance was at it too.
+        """
+        info, began = look.info, time.monotonic()
+        if look.book.open or info.ack_pending:
+            claimed = await self._begin_anew(look, call, patience)
+            if claimed is None:
+                return None
+            look = claimed
+        found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
+        if not found:
+            return _empty(await self._look(info.stream, info.name))
+        now = await self._link.jetstream.consumer_info(info.stream, info.name)
+        if not _is_all_outstanding(found, now):
+            await asyncio.sleep(random.uniform(0, CONFLICT_PAUSE))
+            return None
+        opened = await self._open_next(look, found, began + min(_ack_waits(info)), patience)
+        return await self._handed_out(look, found, opened, now.pending) if opened else None
+
+    async def _begin_anew(self, look: Look, call: str, patience: Patience) -> Look | None:
+        """Have the server deliver all that is not confirmed, in order; None when it has to be tried again."""
+        js, at = self._link.jetstream, (look.info.stream, look.info.name)
+        await js.require(features.CONSUMER_RESET)
+        book = look.book.claimed(call, look.now)
+        if not await self._write(look, book, patience):
+            return None
+        try:
+            await js.reset_consumer(*at)
+        except OutcomeUnknown as exc:
+            await patience.after(exc)
+            return None
+        return look._replace(book=book, revision=self._books[at].revision)
+
+    async def _open_next(
+        self, look: Look, found: Sequence[Delivered], expires: float, patience: Patience
+    ) -> OpenPage | None:
+        """Write the only open page of a dedicated reader into the book; None when anybody else wrote since the look."""
+        page_id, deliveries, ack = _new_id(), _latest(one.delivery for one in found), found[0].ack
+        made = look.book.admit(page_id, deliveries, (), ack, look.now)
+        await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
+        if not made.kept:
+            return None
+        await self._check_size(look.info, made.book, found)
+        while time.monotonic() < expires:
+            if await self._write(look, made.book, patience):
+                return made.book.page(page_id)
+            now = await self._look(look.info.stream, look.info.name, fresh=True)
+            if (mine := now.book.page(page_id)) is not None:
+                return mine  # it was stored, only the answer was lost
+            if now.revision != look.revision:
+                return None
+        return None
 
     async def _behind(self, info: ConsumerInfo, found: Sequence[Delivered]) -> int:
         """How many facts wait behind a page that was just opened.
@@ -167,14 +246,14 @@ class Reader:
         self, look: Look, found: Sequence[Delivered], expires: float, patience: Patience
     ) -> OpenPage | None:
         """Write the page into the book; None when all of it was confirmed before, or is somebody else's by now."""
-        page_id = base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
+        page_id = _new_id()
         deliveries, ack = _latest(one.delivery for one in found), found[0].ack
         before, server = [page.id for page in look.book.open], look.book.server
         # A server that was restarted meanwhile may have forgotten these deliveries, and then counts them anew.
         while time.monotonic() < expires and (look.book.server == server or look.info.leader is not None):
             if (mine := look.book.page(page_id)) is not None:
                 return mine  # an earlier try was stored, only its answer was lost
-            made = look.book.admit(page_id, deliveries, before, ack, time.time())
+            made = look.book.admit(page_id, deliveries, before, ack, look.now)
             await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
             if not made.kept:
                 return None
@@ -232,7 +311,7 @@ class Reader:
                 _refuse_unless_done(look, receipt)
                 return mine is None, look, list(mine.deliveries()) if mine else look.book.deliveries_of(receipt.page)
             mine = page
-            if await self._write(look, look.book.confirmed(receipt.page, time.time()), patience):
+            if await self._write(look, look.book.confirmed(receipt.page, look.now), patience):
                 return False, look, list(mine.deliveries())
             look = await self._look(receipt.stream, receipt.consumer, fresh=True)
 
@@ -258,14 +337,19 @@ class Reader:
 
     async def _look(self, stream: str, consumer: str, fresh: bool = False) -> Look:
         """The consumer, and its book next to it. The book is the older of the two, whatever others do meanwhile."""
-        kept = None if fresh else self._books.get((stream, consumer))
+        at = (stream, consumer)
+        kept = None if fresh else self._books.get(at)
         if kept is None:
             await self._store.signing_keys(fresh)  # makes the bucket, if this is the first use of it
-            kept = self._books[stream, consumer] = await self._store.book(stream, consumer)
+        if kept is None or at in self._dedicated:
+            kept = self._books[at] = await self._store.book(*at)
+        asked_at = time.monotonic()
         info, server = await self._asked(stream, consumer)
+        dedicated = (info.config.get("metadata") or {}).get(metadata.READER) == DEDICATED
+        (self._dedicated.add if dedicated else self._dedicated.discard)(at)
         floor, delivered = info.ack_floor_stream_seq, info.delivered_consumer_seq
-        book = kept.book.seen(_made(info), server, delivered, floor, info.leader is not None)
-        return Look(info, book, kept.revision)
+        book = kept.book.seen(_made(info), server, delivered, floor, info.leader is not None, dedicated)
+        return Look(info, book, kept.revision, dedicated, asked_at)
 
     async def _asked(self, stream: str, consumer: str) -> tuple[ConsumerInfo, str]:
         """The consumer, and the id of the server that told us about it."""
@@ -325,10 +409,19 @@ class Look(NamedTuple):
     info: ConsumerInfo
     book: Book
     revision: int
+    dedicated: bool
+    at: float
+    """When the server was asked, on the monotonic clock."""
 
     @property
     def floor(self) -> int:
         return self.info.ack_floor_stream_seq
+
+    @property
+    def now(self) -> float:
+        """The server's time, in seconds since 1970: instances need not agree on a clock of their own."""
+        told = parse_time(self.info.raw.get("ts", ""))
+        return told.timestamp() + time.monotonic() - self.at if told else time.time()
 
 
 def _refuse_unless_done(look: Look, receipt: Receipt) -> None:
@@ -349,8 +442,31 @@ def _latest(deliveries: Iterable[Delivery]) -> list[Delivery]:
     return sorted({one.sequence: one for one in sorted(deliveries, key=lambda one: one.number)}.values())
 
 
-def _fact(stream: str, one: Delivered) -> Fact:
-    return fact_of(stream, one.message, one.delivery.sequence, one.delivery.attempt, one.stored_ns)
+def _fact(look: Look, one: Delivered) -> Fact:
+    sequence, _, attempt = one.delivery
+    times = look.book.tries_of(sequence) + 1 if look.dedicated else attempt
+    return fact_of(look.info.stream, one.message, sequence, times, one.stored_ns)
+
+
+def _empty(look: Look) -> Page:
+    """A page without facts, which says how many are held and when they come again."""
+    info = look.info
+    in_pages = sum(1 for page in look.book.open for one in page.deliveries() if one.sequence > look.floor)
+    held = max(info.ack_pending, in_pages)
+    after = timedelta(seconds=max(_held_until(look) - look.now, 0)) if held else None
+    return Page(info.stream, info.name, (), None, info.unprocessed, after, held)
+
+
+def _held_until(look: Look) -> float:
+    """Server time at which the first of the facts that are held unconfirmed come again, as far as that is known."""
+    if look.book.open:
+        return min(page.at for page in look.book.open) + min(_ack_waits(look.info))
+    last = look.info.last_delivered
+    return (last.timestamp() if last else look.now) + min(_ack_waits(look.info))
+
+
+def _new_id() -> str:
+    return base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
 
 
 def _usable(info: ConsumerInfo) -> ConsumerInfo:
@@ -375,18 +491,21 @@ def _ack_waits(info: ConsumerInfo) -> list[float]:
     return [seconds(one) for one in info.config.get("backoff") or [info.config.get("ack_wait", DEFAULT_ACK_WAIT)]]
 
 
-def _not_before(info: ConsumerInfo, connected_for: float) -> timedelta | None:
-    """How long a dedicated reader has to wait: while it holds a page, what lies behind would be out of order.
+def _taken_for(info: ConsumerInfo, look: Look, call: str) -> float:
+    """Seconds that a dedicated reader has to wait: while a page is open, what lies behind would be out of order."""
+    if not look.dedicated:
+        return 0.0
+    return max(look.book.taken_until(call, min(_ack_waits(info))) - look.now, 0.0)
 
-    A server that was restarted does not know when it last delivered; it was before we connected to it.
+
+def _is_all_outstanding(found: Sequence[Delivered], now: ConsumerInfo) -> bool:
+    """Whether a pull brought all that the server counts as delivered and not acknowledged.
+
+    Fewer than came may be left where the stream's limits removed some, unless the consumer was reset since.
     """
-    described = info.config.get("metadata") or {}
-    if described.get(metadata.READER) != DEDICATED or not info.ack_pending:
-        return None
-    now = parse_time(info.raw.get("ts", "")) or datetime.now(UTC)
-    last = info.last_delivered or now - timedelta(seconds=connected_for)
-    due = last + timedelta(seconds=max(_ack_waits(info))) + EXPIRY_MARGIN
-    return due - now if due > now else None
+    mine = len({one.delivery.sequence for one in found})
+    last = max(one.delivery.number for one in found)
+    return now.ack_pending == mine or (now.ack_pending < mine and now.delivered_consumer_seq == last)
 
 
 def _made(info: ConsumerInfo) -> int:

@@ -11,13 +11,12 @@ import time
 from contextlib import suppress
 from typing import NamedTuple
 
-from penstock.errors import MessageNotFound, StreamNotFound, Unavailable
+from penstock.errors import OutcomeUnknown, StreamNotFound, Unavailable
 from penstock.facts.pages import Book
-from penstock.jetstream.connection import Broker, NoStream, WrongRevision
-from penstock.jetstream.model import Json
+from penstock.jetstream.connection import Broker, WrongRevision
+from penstock.jetstream.kv import KeyValue, NoBucket, bucket_layout
 
 BUCKET = "penstock_facts"
-STREAM = f"KV_{BUCKET}"
 KEY_BYTES = 32
 SIGNING_KEY = "signing-key"
 PREVIOUS_KEY = "signing-key-previous"
@@ -25,16 +24,7 @@ PREVIOUS_KEY = "signing-key-previous"
 KEY_LOOK_EVERY = 10.0
 """Seconds after which the keys are looked up again: another process may have rotated them, or somebody removed them."""
 
-CONFIG: Json = {
-    "name": STREAM,
-    "description": "Penstock's named readers: their pages, and the key that signs receipts",
-    "subjects": [f"$KV.{BUCKET}.>"],
-    "max_msgs_per_subject": 1,
-    "allow_rollup_hdrs": True,
-    "allow_direct": True,
-    "deny_delete": True,
-    "discard": "new",
-}
+CONFIG = bucket_layout(BUCKET, "Penstock's named readers: their pages, and the key that signs receipts")
 
 
 class Kept(NamedTuple):
@@ -64,8 +54,7 @@ class Store:
 
     def __init__(self, link: Broker) -> None:
         self._link = link
-        domain = link.settings.domain
-        self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."
+        self._bucket = KeyValue(link, BUCKET)
         self._keys: SigningKeys | None = None
         self._looked_at = 0.0
 
@@ -141,35 +130,29 @@ class Store:
 
     async def keys(self, filter_: str) -> list[str]:
         """The keys that a filter matches."""
-        prefix = f"$KV.{BUCKET}."
-        try:
-            info = await self._link.jetstream.stream_info(STREAM, subjects_filter=prefix + filter_)
-        except StreamNotFound:
-            return []
-        return sorted(subject.removeprefix(prefix) for subject in info.state.subjects)
+        return await self._bucket.keys(filter_)
 
     async def _create_bucket(self) -> None:
         """Make the bucket if it is missing, with as many replicas as the best stream; one that is there stays."""
-        try:
-            await self._link.jetstream.stream_info(STREAM)
-        except StreamNotFound:
+        if not await self._bucket.exists():
             replicas = max([1, *(one.config.get("num_replicas", 1) for one in await self._link.jetstream.streams())])
             await self._link.jetstream.create_stream({**CONFIG, "num_replicas": replicas})
 
     async def get(self, key: str) -> tuple[bytes, int] | None:
         """The value of a key with its revision; None when it has none."""
         try:
-            found = await self._link.jetstream.get_message(STREAM, last_of=f"$KV.{BUCKET}.{key}")
-        except (MessageNotFound, StreamNotFound):
+            found = await self._bucket.newest(key)
+        except StreamNotFound:
             return None
-        return found.data, found.sequence
+        return (found.data, found.sequence) if found else None
 
     async def put(self, key: str, value: bytes, revision: int, *, repeated: bool = False) -> int:
         """Replace the value of that revision, 0 for none. Raises `WrongRevision` when it has another one by now."""
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)}
         try:
-            return int((await self._link.publish(self._prefix + key, value, headers))["seq"])
-        except NoStream as exc:
+            return await self._bucket.write(key, value, revision)
+        except OutcomeUnknown as exc:
+            raise Unavailable(str(exc)) from exc  # whoever tries again finds another revision, and looks
+        except NoBucket as exc:
             if revision == 0 and not repeated:  # there is no bucket yet, or no longer
                 await self._create_bucket()
                 return await self.put(key, value, 0, repeated=True)

@@ -45,9 +45,10 @@ class Broker:
     `ConnectionLost` and `DeadlineExceeded` a request may or may not have been carried out.
     """
 
-    def __init__(self, settings: Settings, name: str = "penstock") -> None:
+    def __init__(self, settings: Settings, name: str = "penstock", connection: aio.Connection | None = None) -> None:
+        """On a `connection` that others use too, or on one of its own."""
         self.settings = settings
-        self.connection = aio.Connection(settings, name=name)
+        self.connection = connection or aio.Connection(settings, name=name)
         self.jetstream = JetStream(self.request, settings.domain, settings.timeout)
         self.server_version = ""
         """The version of the server that we are, or were last, connected to, such as `2.15.1`."""
@@ -63,7 +64,7 @@ class Broker:
         if self.connection.opened != self._opened:
             self._opened, self.opened_at = self.connection.opened, time.monotonic()
             self.server_version, self.denied = self.connection.info.version, None
-            self.connection.on_denied(self._deny)
+            self._opened_anew()
         return self.connection
 
     async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
@@ -71,21 +72,23 @@ class Broker:
         connection = await self.ready()
         return (await connection.request(subject, payload, timeout=timeout)).data
 
-    async def publish(self, subject: str, data: bytes, headers: Headers | None = None) -> Json:
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None, what: str = "") -> Json:
         """Publish one message, and return the answer of the stream that has stored it.
 
-        Raises `WrongRevision` when the last message is not the expected one, `NoStream` when no stream takes it.
+        `what` is how errors call it. Raises `WrongRevision` when the last message is not the expected one, `NoStream`
+        when no stream takes it.
         """
+        what = what or f"publish to {subject!r}"
         connection = await self.ready()
         reply = connection.inbox(subject)
         try:
             await connection.publish(subject, data, headers, reply)
-            answer = await connection.wait(reply, what=f"publishing to {subject!r}")
+            answer = await connection.wait(reply, what=what)
         finally:
             connection.forget(reply)
         if answer.status and answer.status[0] == NO_RESPONDERS:
-            raise NoStream(f"publish to {subject!r}", NO_RESPONDERS, 0, "no stream takes this subject")
-        return stored(subject, answer.data)
+            raise NoStream(what, NO_RESPONDERS, 0, "no stream takes this subject")
+        return stored(what, answer.data)
 
     async def close(self) -> None:
         await self.connection.close()
@@ -97,12 +100,15 @@ class Broker:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def _opened_anew(self) -> None:
+        self.connection.on_denied(self._deny)
+
     def _deny(self, denied: Denied) -> None:
         self.denied = denied.error()
 
 
-def stored(subject: str, raw: bytes) -> Json:
-    """The answer of a stream to a publish. Raises what it says no with, `WrongRevision` among them."""
+def stored(what: str, raw: bytes) -> Json:
+    """The answer of a stream to a publish that errors call `what`. Raises its error, or `WrongRevision`."""
     try:
         answer: Json = json.loads(raw)
         error = answer.get("error")
@@ -110,7 +116,7 @@ def stored(subject: str, raw: bytes) -> Json:
         raise ProtocolError(f"an answer to a publish that makes no sense: {raw[:200]!r}") from exc
     if not error:
         return answer
-    refusal = api_error(f"publish to {subject!r}", error)
+    refusal = api_error(what, error)
     if refusal.err_code not in WRONG_LAST_SEQUENCE:
         raise refusal
     raise WrongRevision(refusal.what, refusal.code, refusal.err_code, refusal.description, answer.get("stream", ""))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
+from penstock.jetstream.rows import ScannerMaker
 from penstock.subjects import api_prefix
 from penstock.wire import frames
 from penstock.wire.blocking import Connection
-from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop, matching
+from penstock.wire.scanning import REPLACE, Stop
 
 BATCH = 1000
 """Messages of one request: a server does not answer for more."""
@@ -45,6 +47,7 @@ class DirectRead:
         last: int,
         subjects: tuple[str, ...],
         domain: str | None,
+        scanner: ScannerMaker,
         invalid_text: str = REPLACE,
     ) -> None:
         self._connection = connection
@@ -56,9 +59,9 @@ class DirectRead:
         self._position = first - 1
         self._more = True
         self._sid = connection.subscribe(f"{self._inbox}.*")
-        self._scanner = Scanner(stream, self._sid, direct=True, last_wanted=last, invalid_text=invalid_text)
+        self._scanner = scanner(stream, self._sid, direct=True, last_wanted=last, invalid_text=invalid_text)
 
-    def batches(self) -> Iterator[RecordBatch]:
+    def batches(self) -> Iterator[Any]:
         """Rows in order, until the last one wanted, or until this replica has no more."""
         self._scanner.feed(self._connection.take_buffered())
         while self._more and self._position < self._last:
@@ -77,7 +80,7 @@ class DirectRead:
             ask["next_by_subj"] = self._subjects[0]
         return frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.get")
 
-    def _answer(self) -> Iterator[RecordBatch]:
+    def _answer(self) -> Iterator[Any]:
         """The rows of one answer, as they fill a batch."""
         before = self._scanner.total_rows
         while True:
@@ -113,12 +116,9 @@ class DirectRead:
         except DeadlineExceeded as exc:
             raise Unavailable(f"direct get from {self._stream!r} has been silent for {ANSWER_WITHIN:g} s") from exc
 
-    def _taken(self) -> Iterator[RecordBatch]:
+    def _taken(self) -> Iterator[Any]:
         """The rows found so far. Direct get knows one filter: several are applied here."""
         if not self._scanner.rows:
             return
-        batch = self._scanner.take()
-        if len(self._subjects) > 1:
-            batch = batch.filter(matching(batch.column("subject"), self._subjects))
-        if batch.num_rows:
+        if len(batch := self._scanner.take(self._subjects)):
             yield batch

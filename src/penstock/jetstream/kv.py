@@ -1,7 +1,7 @@
-"""A KV bucket as the coordination needs it: compare and set, atomic batches, and revisions that never go back.
+"""KV buckets: one client for all of them, and the bucket of a group with atomic batches and listings.
 
-The bucket starts at a sequence taken from the clock. So a bucket that was deleted and made again continues above all
-revisions it ever gave out, and a fencing token stays comparable with those from before.
+The bucket of a group starts at a sequence taken from the clock. So a bucket that was deleted and made again continues
+above all revisions it ever gave out, and a fencing token stays comparable with those from before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Protocol
 
 from penstock.errors import (
     AlreadyExists,
-    ApiError,
     ConnectionLost,
     DeadlineExceeded,
     MessageNotFound,
@@ -27,10 +26,15 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
-from penstock.jetstream.model import NANOSECONDS, Json
+from penstock.jetstream.connection import NoStream, WrongRevision
+from penstock.jetstream.consumer import AckSubject
+from penstock.jetstream.model import NANOSECONDS, Json, StoredMessage
+from penstock.settings import Settings
+from penstock.subjects import api_prefix
 from penstock.wire import aio, frames
+from penstock.wire.headers import Headers
 
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 MARKER_LIVES = "1h"
 """How long a deleted key leaves its marker behind."""
 DELETED = frozenset({"DEL", "PURGE"})
@@ -44,8 +48,134 @@ BATCH = 500
 """Writes of one atomic batch; a server takes 1,000."""
 
 
-class Conflict(ApiError):
-    """A key has another revision than the one that was to be replaced: somebody else was quicker."""
+Conflict = WrongRevision
+"""A key has another revision than the one that was to be replaced: somebody else was quicker."""
+
+
+class NoBucket(Unavailable):
+    """Nobody takes the keys of a bucket: it does not exist, or not yet, or has no leader. Nothing was written."""
+
+
+class Store(Protocol):
+    """What a bucket needs of a connection; `jetstream.connection.Broker` is one."""
+
+    jetstream: JetStream
+
+    @property
+    def settings(self) -> Settings: ...
+
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None, what: str = "") -> Json:
+        """Store a message, and return the stream's answer. Raises `WrongRevision` and `NoStream`."""
+        ...
+
+
+class Keys:
+    """The keys of one bucket, as NATS KV lays them out, to be read. Everything is asked of the bucket's leader."""
+
+    def __init__(self, jetstream: JetStream, name: str) -> None:
+        self.name = name
+        self.stream = stream_of(name)
+        self._jetstream = jetstream
+        self._prefix = write_prefix(name)
+
+    async def exists(self) -> bool:
+        try:
+            await self._jetstream.stream_info(self.stream)
+        except StreamNotFound:
+            return False
+        return True
+
+    async def keys(self, filter_: str = ">") -> list[str]:
+        """The keys that a filter matches, those with a marker included; none when there is no bucket."""
+        try:
+            info = await self._jetstream.stream_info(self.stream, subjects_filter=self._prefix + filter_)
+        except StreamNotFound:
+            return []
+        return sorted(subject.removeprefix(self._prefix) for subject in info.state.subjects)
+
+    async def newest(self, key: str) -> StoredMessage | None:
+        """The newest value of a key, or the marker that its deletion has left; None when it never had a value.
+
+        Raises `StreamNotFound` when there is no bucket.
+        """
+        try:
+            return await self._jetstream.get_message(self.stream, last_of=self._prefix + key)
+        except MessageNotFound:
+            return None
+
+
+class KeyValue(Keys):
+    """The keys of one bucket, to be read and written.
+
+    When the answer to a write is lost, a look at the key decides: a later value with the same bytes is ours.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        super().__init__(store.jetstream, name)
+        self.writes = 0
+        """Values written so far, for the figures on KV traffic."""
+        self._store = store
+        self._into = write_prefix(name, store.settings.domain)
+
+    async def write(
+        self, key: str, data: bytes, expected: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
+
+        Raises `WrongRevision` when it has not, `NoBucket` when nobody takes it, and `OutcomeUnknown` when the answer
+        is lost and the key cannot be looked at.
+        """
+        condition = {} if expected is None else {EXPECTED: str(expected)}
+        try:
+            return await self.add(key, data, {**condition, **(headers or {})})
+        except (ConnectionLost, DeadlineExceeded) as exc:
+            try:
+                found = await self.newest(key)
+            except Unavailable as second:
+                raise OutcomeUnknown(f"whether key {key!r} was written is not known: {second}") from exc
+            if found and found.data == data and found.sequence != expected:
+                return found.sequence
+            raise Unavailable(f"key {key!r} was not written: {exc}") from exc
+
+    async def add(self, key: str, data: bytes, headers: Mapping[str, str] | None = None) -> int:
+        """Store a value for the sake of its revision: when the answer is lost, that is raised."""
+        what = f"write key {key!r} of bucket {self.name!r}"
+        try:
+            answer = await self._store.publish(self._into + key, data, dict(headers or {}), what)
+        except NoStream as exc:
+            raise NoBucket(f"{what}: nobody takes it; does the bucket exist, and has it a leader?") from exc
+        self.writes += 1
+        return int(answer["seq"])
+
+
+def stream_of(bucket: str) -> str:
+    """The stream of a bucket."""
+    return f"KV_{bucket}"
+
+
+def bucket_layout(name: str, description: str, **more: object) -> Json:
+    """The stream of a bucket that keeps the newest value of each key; `more` are further fields of the stream."""
+    return {
+        "name": stream_of(name),
+        "description": description,
+        "subjects": [f"{write_prefix(name)}>"],
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+        "allow_direct": True,
+        "deny_delete": True,
+        "discard": "new",
+        **more,
+    }
+
+
+def write_prefix(bucket: str, domain: str | None = None) -> str:
+    """What the subjects begin with by which keys are written; those of another domain go through its API."""
+    return f"{api_prefix(domain)}.$KV.{bucket}." if domain else f"$KV.{bucket}."
+
+
+def is_deleted(message: StoredMessage) -> bool:
+    """Whether it is the marker that a deleted key has left."""
+    return message.headers.get("KV-Operation", [""])[0] in DELETED
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +195,13 @@ class Write:
     expected: int
 
 
-class KeyValueConnection(Protocol):
-    """What a bucket needs of a connection; `publish.control.Control` is one."""
-
-    jetstream: JetStream
-    domain: str | None
+class AtomicStore(Store, Protocol):
+    """What a bucket of a group needs of a connection; `publish.control.Control` is one."""
 
     @property
     def connection(self) -> aio.Connection: ...
 
-    async def ready(self) -> None:
+    async def ready(self) -> aio.Connection:
         """Have an open connection; raises `Unavailable` when none can be had."""
         ...
 
@@ -83,20 +210,15 @@ class KeyValueConnection(Protocol):
         ...
 
 
-class Bucket:
+class Bucket(KeyValue):
     """The keys of one group. Values are JSON objects."""
 
-    def __init__(self, control: KeyValueConnection, name: str, replicas: int = 0, like: str | None = None) -> None:
+    def __init__(self, control: AtomicStore, name: str, replicas: int = 0, like: str | None = None) -> None:
         """`replicas` of the bucket, where it has to be made; 0: as many as stream `like` has, or one."""
-        self.name = name
-        self.stream = f"KV_{name}"
-        self.writes = 0
-        """Values written so far, for the figures on KV traffic."""
+        super().__init__(control, name)
         self._control = control
         self._replicas = replicas
         self._like = like
-        self._prefix = f"$KV.{name}."
-        self._into = f"$JS.{control.domain}.API.{self._prefix}" if control.domain else self._prefix
 
     async def ensure(self, max_age: float = 0.0) -> None:
         """Make the bucket if it is missing; one that is there stays as it is. `max_age`: seconds that a key is kept."""
@@ -113,23 +235,12 @@ class Bucket:
             return self._replicas or 1
         return int((await self._control.jetstream.stream_info(self._like)).config.get("num_replicas", 1))
 
-    async def exists(self) -> bool:
-        try:
-            await self._control.jetstream.stream_info(self.stream)
-        except StreamNotFound:
-            return False
-        return True
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> Entry | None:
         """The newest value of a key, from the bucket's leader; None when it has none."""
-        try:
-            found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
-        except MessageNotFound:
-            return None
-        gone = found.headers.get("KV-Operation", [""])[0] in DELETED
-        return None if gone else Entry(json.loads(found.data), found.sequence)
+        found = await self.newest(key)
+        return None if found is None or is_deleted(found) else Entry(json.loads(found.data), found.sequence)
 
     async def entries(self, *families: str) -> dict[str, Entry]:
         """All keys `<family>.…`, however many, by one passing consumer. What it says may be old by the time it is
@@ -138,7 +249,7 @@ class Bucket:
         async with self._listing([f"{self._prefix}{family}.>" for family in families]) as messages:
             async for message in messages:
                 key = message.subject.removeprefix(self._prefix)
-                _note(found, key, int(message.reply.split(".")[-4]), message.header_values(), message.data)
+                _note(found, key, AckSubject.parse(message.reply).sequence, message.header_values(), message.data)
         return found
 
     async def values(self, keys: Collection[str]) -> dict[str, Entry]:
@@ -245,8 +356,7 @@ class Bucket:
 
         Raises `Conflict` when it has not. When the answer is lost, a look at the key decides.
         """
-        conditions = {} if expected is None else {"Nats-Expected-Last-Subject-Sequence": str(expected)}
-        return await self._decided(key, encoded(value), conditions, expected)
+        return await self.write(key, encoded(value), expected)
 
     async def create(self, key: str, value: Json) -> int:
         """Store the first value of a key, or the first after it was deleted."""
@@ -260,12 +370,7 @@ class Bucket:
 
     async def delete(self, key: str, expected: int) -> None:
         """Delete a key if it still has that revision; what is left is a marker, for a while."""
-        headers = {
-            "Nats-Expected-Last-Subject-Sequence": str(expected),
-            "KV-Operation": "DEL",
-            "Nats-TTL": MARKER_LIVES,
-        }
-        await self._decided(key, b"", headers, expected)
+        await self.write(key, b"", expected, {"KV-Operation": "DEL", "Nats-TTL": MARKER_LIVES})
 
     async def commit(self, writes: Sequence[Write]) -> list[int]:
         """Store all values or none, and return their revisions. Raises `Conflict` when one key has changed.
@@ -288,35 +393,11 @@ class Bucket:
         return revisions
 
     async def _marker(self, key: str) -> int | None:
-        """The revision of the marker that a deleted key has left; None when the key has a value, or never had one."""
-        try:
-            found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
-        except MessageNotFound:
+        """The revision of the marker that a deleted key has left; None when it has a value, 0 when it never had one."""
+        found = await self.newest(key)
+        if found is None:
             return 0
-        return found.sequence if found.headers.get("KV-Operation", [""])[0] in DELETED else None
-
-    async def _decided(self, key: str, data: bytes, headers: dict[str, str], expected: int | None) -> int:
-        try:
-            return await self._publish(key, data, headers)
-        except (ConnectionLost, DeadlineExceeded) as exc:
-            try:
-                found = await self._control.jetstream.get_message(self.stream, last_of=self._prefix + key)
-            except MessageNotFound:
-                raise Unavailable(f"key {key!r} was not written: {exc}") from exc
-            except Unavailable as second:
-                raise OutcomeUnknown(f"whether key {key!r} was written is not known: {second}") from exc
-            if found.data == data and found.sequence != expected:
-                return found.sequence
-            raise Unavailable(f"key {key!r} was not written: {exc}") from exc
-
-    async def _publish(self, key: str, data: bytes, headers: dict[str, str]) -> int:
-        await self._control.ready()
-        answer = json.loads((await self._control.connection.request(self._into + key, data, headers)).data)
-        if error := answer.get("error"):
-            refused = api_error(f"write key {key!r} of bucket {self.name!r}", error)
-            raise Conflict(*refused.args) if refused.err_code in WRONG_LAST_SEQUENCE else refused
-        self.writes += 1
-        return int(answer["seq"])
+        return found.sequence if is_deleted(found) else None
 
 
 def bucket_config(stream: str, prefix: str, replicas: int, clock: Callable[[], float] = time.time) -> Json:

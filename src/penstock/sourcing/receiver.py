@@ -15,11 +15,12 @@ from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavai
 from penstock.jetstream.api import MOVABLE, JetStream
 from penstock.jetstream.consumer import AckSubject
 from penstock.jetstream.model import ConsumerInfo, Json
+from penstock.jetstream.rows import fastest_scanner
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.flow import Flow
 from penstock.wire import blocking, frames
-from penstock.wire.scan import RecordBatch, Rows, Scanner, Stop
+from penstock.wire.scanning import Rows, Scanning, Stop
 
 SILENCE = 5.0
 """Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
@@ -41,7 +42,7 @@ class Interrupted(Unavailable):
 class Chunk:
     """Messages in the order of the stream, valid until the next one is asked for."""
 
-    def __init__(self, scanner: Scanner, first: int, stop: int, last_sequence: int) -> None:
+    def __init__(self, scanner: Scanning, first: int, stop: int, last_sequence: int) -> None:
         self._scanner = scanner
         self._first = first
         self._stop = stop
@@ -54,10 +55,6 @@ class Chunk:
     def rows(self) -> Rows:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
         return self._scanner.pieces(self._first, self._stop)
-
-    def record_batch(self) -> RecordBatch:
-        """The same as an Arrow record batch of `wire.scan.SCHEMA`. Only once a chunk."""
-        return self._scanner.take().slice(self._first, len(self))
 
 
 class Receiver:
@@ -83,7 +80,7 @@ class Receiver:
         self._asked = True
         """Whether we asked for a reset whose first delivery has not come yet."""
         try:
-            self._scanner = Scanner(stream, self._subscribed())
+            self._scanner = fastest_scanner()(stream, self._subscribed())
         except BaseException:
             self._connection.close()
             raise

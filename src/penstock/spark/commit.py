@@ -19,7 +19,8 @@ from penstock.spark.durable import floor
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
 from penstock.wire import frames
-from penstock.wire.scan import Scanner, Stop
+from penstock.wire.scan import Scanner
+from penstock.wire.scanning import Stop
 
 PULL = 5_000
 """Messages of one request while acknowledging."""

@@ -23,11 +23,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.model import Json
 from penstock.jetstream.reader import Range, read_range
 from penstock.spark.delivery import Delivery
 from penstock.spark.history import History, Intent, Place, Series, Written, history_of, packed, unpacked
-from penstock.spark.ledger import EXPECTED, REPLACE, STREAM, SUBJECTS, VERSION, Ledger, Superseded, WrongRevision, is_of
+from penstock.spark.ledger import REPLACE, STREAM, SUBJECTS, VERSION, Ledger, Superseded, is_of
 
 CLAIMED_AT_ONCE = 20_000
 """Rows of one claim. Their digests must fit into a message."""
@@ -49,9 +50,9 @@ def begin_run(ledger: Ledger, place: Place, run: int) -> bool:
         revision = found.sequence if found else 0
         try:
             if state["run"] < run:
-                revision = ledger.put(key, _record(run), {EXPECTED: str(revision), **REPLACE})
+                revision = ledger.put(key, _record(run), revision, REPLACE)
             again = any(log.run_before(run) for log in batch_logs(ledger, place.of, place.batch).values())
-            ledger.put(key, _record(run, again=again), {EXPECTED: str(revision), **REPLACE})
+            ledger.put(key, _record(run, again=again), revision, REPLACE)
         except WrongRevision:
             continue  # another task is at it: look again
         return again
@@ -140,10 +141,10 @@ class EarlierRuns:
 
     def _claim(self, rows: Counter[bytes]) -> bool:
         """Step 3. False when another task has claimed something meanwhile: then there may be less to take."""
-        value = {"version": VERSION, "kind": "claim", "run": self._run, "by": self._place.partition}
-        headers = {EXPECTED: str(self._revision)}
+        value: Json = {"version": VERSION, "kind": "claim", "run": self._run, "by": self._place.partition}
+        value["rows"] = packed(list(rows.elements()))
         try:
-            self._revision = self._ledger.put(self._key, {**value, "rows": packed(list(rows.elements()))}, headers)
+            self._revision = self._ledger.put(self._key, value, self._revision)
         except WrongRevision:
             for found in self._ledger.values(self._key, self._revision):
                 self._note(json.loads(found.data))
@@ -176,7 +177,7 @@ class EarlierRuns:
         while log.newest_run < self._run:
             entry = {"version": VERSION, "kind": "open", "run": self._run}
             try:
-                log.revision = self._ledger.put(key, entry, {EXPECTED: str(log.revision)})
+                log.revision = self._ledger.put(key, entry, log.revision)
                 log.entries.append(entry)
             except WrongRevision:
                 values = self._ledger.values(key)

@@ -29,12 +29,15 @@ import json
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Self
 
 from penstock.errors import ApiError, MessageNotFound, PenstockError
-from penstock.jetstream.codes import WRITE_UNDER_WAY, WRONG_LAST_SEQUENCE, api_error
+from penstock.jetstream.codes import WRITE_UNDER_WAY
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import KeyValue, stream_of, write_prefix
 from penstock.jetstream.model import Json, StoredMessage
 from penstock.spark.history import History, Intent, Place, Series, history_of, packed
 from penstock.spark.link import Link
@@ -43,8 +46,8 @@ from penstock.spark.options import FAIL, SKIP
 log = logging.getLogger(__name__)
 
 BUCKET = "penstock_ledger"
-STREAM = f"KV_{BUCKET}"
-SUBJECTS = f"$KV.{BUCKET}."
+STREAM = stream_of(BUCKET)
+SUBJECTS = write_prefix(BUCKET)
 VERSION = 2
 RUNS = "runs"
 """The key whose revisions number the runs of all writes."""
@@ -52,7 +55,6 @@ WRITE_PAUSE = 0.1
 """Seconds between two tries of an append while another write to the key is on its way to the replicas."""
 KEEP_BATCH_WRITES = "720h"
 """How long the server keeps the log of a batch write that neither committed nor aborted: nobody will continue it."""
-EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 REPLACE = {"Nats-Rollup": "sub"}
 
 BUCKET_CONFIG: Json = {
@@ -112,10 +114,6 @@ class OtherRows(PenstockError):
         )
 
 
-class WrongRevision(ApiError):
-    """The key has another revision than the one that was to be replaced."""
-
-
 @dataclass(frozen=True, slots=True)
 class Closed:
     """The record of a series: the last batch that is closed."""
@@ -140,8 +138,7 @@ class Ledger:
 
     def __init__(self, link: Link) -> None:
         self.link = link
-        domain = link.settings.domain
-        self._prefix = f"$JS.{domain}.API.{SUBJECTS}" if domain else SUBJECTS
+        self._bucket = KeyValue(link, BUCKET)
 
     def create_bucket(self, replicas: int) -> None:
         """Create the bucket if it is missing. One with fewer replicas than the stream gets as many."""
@@ -157,7 +154,7 @@ class Ledger:
 
     def next_run(self) -> int:
         """A number for a run of a write, larger than those of all runs before."""
-        return self.put(RUNS, {"version": VERSION}, REPLACE)
+        return self.put(RUNS, {"version": VERSION}, headers=REPLACE)
 
     def open_log(self, place: Place, ttl: str | None = None, run: int = 0) -> Log:
         """Begin an attempt: read what earlier ones wrote, and stop them."""
@@ -218,7 +215,7 @@ class Ledger:
         previous = found.batch if found.batch < batch else found.previous
         value = {"version": VERSION, "closed": batch, "rows": rows, "previous": previous, "first": not found.revision}
         try:
-            self.put(series.key, value, {EXPECTED: str(found.revision), **REPLACE})
+            self.put(series.key, value, found.revision, REPLACE)
         except WrongRevision:  # another driver closed a batch of this series meanwhile: the caller looks again
             time.sleep(WRITE_PAUSE)
             return
@@ -226,11 +223,9 @@ class Ledger:
             self.forget(series.version_1())
 
     def _seal(self, series: Series, batch: int) -> None:
-        filter_ = f"{SUBJECTS}{series.logs(batch)}.>"
-        there = self.link.call(lambda api: api.stream_info(STREAM, subjects_filter=filter_)).state.subjects
-        for subject in there:
-            if subject.rsplit(".", 1)[1].isdecimal():
-                self.put(subject.removeprefix(SUBJECTS), {"version": VERSION, "kind": "sealed"})
+        for key in self.link.stubbornly(lambda: self._bucket.keys(f"{series.logs(batch)}.>")):
+            if key.rsplit(".", 1)[1].isdecimal():
+                self.put(key, {"version": VERSION, "kind": "sealed"})
 
     def forget(self, series: Series) -> None:
         """Remove the logs of a series. The record of closed batches has no further token, and stays."""
@@ -241,20 +236,16 @@ class Ledger:
 
     # -- one message ---------------------------------------------------------------------------------------------------
 
-    def put(self, key: str, value: Json, headers: dict[str, str] | None = None) -> int:
-        """Store one value, and return its revision."""
-        answer = self.link.ask(self._prefix + key, encoded(value), headers)
-        if error := answer.get("error"):
-            refusal = api_error(f"write {key!r} to the ledger", error)
-            raise WrongRevision(*refusal.args) if refusal.err_code in WRONG_LAST_SEQUENCE else refusal
-        return int(answer["seq"])
+    def put(self, key: str, value: Json, expected: int | None = None, headers: Mapping[str, str] | None = None) -> int:
+        """Store one value, and return its revision. Raises `WrongRevision` when the key has not the expected one."""
+        data = encoded(value)
+        if expected is None:
+            return self.link.stubbornly(lambda: self._bucket.add(key, data, headers))
+        return self.link.stubbornly(lambda: self._bucket.write(key, data, expected, headers))
 
     def last(self, key: str) -> StoredMessage | None:
         """The newest value of a key."""
-        try:
-            return self.link.get_message(STREAM, last_of=SUBJECTS + key)
-        except MessageNotFound:
-            return None
+        return self.link.stubbornly(lambda: self._bucket.newest(key))
 
     def values(self, key: str, after: int = 0) -> list[StoredMessage]:
         """All values of a key behind a revision, oldest first."""
@@ -327,10 +318,7 @@ class Log:
         # Owner and count make the entry unique: after a lost answer it tells whether it was ours that arrived.
         own = {"owner": self._owner, "n": self._appended}
         entry = {"version": VERSION, "kind": kind, "run": self._run, **own, **fields}
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}
-        if self._ttl:
-            headers["Nats-TTL"] = self._ttl
-        self._revision = self._put(entry, headers)
+        self._revision = self._put(entry, {"Nats-TTL": self._ttl} if self._ttl else {})
         self._appended += 1
 
     def _put(self, entry: Json, headers: dict[str, str]) -> int:
@@ -338,7 +326,7 @@ class Log:
         until = time.monotonic() + self._ledger.link.patience
         while True:
             try:
-                return self._ledger.put(self._key, entry, headers)
+                return self._ledger.put(self._key, entry, self._revision, headers)
             except WrongRevision as exc:
                 newest = self._ledger.last(self._key)
                 if newest and newest.data == encoded(entry):

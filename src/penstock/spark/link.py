@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
 from penstock.errors import OutcomeUnknown, StreamNotFound
 from penstock.jetstream.api import JetStream
+from penstock.jetstream.connection import stored
 from penstock.jetstream.model import Json, StoredMessage, StreamInfo
 from penstock.retry import is_retryable, retrying_blocking
 from penstock.settings import Settings
 from penstock.wire.blocking import Connection, run
+from penstock.wire.headers import Headers
 
 T = TypeVar("T")
 
@@ -41,16 +42,19 @@ class Link:
 
         return retrying_blocking(connected_call, self.patience, retry_on=retry_on or _may_ask_again)
 
-    def ask(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> Json:
-        """One request whose answer is JSON, also when it says no."""
-        answer: Json = json.loads(self.persistently(lambda: self.connection.request(subject, data, headers)).data)
-        return answer
+    async def publish(self, subject: str, data: bytes, headers: Headers | None = None, what: str = "") -> Json:
+        """Store one message, once: for KV buckets, whose calls `stubbornly` repeats. It blocks the loop."""
+        return stored(what or f"publish to {subject!r}", self.connection.request(subject, data, headers).data)
+
+    def stubbornly(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """One call of a KV bucket over this link, until it gets an answer."""
+        return self.persistently(lambda: run(make()))
 
     # -- the JetStream API ---------------------------------------------------------------------------------------------
 
     def call(self, make: Callable[[JetStream], Coroutine[Any, Any, T]]) -> T:
         """One call of the JetStream API."""
-        return self.persistently(lambda: run(make(self.jetstream)))
+        return self.stubbornly(lambda: make(self.jetstream))
 
     def stream_info(self, name: str) -> StreamInfo:
         return self.call(lambda api: api.stream_info(name))

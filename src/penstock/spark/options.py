@@ -19,7 +19,7 @@ from penstock import subjects as subject_rules
 from penstock.errors import ConfigError
 from penstock.settings import Settings
 from penstock.units import parse_duration, parse_size
-from penstock.wire import scan
+from penstock.wire import scanning
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ FAIL, SKIP, WRITE = FINISHED = ("fail", "skip", "write")
 """What to do when a batch that is finished comes again with other rows."""
 DECOMPRESS = ("none", "header")
 """Whether the source decompresses bodies: never, or where a header says that they are compressed."""
-INVALID_TEXT = {"replace": scan.REPLACE, "escape": scan.ESCAPE}
+INVALID_TEXT = {"replace": scanning.REPLACE, "escape": scanning.ESCAPE}
 """How the source shows bytes in subjects and headers that are no UTF-8."""
 INVALID_HEADERS = ("fail", "replace", "drop")
 """What the sink does with a header that a message cannot have."""
@@ -173,7 +173,7 @@ class SourceOptions:
     """Whether bodies are decompressed that the header `Content-Encoding` says are compressed."""
     fail_on_data_loss: bool = True
     keep_batches_whole: bool = False
-    invalid_text: str = scan.REPLACE
+    invalid_text: str = scanning.REPLACE
 
     @property
     def is_several(self) -> bool:

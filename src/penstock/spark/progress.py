@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from penstock.errors import NotFound, StreamNotFound
+from penstock.errors import StreamNotFound
 from penstock.jetstream import JetStream
-from penstock.jetstream.codes import api_error
+from penstock.jetstream.kv import Keys, KeyValue, bucket_layout
 from penstock.jetstream.model import Json
 from penstock.records import plain, typed
 from penstock.spark.link import Link
 
 BUCKET = "penstock_pipelines"
-STREAM = f"KV_{BUCKET}"
 VERSION = 1
 HEARTBEAT = timedelta(seconds=5)
 SILENT_AFTER = 6 * HEARTBEAT
@@ -31,16 +31,7 @@ RUNNING, FINISHED, STOPPED, FAILED, SILENT, NEVER = "running", "finished", "stop
 MAX_RECENT = 20
 """Micro-batches of a pipeline that its record lists."""
 
-BUCKET_CONFIG: Json = {
-    "name": STREAM,
-    "description": "Penstock: progress of Spark pipelines",
-    "subjects": [f"$KV.{BUCKET}.>"],
-    "max_msgs_per_subject": 1,
-    "allow_rollup_hdrs": True,
-    "allow_direct": True,
-    "deny_delete": True,
-    "discard": "new",
-}
+BUCKET_CONFIG = bucket_layout(BUCKET, "Penstock: progress of Spark pipelines")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +128,12 @@ class Progress:
 
 async def recorded(js: JetStream) -> dict[str, Progress]:
     """Every record there is, by pipeline."""
-    prefix = f"$KV.{BUCKET}."
-    try:
-        names = (await js.stream_info(STREAM, subjects_filter=f"{prefix}>")).state.subjects
-    except StreamNotFound:
-        return {}
-    found: dict[str, Progress] = {}
-    for subject in sorted(names):
-        try:
-            record = await js.get_message(STREAM, last_of=subject)
-        except NotFound:
-            continue  # removed since it was listed
-        if record.data:
-            found[subject.removeprefix(prefix)] = Progress.parse(json.loads(record.data))
+    bucket, found = Keys(js, BUCKET), dict[str, Progress]()
+    for key in await bucket.keys():
+        with suppress(StreamNotFound):  # removed since its keys were listed
+            record = await bucket.newest(key)
+            if record and record.data:
+                found[key] = Progress.parse(json.loads(record.data))
     return found
 
 
@@ -202,19 +186,17 @@ class Board:
     def __init__(self, link: Link, replicas: int = 1) -> None:
         self._link = link
         self._replicas = replicas
-        domain = link.settings.domain
-        self._prefix = f"$JS.{domain}.API.$KV.{BUCKET}." if domain else f"$KV.{BUCKET}."
+        self._bucket = KeyValue(link, BUCKET)
 
     def create(self) -> None:
         """Make the bucket if it is missing."""
-        if not self._link.has_stream(STREAM):
+        if not self._link.stubbornly(self._bucket.exists):
             config = {**BUCKET_CONFIG, "num_replicas": self._replicas}
             self._link.call(lambda api: api.create_stream(config))
 
     def put(self, record: Progress) -> None:
-        answer = self._link.ask(f"{self._prefix}{record.pipeline}", json.dumps(record.json()).encode())
-        if error := answer.get("error"):
-            raise api_error(f"record the progress of pipeline {record.pipeline!r}", error)
+        data = json.dumps(record.json()).encode()
+        self._link.stubbornly(lambda: self._bucket.add(record.pipeline, data))
 
 
 def new_batches(reports: Iterable[Json], after: int, reads: int) -> list[MicroBatch]:

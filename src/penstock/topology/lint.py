@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.topology.lock import Lock
@@ -49,6 +49,10 @@ class Concerns:
     """Names that hold a position or messages, and are gone."""
     warnings: int = 0
 
+    def without(self, empty: Collection[str]) -> Concerns:
+        """Without streams and consumers that the server holds nothing under: nothing is lost with those names."""
+        return replace(self, renames=tuple(one for one in self.renames if one.path.partition(".")[2] not in empty))
+
 
 class NamesGone(PenstockError):
     """Names that hold a position or messages are gone from the file. Nothing was done."""
@@ -67,14 +71,10 @@ class NamesGone(PenstockError):
         )
 
 
-def require_names(platform: Platform, concerns: Concerns, empty: Collection[str] = ()) -> None:
-    """Raise `NamesGone` when a name that holds a position or messages is gone from the file.
-
-    `empty` are names of streams and consumers that the server holds nothing under, so that nothing is lost with them.
-    """
-    gone = [one for one in concerns.renames if one.path.partition(".")[2] not in empty]
-    if gone:
-        raise NamesGone(str(platform.path), gone)
+def require_names(platform: Platform, concerns: Concerns) -> None:
+    """Raise `NamesGone` when a name that holds a position or messages is gone from the file."""
+    if concerns.renames:
+        raise NamesGone(str(platform.path), concerns.renames)
 
 
 def require_sound(platform: Platform, lock: Lock | None = None) -> Concerns:

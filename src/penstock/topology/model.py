@@ -158,6 +158,10 @@ class Contract:
     dlq_subject: str | None = None
 
 
+DEDICATED = "dedicated"
+"""What `reader:` says of a named reader that gets its facts in order, one page at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSpec:
     """A declared durable consumer."""
@@ -193,6 +197,10 @@ class ConsumerSpec:
     @property
     def is_push(self) -> bool:
         return bool(self.config.get("deliver_subject"))
+
+    @property
+    def is_dedicated(self) -> bool:
+        return self.reader == DEDICATED
 
     @property
     def ack_policy(self) -> str:

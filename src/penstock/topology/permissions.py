@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import ConfigError
+from penstock.jetstream import kv
 from penstock.jetstream.model import Json
 from penstock.subjects import DLQ_AUDIT, ONE, REST, any_overlap, api_prefix, covered
 from penstock.topology.model import ConsumerSpec, GroupSpec, PipelineSpec, Platform, ServiceSpec, StreamSpec
@@ -87,24 +88,24 @@ class _Needs:
 
     def bucket(self, name: str) -> None:
         """Read and write a KV bucket, and create it where it is missing."""
-        stream = f"KV_{name}"
+        stream = kv.stream_of(name)
         self.api(f"STREAM.INFO.{stream}", f"STREAM.CREATE.{stream}", f"STREAM.MSG.GET.{stream}")
         self.entry(name, ">")
 
     def entry(self, bucket: str, key: str) -> None:
         """Write a key of a KV bucket; the bucket of another domain is reached through the API of that domain."""
-        self.publish.add(f"$KV.{bucket}.{key}")
-        if self.domain:
-            self.publish.add(f"{api_prefix(self.domain)}.$KV.{bucket}.{key}")
+        self.publish |= {kv.write_prefix(bucket, domain) + key for domain in {None, self.domain}}
 
     def read_ranges(self, stream: StreamSpec) -> None:
         """Read any part of a stream, without a trace where consumers decide what it keeps."""
         self.api(f"STREAM.INFO.{stream.name}", f"STREAM.MSG.GET.{stream.name}")
         self.api(*(_passing_consumers(stream.name) if stream.retention == "limits" else [f"DIRECT.GET.{stream.name}"]))
 
-    def read_pages(self, stream: str, consumer: str) -> None:
+    def read_pages(self, stream: str, consumer: str, dedicated: bool) -> None:
         """Read through a consumer by pages with receipts. The bucket and its key are there: `penstock rotate-key`."""
         self.read_through(stream, consumer)
+        if dedicated:  # it resets its consumer to get in order what was not confirmed, if the server can do that
+            self.api("INFO", f"CONSUMER.RESET.{stream}.{consumer}")
         self.api(f"STREAM.MSG.GET.KV_{FACTS}")
         self.entry(FACTS, f"book.{stream}.{consumer}")
 
@@ -202,7 +203,7 @@ def _read_consumer(needs: _Needs, consumer: ConsumerSpec) -> None:
         needs.publish.add(f"$JS.ACK.{consumer.stream}.{consumer.name}.>")
         needs.subscribe.add(str(consumer.config["deliver_subject"]))
     else:
-        needs.read_pages(consumer.stream, consumer.name)
+        needs.read_pages(consumer.stream, consumer.name, consumer.is_dedicated)
         needs.api(f"STREAM.INFO.{consumer.stream}")  # an app asks which stream of that name it is
     if consumer.dlq:
         needs.bury(consumer.dlq)
@@ -242,7 +243,7 @@ def _write_with_spark(needs: _Needs, platform: Platform, spec: PipelineSpec) -> 
         needs.api("INFO", *(f"STREAM.{verb}.KV_{LEDGER}" for verb in ("INFO", "CREATE", "MSG.GET", "PURGE")))
         if any(platform.streams[name].replicas > 1 for name in written):
             needs.api(f"STREAM.UPDATE.KV_{LEDGER}")
-        needs.api(*_passing_consumers(f"KV_{LEDGER}"))
+        needs.api(*_passing_consumers(kv.stream_of(LEDGER)))
         needs.entry(LEDGER, ">")
 
 
@@ -258,7 +259,8 @@ def _gateway(platform: Platform, domain: str | None) -> Iterator[Permissions]:
     needs.api("INFO", "STREAM.NAMES")
     for identity in platform.gateway.identities.values():
         for stream, consumer in identity.consumers:
-            needs.read_pages(stream, consumer)
+            declared = platform.consumers.get(consumer)
+            needs.read_pages(stream, consumer, declared is not None and declared.is_dedicated)
         for subject in identity.subjects:
             _append(needs, platform, subject)
     yield needs.made("gateway", "gateway")
@@ -346,7 +348,7 @@ def _take_part(needs: _Needs, platform: Platform, group: str, stream: str, dlq: 
     needs.api(*_any_consumer(stream), f"CONSUMER.NAMES.{stream}")
     needs.publish.add(f"$JS.ACK.{stream}.>")
     needs.bucket(bucket)
-    stored = f"KV_{bucket}"
+    stored = kv.stream_of(bucket)
     needs.api(f"DIRECT.GET.{stored}", f"CONSUMER.CREATE.{stored}.>", f"CONSUMER.DELETE.{stored}.>")
     if dlq:
         needs.bury(dlq)

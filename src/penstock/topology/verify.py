@@ -13,7 +13,7 @@ from penstock.jetstream.model import ConsumerInfo, ReplicaInfo, SourceInfo, Stre
 from penstock.sourcing import modes
 from penstock.topology import delivery, ownership
 from penstock.topology.compare import FieldChange
-from penstock.topology.plan import Change, Kind, plan
+from penstock.topology.plan import Change, Kind, Unreached, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
 from penstock.units import counted
@@ -136,7 +136,7 @@ def may_settle(findings: Sequence[Finding]) -> bool:
 
 def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
     made = plan(desired, actual)
-    yield from (Finding(Check.SOURCES, one.resource, one.reason) for one in made.unreached)
+    yield from (_not_looked_at(one, actual) for one in made.unreached)
     for change in made.changes:
         check = Check.STREAMS if change.resource.consumer is None else Check.CONSUMERS
         fields = tuple(field for field in change.fields if not ownership.is_mark(field.name))
@@ -144,6 +144,15 @@ def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
             yield Finding(check, change.resource, "does not exist; run `penstock apply`")
         elif fields:
             yield Finding(check, change.resource, _drifted(change, fields), fields)
+
+
+def _not_looked_at(one: Unreached, actual: Actual) -> Finding:
+    """Of what could not be looked at nobody knows that it is as declared: neither of an origin nor of what needs it."""
+    if one.resource.api:
+        return Finding(Check.SOURCES, one.resource, one.reason)
+    check = Check.STREAMS if one.resource.consumer is None else Check.CONSUMERS
+    state = "does not exist yet" if actual.config(one.resource) is None else "was not compared"
+    return Finding(check, one.resource, f"{state}: it {one.reason}")
 
 
 def _drifted(change: Change, fields: Sequence[FieldChange]) -> str:

@@ -8,8 +8,7 @@ that is larger.
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +17,9 @@ from penstock import subjects
 from penstock.errors import ProtocolError
 from penstock.wire import compiled, frames, plain
 from penstock.wire import layout as at
+from penstock.wire.scanning import ANY_SEQUENCE, BATCH_ROWS, BUFFER_BYTES, REPLACE, Rows, Stop
 
-BUFFER_BYTES = 4 * 1024 * 1024
-REPLACE, ESCAPE = "replace", "backslashreplace"
-"""What becomes of bytes in subjects and headers that are no UTF-8: U+FFFD, or `\\xNN` for each byte."""
 FIRST_NO_ASCII = 0x80
-BATCH_ROWS = 16_384
-ANY_SEQUENCE = 2**62
 MAX_GROUPED_LINES = 64
 """Header lines of one message up to which the kernel compares names with each other; beyond it, a table does."""
 
@@ -43,29 +38,6 @@ SCHEMA = pa.schema(
 """The columns of every batch; Spark gets exactly these."""
 
 Array = np.ndarray[Any, Any]
-
-
-class Stop(Enum):
-    """Why a scan went no further, besides a frame that is no row."""
-
-    MORE = at.MORE
-    """More bytes are needed."""
-    FULL = at.FULL
-    """`take` the rows first."""
-    GAP = at.GAP
-    """Messages were lost on the way: the next one does not follow the last row."""
-    DONE = at.DONE
-    """The last sequence wanted was read, or is passed."""
-
-
-class Rows(NamedTuple):
-    """Messages as plain lists, one item a message."""
-
-    subjects: list[bytes]
-    header_lines: list[bytes]
-    """Each with its line ends, without the version line and the closing empty line; empty when there are none."""
-    data: list[bytes]
-    sequences: list[int]
 
 
 class Scanner:
@@ -180,8 +152,15 @@ class Scanner:
         found: list[int] = self._column(at.SEQUENCE).tolist()
         return found
 
-    def take(self) -> pa.RecordBatch:
-        """The rows as a record batch of `SCHEMA`; their bytes are copied out of the buffer."""
+    def take(self, filters: tuple[str, ...] = ()) -> pa.RecordBatch:
+        """The rows as a record batch of `SCHEMA`; their bytes are copied out of the buffer.
+
+        With several filters only those that match one of them: direct get knows one filter.
+        """
+        batch = self._taken()
+        return batch.filter(matching(batch.column("subject"), filters)) if len(filters) > 1 else batch
+
+    def _taken(self) -> pa.RecordBatch:
         count = self.rows
         sequence, time = self._column(at.SEQUENCE).copy(), self._column(at.TIME).copy()
         columns = [

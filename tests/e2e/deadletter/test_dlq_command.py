@@ -280,6 +280,9 @@ def test_letters_that_services_wrote_themselves_go_where_their_consumers_read(na
     assert (done["replayed"], sum(done["skipped"].values())) == (1, 2)
     ended(*servers, "dlq", "replay", "--all", "--to", "dlq.again", code=64)
     ended(*servers, "dlq", "replay", "--all", "--to", "orders.*", code=64)
+    for dry in ([], ["--dry-run"]):
+        refused = ended(*servers, "dlq", "replay", "--all", "--to", "nosuch.subject", *dry, code=1)
+        assert "no stream takes 'nosuch.subject'" in unfolded(refused.stderr)
     ended(*servers, "dlq", "replay", "--all", "--to", "orders.again")
     found = stream_messages(nats_server.settings, "ORDERS")
     assert [(one.subject, one.data.decode()) for one in found] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -46,7 +47,16 @@ def test_a_page_is_fetched_and_confirmed_by_hand(run: Run) -> None:
     done = json.loads(run("confirm", "reader", page["receipt"], "--json").stdout)
     assert (done["first"], done["last"], done["already"]) == (1, 1, False)
     assert "as before" in run("confirm", "reader", page["receipt"]).stdout
-    assert "no facts" in run("fetch", "reader").stdout
+    empty = run("fetch", "reader").stdout
+    assert "no facts for FACTS / reader now: 1 fact is handed out and not confirmed" in empty
+    assert re.search(r"and comes again in (9m\d+s|10m)", empty)
+    assert json.loads(run("fetch", "reader", "--json").stdout)["held"] == 1
+
+
+def test_no_facts_are_none_when_all_are_confirmed(run: Run) -> None:
+    page = json.loads(run("fetch", "reader", "--json").stdout)
+    run("confirm", "reader", page["receipt"])
+    assert run("fetch", "reader").stdout == "no facts for FACTS / reader\n"
 
 
 def test_a_page_of_the_key_before_is_confirmed_after_a_rotation(run: Run) -> None:
@@ -75,6 +85,36 @@ def test_a_forged_receipt_ends_with_one_line_that_says_why(run: Run) -> None:
 @pytest.mark.parametrize(("arguments", "code"), [(["--limit", "0"], 64), (["--wait", "soon"], 64), (["x"], 64)])
 def test_wrong_usage_is_told(run: Run, arguments: list[str], code: int) -> None:
     assert run("fetch", "reader", *arguments).returncode == code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fetch", "a.b"],
+        ["fetch", "reader", "--stream", "FACTS.>"],
+        ["confirm", "*", "pr2.AAAA.AAAA.AAAA"],
+        ["append", "facts.*", "o-1", "--data", "x"],
+        ["append", "facts.>", "o-1", "--data", "x"],
+        ["append", "facts..x", "o-1", "--data", "x"],
+        ["append", "$facts", "o-1", "--data", "x"],
+        ["append", "dlq.facts", "o-1", "--data", "x"],
+        ["append", "facts.x", "", "--data", "x"],
+        ["append", "facts.x", "o-1", "--data", "x", "--header", "Nats-Msg-Id=1"],
+        ["append", "facts.x", "o-1", "--data", "x", "--stream", "a b"],
+        ["replicate", "a.b", "--to-servers", "nats://127.0.0.1:9"],
+        ["view", "FACTS.*"],
+        ["consumer", "ls", "a.b"],
+        ["consumer", "pause", "FACTS", "rea*", "--for", "1m"],
+        ["sources", "ls", "a.b"],
+        ["batches", "--stream", "a.b"],
+        ["bridge", "b", "FA*", "COPY"],
+    ],
+    ids=" ".join,
+)
+def test_names_and_subjects_that_cannot_be_are_wrong_usage(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 64, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_consumer_that_is_not_there_is_told(run: Run) -> None:

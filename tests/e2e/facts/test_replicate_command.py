@@ -91,7 +91,7 @@ def test_facts_arrive_with_their_ids_headers_and_new_subjects(boundary: Boundary
     assert {message.subject.rpartition(".")[0] for message in found} == {"facts.plant.n", "facts.plain"}
     assert found[0].header_values()["Kind"] == ["n"]
     assert "Penstock-Dlq-Only" not in found[-1].header_values()
-    assert "appended 0 facts" in ended("replicate", CONSUMER, *flags).stdout
+    assert ended("replicate", CONSUMER, *flags).stdout == "appended 0 facts\n", "and no position that is not so"
 
 
 def test_a_fact_with_other_content_on_the_other_side_ends_it_and_is_not_confirmed(boundary: Boundary) -> None:

@@ -142,6 +142,8 @@ def test_an_atomic_load_that_was_cut_off_is_resumed_by_its_message_ids(
         report = json.loads(done.stdout)
         assert (report["messages"], report["stored"][0]["duplicates"]) == (1_250 - duplicates, duplicates)
         assert stream_data(server.settings, "ORDERS") == lines
+    shown = publish("orders.{region}", "--file", written(lines), *options[:-1]).stdout
+    assert shown.split()[-3:] == ["ORDERS", "0", "1250"], "no sequences of what is not stored anew"
 
 
 def test_an_atomic_batch_of_which_some_is_stored_is_refused_with_the_ids(

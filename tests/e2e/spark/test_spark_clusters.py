@@ -65,7 +65,7 @@ def platform(nats_server: EmbeddedServer, tmp_path: Path) -> Path:
         for stream in load(file).streams.values():
             link.call(partial(JetStream.create_stream, config=stream.config))
         for n in range(COUNT):
-            link.ask("in.a", json.dumps({"id": f"e{n}"}).encode())
+            link.stubbornly(partial(link.publish, "in.a", json.dumps({"id": f"e{n}"}).encode()))
     return file
 
 

@@ -162,7 +162,9 @@ def test_prune_removes_what_is_no_longer_declared(tmp_path: Path, nats_server: E
     assert (left.returncode, "left alone without --prune: stream COPY" in left.stdout) == (0, True)
     pruned = here("plan", file, "--prune")
     assert (pruned.returncode, "- stream COPY  delete" in pruned.stdout) == (2, True)
-    assert here("apply", file, "--prune").returncode == 0
+    assert "refused" in left.stdout, "a name that is gone, and is not deleted"
+    applied = here("apply", file, "--prune")
+    assert (applied.returncode, "refused" in pruned.stdout + applied.stdout) == (0, False), applied.stdout
     assert here("plan", file, "--prune").returncode == 0
 
 
@@ -309,7 +311,9 @@ def test_a_removed_stream_is_refused_until_the_loss_is_allowed(tmp_path: Path, n
     refused = here("apply", file)
     assert (refused.returncode, "stream 'COPY' is no longer declared (N04)" in one_line(refused)) == (1, True)
     assert "COPY" in (tmp_path / "penstock.lock.yaml").read_text()
-    assert here("apply", file, "--allow-destroy").returncode == 0
+    applied = here("apply", file, "--allow-destroy")
+    assert (applied.returncode, "refused" in applied.stdout) == (0, False)
+    assert "allowed by --allow-destroy: N04: stream 'COPY' is no longer declared" in applied.stdout
 
 
 @pytest.mark.parametrize("retention", ["limits", "interest", "workqueue"])

@@ -14,11 +14,10 @@ import signal
 import sys
 from datetime import UTC, datetime
 
-from tests.support.pulls import Pull
-
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import Delivery, Failure
-from penstock.jetstream.api import JetStream
+from penstock.jetstream import connect
+from penstock.jetstream.fetch import fetch
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.frames import Message
@@ -27,14 +26,13 @@ STREAM, DLQ = "ORDERS", "dlq.orders.placed"
 
 
 async def main(url: str, consumer: str, mode: str) -> None:
-    async with await aio.connect(Settings(servers=(url,))) as connection:
-        js = JetStream(connection.requester())
+    async with connect(Settings(servers=(url,))) as broker:
+        js = broker.jetstream
         limit = (await js.consumer_info(STREAM, consumer)).config["max_deliver"]
-        pull = Pull(connection, STREAM, consumer, None, 1)
         while True:
-            messages = await pull.fetch(0.3)
+            messages = await fetch(broker, STREAM, consumer, 1, wait=0.3)
             for message in messages:
-                await handle(connection, message, consumer, mode, limit)
+                await handle(broker.connection, message, consumer, mode, limit)
             if not messages and not (await js.consumer_info(STREAM, consumer)).unprocessed:
                 return
 

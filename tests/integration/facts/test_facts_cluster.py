@@ -31,9 +31,10 @@ async def pause(error: PenstockError) -> None:
 
 
 class Reading:
-    """What two instances of a shared reader fetched and confirmed, in order."""
+    """What two instances of a reader fetched and confirmed, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, dedicated: bool) -> None:
+        self.dedicated = dedicated
         self.fetched: Counter[int] = Counter()
         self.confirmed: set[int] = set()
         self.wrong: list[str] = []
@@ -49,6 +50,10 @@ class Reading:
                 if not page.receipt:
                     continue
                 sequences = [fact.sequence for fact in page.facts]
+                if self.dedicated and sequences != list(range(sequences[0], sequences[-1] + 1)):
+                    self.wrong.append(f"a page that leaves something out: {sequences}")
+                if self.dedicated and sequences[0] > len(self.fetched) + 1:
+                    self.wrong.append(f"out of order: {sequences} after {len(self.fetched)} facts")
                 if again := self.confirmed & set(sequences):
                     self.wrong.append(f"fetched again though confirmed: {sorted(again)}")
                 self.fetched.update(sequences)
@@ -109,16 +114,17 @@ async def kill_leaders(cluster: EmbeddedCluster, facts: Facts, reading: Reading)
 
 
 @pytest.mark.kills
+@pytest.mark.parametrize("reader", ["shared", "dedicated"])
 async def test_leaders_killed_while_facts_are_appended_and_read_lose_and_repeat_nothing(
-    nats_cluster: EmbeddedCluster,
+    nats_cluster: EmbeddedCluster, reader: str
 ) -> None:
     settings = replace(nats_cluster.settings, timeout=10.0)
     async with Facts(settings) as one, Facts(settings) as other, Facts(settings) as third:
         js = one.link.jetstream
         await make_stream(js, "FACTS", num_replicas=3)
         config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": 2_000_000_000}
-        await js.create_consumer("FACTS", config)
-        reading = Reading()
+        await js.create_consumer("FACTS", {**config, "metadata": {"penstock.reader": reader}})
+        reading = Reading(dedicated=reader == "dedicated")
         async with asyncio.timeout(500), asyncio.TaskGroup() as tasks:
             for facts in (one, other):
                 tasks.create_task(append(facts))

@@ -164,6 +164,52 @@ async def test_a_dedicated_reader_has_one_page_at_a_time_and_so_never_sees_facts
     assert sequences(await zone.other.fetch_facts("reader", 5)) == [6]
 
 
+async def test_facts_of_a_dedicated_reader_come_in_order_whatever_was_left_unconfirmed(zone: Zone) -> None:
+    await zone.append(4)
+    await zone.consumer(ack_wait=500 * MS, metadata={"penstock.reader": "dedicated"})
+    pages = [await zone.facts.fetch_facts("reader", limit, wait=20) for limit in (3, 1, 2)]
+    assert [sequences(page) for page in pages] == [[1, 2, 3], [1], [1, 2]]
+    assert [page.pending for page in pages] == [1, 3, 2]
+    assert [[fact.attempt for fact in page.facts] for page in pages] == [[1, 1, 1], [2], [3, 2]]
+    for stale in pages[:2]:
+        with pytest.raises(StaleReceipt):
+            await zone.other.confirm_receipt("reader", receipt(stale))
+    await zone.facts.confirm_receipt("reader", receipt(pages[2]))
+    rest = await zone.other.fetch_facts("reader", 5)
+    assert (sequences(rest), [fact.attempt for fact in rest.facts], rest.pending) == ([3, 4], [2, 1], 0)
+
+
+async def test_instances_of_a_dedicated_reader_that_fetch_at_once_get_one_page(zone: Zone) -> None:
+    await zone.append(40)
+    await zone.consumer(metadata={"penstock.reader": "dedicated"})
+    confirmed: list[int] = []
+    while len(confirmed) < 40:
+        found = await asyncio.gather(*(one.fetch_facts("reader", 4, wait=0.1) for one in (zone.facts, zone.other)))
+        (page,) = filter(None, found)
+        confirmed += sequences(page)
+        await zone.facts.confirm_receipt("reader", receipt(page))
+    assert confirmed == list(range(1, 41))
+
+
+async def test_a_dedicated_reader_goes_back_with_its_consumer(zone: Zone) -> None:
+    await zone.append(5)
+    await zone.consumer(metadata={"penstock.reader": "dedicated"})
+    page = await zone.facts.fetch_facts("reader", 3)
+    await zone.facts.confirm_receipt("reader", receipt(page))
+    await zone.js.reset_consumer("FACTS", "reader", 2)
+    assert sequences(await zone.other.fetch_facts("reader", 10)) == [2, 3, 4, 5]
+
+
+async def test_an_empty_page_says_how_many_facts_are_held_and_for_how_long(zone: Zone) -> None:
+    await zone.append(3)
+    await zone.consumer()
+    assert (await zone.facts.fetch_facts("reader", 3)).held == 0
+    empty = await zone.other.fetch_facts("reader", 3)
+    assert (empty.facts, empty.held, empty.pending) == ((), 3, 3)
+    assert empty.retry_after is not None
+    assert timedelta(seconds=50) < empty.retry_after <= timedelta(seconds=60)
+
+
 async def test_receipts_survive_a_restart_of_everything(zone: Zone) -> None:
     await zone.append(5)
     await zone.consumer(ack_wait=60_000 * MS)

@@ -13,13 +13,15 @@ from tests.unit.wire.test_scan import all_kernels
 
 from penstock import errors
 from penstock.jetstream import JetStream, pull
-from penstock.jetstream.reader import Range, ReadStalled, read_range
+from penstock.jetstream.model import StoredMessage
+from penstock.jetstream.reader import Range, ReadStalled, read_messages, read_range
 from penstock.server.cluster import EmbeddedCluster
 from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually
 from penstock.wire import frames, headers
 from penstock.wire.blocking import Connection, connect, run
+from penstock.wire.scan import Scanner
 
 MODES = pytest.mark.parametrize("direct", [False, True], ids=["consumer", "direct get"])
 Message = tuple[str, bytes, dict[str, Any] | None]
@@ -50,7 +52,23 @@ def rows(settings: Settings, first: int, last: int, **options: Any) -> list[dict
     wanted = Range(stream="S", first=first, last=last, **options)
     batches = list(read_range(settings, wanted, patience=60))
     assert all(batch.num_rows for batch in batches)
-    return pa.Table.from_batches(batches).to_pylist() if batches else []
+    found = pa.Table.from_batches(batches).to_pylist() if batches else []
+    without_arrow = [row_of(one) for one in read_messages(settings, wanted, patience=60)]
+    assert without_arrow == found
+    return found
+
+
+def row_of(message: StoredMessage) -> dict[str, Any]:
+    """A message as Arrow has it."""
+    assert message.time
+    return {
+        "stream": message.stream,
+        "subject": message.subject,
+        "sequence": message.sequence,
+        "timestamp": message.time,
+        "headers": list(message.headers.items()),
+        "data": message.data,
+    }
 
 
 def sequences(settings: Settings, first: int, last: int, **options: Any) -> list[int]:
@@ -213,7 +231,7 @@ def test_a_range_beyond_the_stream_stalls_with_a_reason(nats_server: EmbeddedSer
 def test_pull_requests_ask_for_no_more_than_the_range_has(nats_server: EmbeddedServer) -> None:
     fill(nats_server.settings, numbered(10))
     with connect(nats_server.settings) as connection:
-        read = pull.PullRead(connection, "S", 1, 4, (), None)
+        read = pull.PullRead(connection, "S", 1, 4, (), None, Scanner)
         assert [row for batch in read.batches() for row in batch.column("sequence").to_pylist()] == [1, 2, 3, 4]
         assert read._asked == 0
 

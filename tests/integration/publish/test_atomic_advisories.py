@@ -142,7 +142,8 @@ def test_a_platform_with_an_atomic_stream_keeps_them_and_the_command_lists_them(
     assert all(one["time"] for one in found)
     shown = ended(*servers, "batches", "--stream", "S").stdout
     assert all(one in shown for one in (*dropped, "not told"))
-    assert ended(*servers, "batches", "--stream", "T").stdout == "no abandoned batches\n"
+    assert "stream 'T': stream not found" in ended(*servers, "batches", "--stream", "T", code=1).stderr
+    assert ended(*servers, "batches", "--stream", advisories.KEEPER).stdout == "no abandoned batches\n"
 
 
 async def test_the_stream_that_keeps_them_can_be_had_without_a_platform(

@@ -294,6 +294,10 @@ def test_a_leaf_that_is_away_does_not_stop_the_rest_of_the_file(domains: Domains
         assert verified.returncode == 2
         found = {finding["name"] for finding in json.loads(verified.stdout)["findings"]}
         assert {"TELE_MORE", "more", "hub"} <= found
+        shown = here("verify", file, "--wait", "0").stdout
+        assert "✗ streams as declared" in shown
+        assert "✗ consumers as declared" in shown
+        assert "stream TELE_MORE: does not exist yet: it waits for consumer more" in shown
     applied = here("apply", file)
     assert applied.returncode == 0, applied.stdout
     domains.publish(0)

@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 from tests.support.freezing import freeze
 
+from penstock.jetstream.connection import WrongRevision
 from penstock.server.embedded import EmbeddedServer
 from penstock.spark.history import Intent, Place, Series, Written
-from penstock.spark.ledger import STREAM, Ledger, OtherRows, Superseded, WrongRevision
+from penstock.spark.ledger import STREAM, Ledger, OtherRows, Superseded
 from penstock.spark.link import Link
 from penstock.testing import EmbeddedCluster, eventually
 from penstock.wire import frames, headers
@@ -129,7 +130,7 @@ def test_a_write_that_the_replicas_do_not_have_yet_is_a_conflict_too(nats_cluste
         try:
             link.connection.send(frames.publish(f"$KV.penstock_ledger.{PLACE.key}", entry, headers=expected))
             with pytest.raises(WrongRevision, match="wrong last sequence") as refused:
-                ledger.put(PLACE.key, {"kind": "open"}, {"Nats-Expected-Last-Subject-Sequence": str(first._revision)})
+                ledger.put(PLACE.key, {"kind": "open"}, first._revision)
             assert refused.value.err_code == 10164
         finally:
             for node in followers:

@@ -346,11 +346,11 @@ def as_version_1(link: Link, monkeypatch: pytest.MonkeyPatch, ids: list[int]) ->
     """Leave a log as version 1 did, at its third chunk: without creation time, run and row digests."""
     put = Ledger.put
 
-    def put_old(self: Ledger, key: str, value: dict[str, Any], headers: dict[str, str] | None = None) -> int:
+    def put_old(self: Ledger, key: str, value: dict[str, Any], *rest: Any) -> int:
         old = {name: field for name, field in value.items() if name != "run"} | {"version": 1}
         if "chunk" in old:
             old["chunk"] = {name: field for name, field in old["chunk"].items() if name != "row_digests"}
-        return put(self, key, old, headers)
+        return put(self, key, old, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "put", put_old)

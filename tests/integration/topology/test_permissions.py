@@ -349,7 +349,8 @@ def test_components_that_name_a_domain_are_granted_its_api(tmp_path: Path) -> No
         "environments": {"dev": {"servers": ["nats://127.0.0.1:4222"]}},
         "streams": {"SRC": {"subjects": ["src.>"], "allow_atomic": True}, "DLQ": {"subjects": ["dlq.>"]},
                     "DST": {"subjects": ["dst.>"], "allow_atomic": True}},
-        "consumers": {"reader": {"stream": "SRC", "filter": "src.>", "service": "reading", "dlq": "dlq.src"}},
+        "consumers": {"reader": {"stream": "SRC", "filter": "src.>", "service": "reading", "dlq": "dlq.src",
+                                 "ack_wait": "1s", "reader": "dedicated"}},
         "services": {"writing": {"publishes": ["src.>"], "appends": ["src.facts"]}},
     }))  # fmt: skip
     for made in started(tmp_path, file, "--bridge", "copy=SRC:DST", domain="core"):
@@ -363,7 +364,9 @@ def test_components_that_name_a_domain_are_granted_its_api(tmp_path: Path) -> No
 
         run("writing", "publish", "src.a", "--file", str(lines), "--atomic")
         run("writing", "append", "src.facts", "1", "--data", "x")
+        run("reading", "fetch", "reader", "--stream", "SRC", "--wait", "10s", "--limit", "2")
         page = json.loads(run("reading", "fetch", "reader", "--stream", "SRC", "--wait", "10s", "--json"))
+        assert [fact["attempt"] for fact in page["facts"]] == [2, 2, 1]
         run("reading", "confirm", "reader", page["receipt"], "--stream", "SRC")
         run("bridge-copy", "bridge", "copy", "SRC", "DST", "--map", "src.>=dst.>", "--until-caught-up")
         run("dlq-capture", "dlq", "capture", "--until-caught-up")

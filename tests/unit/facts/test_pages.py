@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.facts.pages import (
+    CLAIM_SECONDS,
     MOST_REMEMBERED,
     REMEMBER_PAGES,
     Book,
@@ -100,21 +101,45 @@ def test_merged_spans_hold_what_the_spans_hold(pairs: list[tuple[int, int]], seq
 def test_a_consumer_that_was_reset_starts_over() -> None:
     book = opened(Book(made=1, server="N1", delivered=10), "p1", first_deliveries([11], 11))
     book = opened(book, "p2", first_deliveries([12], 12)).confirmed("p1", 1.0)
-    after = book.seen(1, "N1", delivered=0, floor=0, clustered=False)
+    after = book.seen(1, "N1", delivered=0, floor=0, clustered=False, dedicated=False)
     assert (after.open, after.done) == ((), ())
     assert "p2" in after.stale
 
 
 def test_a_server_that_was_killed_may_forget_deliveries_and_the_book_does_not() -> None:
     book = opened(Book(made=1, server="N1", delivered=10), "p1", first_deliveries([11], 11)).confirmed("p1", 1.0)
-    after = book.seen(1, "N2", delivered=5, floor=5, clustered=False)
+    after = book.seen(1, "N2", delivered=5, floor=5, clustered=False, dedicated=False)
     assert after.was_confirmed(11)
     assert after.delivered == 5
 
 
+def test_a_dedicated_reader_resets_its_consumer_itself_and_its_book_goes_on() -> None:
+    book = opened(Book(made=1, server="N1", delivered=10), "p1", first_deliveries([11], 11))
+    book = opened(book.confirmed("p1", 1.0), "p2", first_deliveries([12, 13], 12), at=2.0)
+    claimed = book.claimed("call", 3.0)
+    assert (claimed.open, claimed.stale, claimed.claim) == ((), ("p2",), ("call", 3.0))
+    after = claimed.seen(1, "N1", delivered=0, floor=11, clustered=False, dedicated=True)
+    assert after.was_confirmed(11)
+    assert [after.tries_of(sequence) for sequence in (12, 13, 14)] == [1, 1, 0]
+    assert opened(after, "p3", first_deliveries([12])).claim is None
+    late = opened(after, "p4", first_deliveries([12, 13])).seen(1, "N1", 0, floor=11, clustered=False, dedicated=True)
+    assert late.page("p4"), "a reset of its own that comes late takes no page away"
+    moved = opened(after, "p4", first_deliveries([12])).seen(1, "N1", 0, floor=4, clustered=False, dedicated=True)
+    assert not moved.was_confirmed(11)
+
+
+def test_instances_of_a_dedicated_reader_leave_a_page_and_a_claim_alone_for_their_time() -> None:
+    assert Book().taken_until("me", 30) == 0
+    assert opened(Book(), "p", first_deliveries([1]), at=100.0).taken_until("me", 30) == 130
+    claimed = Book().claimed("other", 100.0)
+    assert claimed.taken_until("me", 30) == 100 + CLAIM_SECONDS
+    assert claimed.taken_until("other", 30) == 0
+    assert Book.parse(claimed.encoded()) == claimed
+
+
 def test_a_consumer_made_anew_under_the_same_name_starts_over() -> None:
     book = opened(Book(made=1, server="N1"), "p1", first_deliveries([1])).confirmed("p1", 1.0)
-    assert not book.seen(2, "N1", delivered=5, floor=0, clustered=False).was_confirmed(1)
+    assert not book.seen(2, "N1", delivered=5, floor=0, clustered=False, dedicated=False).was_confirmed(1)
 
 
 def test_pages_are_remembered_for_a_while_and_not_for_ever() -> None:

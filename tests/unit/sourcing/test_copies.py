@@ -6,7 +6,7 @@ import pytest
 
 from penstock.sourcing.copies import Backlog, Copier, mark_of
 from penstock.wire import headers
-from penstock.wire.scan import Rows
+from penstock.wire.scanning import Rows
 
 MARK = b"Penstock-Origin: b S %d i\r\n"
 BATCH = b"Nats-Batch-Id: x\r\nNats-Batch-Sequence: 7\r\n"

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from penstock.errors import ProtocolError
 from penstock.wire import compiled
-from penstock.wire.scan import Scanner, Stop
+from penstock.wire.scan import Scanner
+from penstock.wire.scanning import Stop
 
 SID = 7
 CANARY = 0xA5

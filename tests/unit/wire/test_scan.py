@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import ProtocolError
 from penstock.wire import compiled, frames
-from penstock.wire.scan import ANY_SEQUENCE, SCHEMA, Scanner, Stop
+from penstock.wire.scan import SCHEMA, Scanner
+from penstock.wire.scanning import ANY_SEQUENCE, Stop
 
 SID = 7
 NOON = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
