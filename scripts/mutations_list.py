@@ -654,8 +654,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="acknowledge-without-a-letter",
         file="src/penstock/workers/dispatch/dispatcher.py",
-        old="            self._watch.failed(exc)\n            return False",
-        new="            self._watch.failed(exc)\n            return True",
+        old="            self._metrics.failed(exc)\n            return False",
+        new="            self._metrics.failed(exc)\n            return True",
         breaks="A message whose dead letter could not be stored is acknowledged all the same: it is lost.",
         tests=(
             "tests/unit/workers/dispatch/test_dispatch.py"

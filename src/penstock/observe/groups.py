@@ -17,7 +17,7 @@ from penstock.workers.group import assignment
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.claims import progress_key, records_in
 from penstock.workers.group.identity import workers_in
-from penstock.workers.group.overview import GroupOverview, Ownership, PartitionOverview, overview
+from penstock.workers.group.overview import GroupOverview, GroupShares, PartitionOverview, overview
 from penstock.workers.options import bucket_name
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import stored
@@ -40,7 +40,7 @@ class GroupWatch:
         self._revision = 0
         self._created = ""
         self._read_all = 0.0
-        self._ownership: Ownership | None = None
+        self._ownership: GroupShares | None = None
         self._consumers: Mapping[str, Collection[ConsumerInfo]] = {}
         self._lags: dict[str, Lag] = {}
         """Of partitions, the one measured longest ago first."""
@@ -58,7 +58,7 @@ class GroupWatch:
         if info.state.last_seq > self._revision:
             self._apply(*await self._bucket.since(self._revision))
         if self._ownership is None:
-            self._ownership = Ownership.of(self._entries)
+            self._ownership = GroupShares.of(self._entries)
         stream = self._ownership.published.stream
         self._consumers = await group_consumers(self._control.jetstream, stream, self._group) if stream else {}
         return overview(self._group, self._entries, self._consumers, self._ownership)

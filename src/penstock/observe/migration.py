@@ -29,7 +29,7 @@ METRICS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class RollbackRule:
     """When a migration is to be rolled back."""
 
     max_lag: int
@@ -52,7 +52,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MigrationReading:
     """One look."""
 
     lag: int
@@ -63,21 +63,21 @@ class Reading:
     parity: tuple[Parity, ...] = ()
 
 
-class Watch:
+class MigrationWatch:
     """Looks at a migration, once a window, and counts the bad ones in a row."""
 
-    def __init__(self, migration: Migration, group: str, rule: Rule) -> None:
+    def __init__(self, migration: Migration, group: str, rule: RollbackRule) -> None:
         self._migration = migration
         self._group = group
         self._rule = rule
-        self.last = Reading(0, 0.0, 0, "")
+        self.last = MigrationReading(0, 0.0, 0, "")
 
-    async def look(self) -> Reading:
+    async def look(self) -> MigrationReading:
         """How both sides stand now."""
         parity = await self._migration.compare()
         lag, redelivered = await self._migration.load()
         why = self._rule.broken_by(lag, redelivered)
-        self.last = Reading(lag, redelivered, self.last.breaches + 1 if why else 0, why, tuple(parity))
+        self.last = MigrationReading(lag, redelivered, self.last.breaches + 1 if why else 0, why, tuple(parity))
         return self.last
 
     @property

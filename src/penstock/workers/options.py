@@ -17,7 +17,7 @@ from penstock.jetstream.model import NANOSECONDS, Json
 from penstock.publish.control import Control
 from penstock.retry import Backoff
 from penstock.workers.group.assignment import ConsistentHash, Strategy, Windows
-from penstock.workers.group.identity import Pool
+from penstock.workers.group.identity import IdPool
 from penstock.workers.partitions import Partition, PartitionSource
 
 Positions = Callable[[Collection[Partition]], Awaitable[Mapping[str, int]]]
@@ -196,7 +196,7 @@ class GroupOptions:
     """The same while partitions change hands."""
     replicas: int = 0
     """Of the bucket; 0: as many as the stream has."""
-    pool: Pool = field(default_factory=Pool)
+    pool: IdPool = field(default_factory=IdPool)
     instance: str = field(default_factory=new_instance)
     """A name that stays over restarts, such as that of a pod: with it a worker has its id back at once."""
     labels: frozenset[str] = frozenset()

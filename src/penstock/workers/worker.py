@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any, Self
 
 from penstock import subjects
-from penstock.consume.handlers import Handler, Runner
+from penstock.consume.handlers import Handler, HandlerRunner
 from penstock.consume.hooks import Announced
-from penstock.consume.metrics import Lag, Look, WorkerMetrics
+from penstock.consume.metrics import Lag, WorkerMetrics, WorkerSnapshot
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket
@@ -29,7 +29,15 @@ from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, Ownership, OwnsAll, running
 from penstock.workers.dispatch.lanes import NO_LIMIT, Finished, Lane
-from penstock.workers.group.claims import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
+from penstock.workers.group.claims import (
+    ALONE,
+    NO_TRIES,
+    RECORD_EVERY,
+    ProgressRecord,
+    ProgressRecorder,
+    Reached,
+    progress_key,
+)
 from penstock.workers.group.leader import Holder
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.partitions import Partition, PartitionSource, usable
@@ -44,7 +52,7 @@ from penstock.workers.pull.consumer import (
     always,
 )
 from penstock.workers.pull.puller import Puller, SessionAnswers, Upkeep
-from penstock.workers.pull.stored import Place, measure, stored
+from penstock.workers.pull.stored import StoredStream, measure, stored
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +74,7 @@ class Worker:
         ownership: Ownership | None = None,
         positions: Positions | None = None,
         before: Callable[[str], Reached] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressRecorder | None = None,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
@@ -88,10 +96,12 @@ class Worker:
         self._progress = progress
         self.told: Callable[[], Mapping[str, Reached]] = self.reached
         """What is written down."""
-        self._record = Record()
+        self._record = ProgressRecord()
         """What a worker that belongs to no group has found written down when it began."""
         self._announced = Announced(self.options.hooks)
-        self._runner = Runner(handler, self.options.processes, self.options.handler_timeout, self.options.threads)
+        self._runner = HandlerRunner(
+            handler, self.options.processes, self.options.handler_timeout, self.options.threads
+        )
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         # Workers of a group give a message up once between them; one that is alone gives it up for itself.
@@ -236,7 +246,7 @@ class Worker:
         options, settings = self.consumer.options, self._settings
         self._control = await Control.connect(settings)
         bucket = Bucket(self._control, ALONE, like=options.stream)
-        self._progress = Progress(bucket, progress_key(options.stream, options.consumer))
+        self._progress = ProgressRecorder(bucket, progress_key(options.stream, options.consumer))
         self._record = await self._progress.load()
 
     async def _write_down_for_ever(self) -> None:
@@ -498,8 +508,8 @@ class Worker:
             lane.held = True
         await self._dispatcher.quiet(held)
 
-    def _place(self) -> Place:
-        return Place(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
+    def _place(self) -> StoredStream:
+        return StoredStream(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
 
     async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
         """Positions for a consumer that must be made: what was done here, or else what the coordinator knows."""
@@ -547,7 +557,7 @@ class Worker:
                 except PenstockError as exc:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
 
-    def _look(self) -> Look:
+    def _look(self) -> WorkerSnapshot:
         """How things stand; asked for when somebody wants to see the metrics."""
         self._dispatcher.report()
         lanes = self._dispatcher.lanes.values()
@@ -559,7 +569,7 @@ class Worker:
         )
         oldest = max((seconds for _, seconds in running(lanes)), default=0.0)
         handled = {lane.id: (lane.handled, lane.latency) for lane in lanes}
-        return Look(
+        return WorkerSnapshot(
             len(lanes), outstanding, self._dispatcher.held, self._dispatcher.parked, behind, oldest,
             len(self._upkeep.long_running.now), handled,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from penstock.testing import eventually_async
 from penstock.workers.dispatch.dispatcher import Ownership
 from penstock.workers.group.assignment import Assignment, Assignments, Draft, Published, Share, writes
 from penstock.workers.group.claims import Claim, KVClaims, Reached, claim_key, claims_in, store
-from penstock.workers.group.identity import ClaimLost, Election, Identity, Lease, Pool, WorkerRecord, clock
+from penstock.workers.group.identity import ClaimLost, Election, Identity, IdPool, Lease, WorkerRecord, clock
 from penstock.workers.partitions import Hashed, InBucket, Partition, SeenInStream, SubjectPattern
 
 TTL = 0.5
@@ -88,7 +88,7 @@ async def test_revisions_rise_over_the_loss_of_the_bucket(bucket: Bucket, contro
 
 
 def identity(bucket: Bucket, instance: str, size: int = 3, ttl: float = TTL) -> Identity:
-    return Identity(bucket, Pool(size=size), WorkerRecord(instance), ttl)
+    return Identity(bucket, IdPool(size=size), WorkerRecord(instance), ttl)
 
 
 async def test_workers_that_start_together_get_different_ids(bucket: Bucket) -> None:
@@ -127,7 +127,7 @@ async def test_an_id_that_nobody_renews_is_reclaimed_after_its_lease(bucket: Buc
 
 
 async def test_a_worker_keeps_its_id_over_the_loss_of_the_bucket(bucket: Bucket, control: Control) -> None:
-    one = Identity(bucket, Pool(), WorkerRecord("i"), ttl=30)
+    one = Identity(bucket, IdPool(), WorkerRecord("i"), ttl=30)
     await one.claim()
     await control.jetstream.delete_stream(bucket.stream)
     await bucket.ensure()
@@ -137,7 +137,7 @@ async def test_a_worker_keeps_its_id_over_the_loss_of_the_bucket(bucket: Bucket,
 
 
 async def test_a_worker_that_was_given_up_and_cleared_away_does_not_come_back(bucket: Bucket) -> None:
-    one = Identity(bucket, Pool(), WorkerRecord("i"), ttl=30)
+    one = Identity(bucket, IdPool(), WorkerRecord("i"), ttl=30)
     await one.claim()
     entry = await bucket.get(f"workers.{one.id}")
     assert entry

@@ -20,7 +20,7 @@ from penstock.publish import Publisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
-from penstock.workers.dispatch.dispatcher import REPORTED
+from penstock.workers.dispatch.dispatcher import LATENCIES_PER_REPORT
 from penstock.workers.group.claims import Reached
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
@@ -439,7 +439,7 @@ async def test_what_a_worker_remembers_of_its_messages_does_not_grow(world: Worl
         await world.publish("a", 900)
     await world.all_handled()
     await world.all_acknowledged()
-    assert len(worker._dispatcher._latencies) <= REPORTED + 500
+    assert len(worker._dispatcher._latencies) <= LATENCIES_PER_REPORT + 500
     assert not worker._dispatcher.lanes["a"].items
 
 

@@ -20,15 +20,15 @@ from penstock.consume.failures import FailureLog
 from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_time
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.metrics import WorkerMetrics
-from penstock.consume.verdicts import DeadLetter, Retries
-from penstock.workers.dispatch.lanes import QUICK, Arrival, Finished, Lane, relieve
+from penstock.consume.verdicts import GiveUp, Retries
+from penstock.workers.dispatch.lanes import NEGLIGIBLE_SECONDS, Arrival, Finished, Lane, relieve
 
 log = logging.getLogger(__name__)
 
 
 CONCURRENCY = 256
-ACKS = 256
-"""So many acknowledgements do not wait for company."""
+MAX_BUFFERED_ACKS = 256
+"""Acknowledgements are written at once when so many are buffered."""
 
 
 class Answers(Protocol):
@@ -53,7 +53,7 @@ class Answers(Protocol):
         """Write down that a message is about to be handled that may kill this process."""
         ...
 
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+    async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
         ...
 
@@ -95,18 +95,18 @@ class HandlingOptions:
 
 
 NEW = Arrival.NEW
-REPORTED = 1000
+LATENCIES_PER_REPORT = 1000
 """Handler calls whose times are kept before they are counted, at least."""
-ABANDONED_WITHIN = 1.0
+CANCEL_SECONDS = 1.0
 """Seconds that a handler has to end once it is cancelled."""
-LONG = 30.0
+LONG_RUNNING_SECONDS = 30.0
 """Seconds after which a handler that runs is told of."""
-SHOWN = 5
+MAX_SHOWN_PARTITIONS = 5
 """Partitions that are named; of the others, the number."""
 READ_AHEAD = 64
 """Messages of a lane's backlog that wait to be handled, at most."""
-TURN = 64
-"""Messages of one lane that a runner handles before the next lane has its turn."""
+MESSAGES_PER_TURN = 64
+"""Messages of one lane that a runner handles before it turns to the next lane."""
 
 
 def running(lanes: Iterable[Lane]) -> list[tuple[str, float]]:
@@ -118,7 +118,7 @@ def running(lanes: Iterable[Lane]) -> list[tuple[str, float]]:
 class LongRunning:
     """Handlers that run for long. Each is logged once."""
 
-    def __init__(self, long: float = LONG) -> None:
+    def __init__(self, long: float = LONG_RUNNING_SECONDS) -> None:
         self.now: dict[str, float] = {}
         """Seconds by partition."""
         self._long = long
@@ -137,8 +137,8 @@ class LongRunning:
         if not self.now:
             return []
         longest = sorted(self.now.items(), key=lambda item: -item[1])
-        named = ", ".join(f"{id_} for {seconds:.0f} s" for id_, seconds in longest[:SHOWN])
-        more = f" and {len(longest) - SHOWN} more" if len(longest) > SHOWN else ""
+        named = ", ".join(f"{id_} for {seconds:.0f} s" for id_, seconds in longest[:MAX_SHOWN_PARTITIONS])
+        more = f" and {len(longest) - MAX_SHOWN_PARTITIONS} more" if len(longest) > MAX_SHOWN_PARTITIONS else ""
         return [f"handlers that have not ended: {named}{more}"]
 
 
@@ -286,7 +286,7 @@ class Dispatcher:
         while True:
             await self._work()
             self.finished.turn()
-            if len(self._latencies) >= REPORTED:
+            if len(self._latencies) >= LATENCIES_PER_REPORT:
                 self.report()
             self._answers.settled()
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -301,7 +301,7 @@ class Dispatcher:
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
         ready, worker_id, handling, runner = self._ready, self._worker_id, self._handling, asyncio.current_task()
-        turn = TURN
+        turn = MESSAGES_PER_TURN
         while ready:
             lane = ready.popleft()
             lane_id, items, order = lane.id, lane.items, lane.order
@@ -340,7 +340,7 @@ class Dispatcher:
                         self._waiting_for_owner.add(lane)
                         break
                     if error is None:
-                        if seconds > QUICK or lane.latency:
+                        if seconds > NEGLIGIBLE_SECONDS or lane.latency:
                             lane.took(seconds)
                         self._finish(lane, sequence)
                         self._latencies.append(seconds)
@@ -441,7 +441,7 @@ class Dispatcher:
             self.held -= 1
             acks = self._answers.acks
             acks.append(reply)
-            if not 1 < len(acks) < ACKS:
+            if not 1 < len(acks) < MAX_BUFFERED_ACKS:
                 self._answers.acked()
 
     def _ack(self, replies: list[str]) -> None:
@@ -469,7 +469,7 @@ class Dispatcher:
         """Seconds until the next try; None when there is none, since the message is kept as a dead letter."""
         self._metrics.failed(error)
         verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
-        if not isinstance(verdict, DeadLetter):
+        if not isinstance(verdict, GiveUp):
             lane.tries[message.sequence] = context.delivery_count
             after = verdict.after
         elif await self._kept(lane, message, context, verdict, error):
@@ -486,7 +486,7 @@ class Dispatcher:
             self.wake(lane)
 
     async def _kept(
-        self, lane: Lane, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
+        self, lane: Lane, message: Message, context: MessageContext, letter: GiveUp, error: BaseException
     ) -> bool:
         try:
             await self._answers.bury(message, context, letter, error)
@@ -519,7 +519,7 @@ class Dispatcher:
             if task := self._handling.get(lane.id):
                 task.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(ABANDONED_WITHIN):
+            async with asyncio.timeout(CANCEL_SECONDS):
                 await self.quiet(stuck)
 
     def remove(self, lane: Lane) -> list[str]:

@@ -17,16 +17,17 @@ from enum import Enum
 
 from penstock.consume.messages import Message
 
-REMEMBERED = 16_000
+REMEMBERED_SEQUENCES = 16_000
 """Sequences of finished messages that are remembered, at least: a lost acknowledgement brings them once more.
 
 Up to 19,600 a set of numbers takes half a MiB; beyond, four times as much.
 """
-PATIENCE = 1.0
+SLOW_SECONDS = 1.0
 """Seconds of work in a lane beyond which it may have to put messages aside."""
-QUICK = 50e-6
+NEGLIGIBLE_SECONDS = 50e-6
 """Seconds for a message that are not worth counting: however many wait, they do not wait for long."""
-MEMORY = 0.8
+AVERAGE_DECAY = 0.8
+"""Weight of the previous value in the average latency."""
 NO_LIMIT = 1 << 63
 """Above every sequence."""
 
@@ -46,7 +47,7 @@ class Arrival(Enum):
 class Finished:
     """Stream sequences that are done, the latest of them."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
         self._size = remembered
         self.new: set[int] = set()
         self.old: set[int] = set()
@@ -233,8 +234,8 @@ class Lane:
 
     def took(self, seconds: float) -> None:
         """A message took so long."""
-        average = self.latency + (1 - MEMORY) * (seconds - self.latency) if self.latency else seconds
-        self.latency = average if average > QUICK else 0.0
+        average = self.latency + (1 - AVERAGE_DECAY) * (seconds - self.latency) if self.latency else seconds
+        self.latency = average if average > NEGLIGIBLE_SECONDS else 0.0
 
     # -- how far it is ---------------------------------------------------------------------------------------------
 
@@ -268,8 +269,8 @@ class Lane:
     def slow(self, now: float) -> bool:
         """Whether what waits here waits for long: for a redelivery, for its owner, or for a slow handler."""
         blocked = self.waits or (bool(self.order) and (self.order[0] > self.limit or self.items[self.order[0]] is None))
-        stuck = self.started is not None and now - self.started > PATIENCE
-        return self.held or blocked or stuck or self.holding * self.latency > PATIENCE
+        stuck = self.started is not None and now - self.started > SLOW_SECONDS
+        return self.held or blocked or stuck or self.holding * self.latency > SLOW_SECONDS
 
     def park(self, keep: int) -> int:
         """Put the highest messages aside, so that `keep` stay; says how many were. Each loses its data, not its place.

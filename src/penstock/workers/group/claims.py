@@ -73,7 +73,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ProgressRecord:
     """What one process of a worker wrote down last."""
 
     stream: str = ""
@@ -113,19 +113,19 @@ def progress_key(worker_id: str, incarnation: str) -> str:
     return f"{PROGRESS}.{worker_id}.{incarnation}"
 
 
-def records_in(entries: Mapping[str, Entry]) -> dict[str, Record]:
+def records_in(entries: Mapping[str, Entry]) -> dict[str, ProgressRecord]:
     """The records by key. One that cannot be read says nothing."""
     found = {}
     for key, entry in entries.items():
         if key.startswith(f"{PROGRESS}."):
             try:
-                found[key] = Record.parse(entry.value)
+                found[key] = ProgressRecord.parse(entry.value)
             except (KeyError, TypeError, ValueError, AttributeError):
                 continue
     return found
 
 
-class Progress:
+class ProgressRecorder:
     """The record of one process. Written over without a condition: nobody else has its key."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
@@ -133,11 +133,11 @@ class Progress:
         self.trial: Trial | None = None
         """What is on trial now."""
         self._bucket = bucket
-        self._last = Record()
+        self._last = ProgressRecord()
         self._there = False
         """Whether the bucket is known to be there."""
 
-    async def load(self) -> Record:
+    async def load(self) -> ProgressRecord:
         """What is there."""
         try:
             entry = await self._bucket.get(self.key)
@@ -153,7 +153,7 @@ class Progress:
 
     async def save(self, stream: str, partitions: Mapping[str, Reached], ended: bool = False) -> None:
         """Write down how far partitions are, unless that is what is there."""
-        record = Record(stream, partitions, self.trial, ended)
+        record = ProgressRecord(stream, partitions, self.trial, ended)
         if record == self._last or not stream:
             return
         if not self._there:

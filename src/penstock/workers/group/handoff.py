@@ -35,7 +35,7 @@ from enum import StrEnum
 
 from penstock import subjects
 from penstock.jetstream.model import ConsumerInfo
-from penstock.workers.group.claims import Claim, Reached, Record, progress_key
+from penstock.workers.group.claims import Claim, ProgressRecord, Reached, progress_key
 from penstock.workers.group.identity import RETIRED, WorkerRecord
 from penstock.workers.partitions import Partition
 
@@ -117,7 +117,7 @@ def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) 
     return min(one.ack_floor_stream_seq for one in consumers)
 
 
-def after_crash(claim: Claim, floor: int | None, record: Record | None) -> Claim:
+def after_crash(claim: Claim, floor: int | None, record: ProgressRecord | None) -> Claim:
     """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too. `record`:
     what its process wrote down last.
 
@@ -136,7 +136,7 @@ def freed(
     dead: Iterable[Claim],
     partitions: Mapping[str, Partition],
     consumers: Mapping[str, Collection[ConsumerInfo]],
-    records: Mapping[str, Record],
+    records: Mapping[str, ProgressRecord],
 ) -> list[Claim]:
     """The claims of dead workers, freed with what their consumers, by worker id, and their records say."""
     return [

@@ -26,8 +26,8 @@ from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.publish.control import Control
 from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
-from penstock.workers.group.assignment import Assignment, Member, Published, Situation, Stabilizer, assign
-from penstock.workers.group.claims import Claim, Record, claims_in, progress_key, records_in
+from penstock.workers.group.assignment import Assignment, Candidate, Published, Situation, Stabilizer, assign
+from penstock.workers.group.claims import Claim, ProgressRecord, claims_in, progress_key, records_in
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
 from penstock.workers.options import GroupOptions
@@ -152,7 +152,7 @@ class _Scene:
     entries: dict[str, Entry]
     consumers: Mapping[str, Collection[ConsumerInfo]]
     partitions: Collection[Partition]
-    records: Mapping[str, Record]
+    records: Mapping[str, ProgressRecord]
 
     def after_crash(self, dead: Iterable[Claim]) -> list[Claim]:
         """The claims of dead workers, freed with what their consumers and their records say."""
@@ -203,10 +203,10 @@ class Leader:
         await self._first_sequence()
         await self.holder.begin()
 
-    def blink(self) -> None:
-        """We could not look for a while: nobody is to be given up for that."""
-        self._sightings.blink()
-        self._orphans.blink()
+    def forget_heartbeats(self) -> None:
+        """Discard heartbeat history after a pause of our own: no worker is declared dead for it."""
+        self._sightings.forget_heartbeats()
+        self._orphans.forget_heartbeats()
 
     async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
         """Do what is due; returns whether a new assignment was published. `seen`: what we saw before we led."""
@@ -356,7 +356,7 @@ class Leader:
         return True
 
     async def _publish(
-        self, published: Published, following: Assignment, partitions: Collection[Partition], members: list[Member]
+        self, published: Published, following: Assignment, partitions: Collection[Partition], members: list[Candidate]
     ) -> None:
         by_id, names = {p.id: p for p in partitions}, tuple(member.id for member in members)
         draft = assignment.Draft(following, by_id, names, self._options.stream, self._worker_id)

@@ -32,7 +32,7 @@ from penstock.workers.group.claims import (
     CLAIMS,
     Claim,
     KVClaims,
-    Progress,
+    ProgressRecorder,
     Reached,
     claim_key,
     claims_in,
@@ -90,7 +90,7 @@ class Member:
         self._bucket = bucket
         self.identity = identity
         self.claims = KVClaims(bucket, identity.id, identity.incarnation, identity.lease)
-        self.progress = Progress(bucket, progress_key(identity.id, identity.incarnation))
+        self.progress = ProgressRecorder(bucket, progress_key(identity.id, identity.incarnation))
         self._assignments = Assignments(bucket)
         self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
         self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
@@ -115,7 +115,7 @@ class Member:
         self._steps = Steps()
         self._look = asyncio.Event()
         self._left = asyncio.Event()
-        self._world_seen = self._world
+        self._epoch_seen = self._epoch
         self._checked_at = clock()
         self._retention: Retention | None = None
         self._stream = ""
@@ -202,19 +202,19 @@ class Member:
             await asyncio.sleep(self._options.renew_every)
 
     @property
-    def _world(self) -> tuple[int, int]:
-        """Another value: the connection is another one, or the bucket is."""
+    def _epoch(self) -> tuple[int, int]:
+        """Changes when the connection was re-established or the bucket was re-created."""
         return self._control.connection.opened, self.identity.made_again
 
     def _healthy(self) -> None:
         """After a time away, or in a new bucket, nothing that we remember is certain. It is looked at again, too, once
         a lease."""
         self._recheck = self._recheck or clock() - self._checked_at > self._options.ttl
-        if self.mode == DEGRADED or self._world != self._world_seen:
+        if self.mode == DEGRADED or self._epoch != self._epoch_seen:
             log.info("%s: coordination is back", self.identity.id)
-            self._world_seen, self._recheck = self._world, True
-            self._leader.blink()
-            self._election.blink()
+            self._epoch_seen, self._recheck = self._epoch, True
+            self._leader.forget_heartbeats()
+            self._election.forget_heartbeats()
             self._look.set()
         self.mode = MOVING if self._moving else WORKING
 
@@ -442,8 +442,8 @@ class Member:
                     for problem in self._leader.problems:
                         self._say("the partitions", ConfigError(problem))
             except PenstockError as exc:
-                self._leader.blink()
-                self._election.blink()  # a leader that could not write either must not be given up for it
+                self._leader.forget_heartbeats()
+                self._election.forget_heartbeats()  # a leader that could not write either must not be given up for it
                 self._say("nobody is given up and nothing assigned for now", exc)
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
 

@@ -105,7 +105,7 @@ async def look(control: Control, group: str) -> GroupOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class GroupShares:
     """What is assigned and what is claimed: most of a large group, and what changes least."""
 
     published: Published
@@ -125,13 +125,13 @@ def overview(
     group: str,
     entries: Mapping[str, Entry],
     consumers: Mapping[str, Collection[ConsumerInfo]],
-    ownership: Ownership | None = None,
+    ownership: GroupShares | None = None,
 ) -> GroupOverview:
     """The group that these keys and consumers, by worker id, make up. Pure.
 
     `ownership` of the same entries, where it is known already.
     """
-    known = ownership or Ownership.of(entries)
+    known = ownership or GroupShares.of(entries)
     published = known.published
     lease = entries.get(identity.LEADER_KEY)
     leader = str(lease.value["worker"]) if lease else None

@@ -173,7 +173,10 @@ class WorkerGroup:
         async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
             """Where a consumer that must be made begins: behind what the claims say is done."""
             if any(claims.token(p.id) is None for p in partitions if p.id in claims.mine):
-                raise Unavailable(f"{worker_id} is not sure of its partitions, and makes no consumer for them")
+                raise Unavailable(
+                    f"{worker_id} lost its lease and cannot create a consumer until its claims are confirmed again; "
+                    "it will retry"
+                )
             return {p.id: claims.mine[p.id].handoff for p in partitions if p.id in claims.mine}
 
         consumer = ConsumerOptions(

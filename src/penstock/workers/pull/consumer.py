@@ -35,7 +35,7 @@ class UpdateFailed(Unavailable):
     """A consumer could not be updated; it goes on with its last good filters, and the change is tried again."""
 
 
-class Status(Enum):
+class UpdateStatus(Enum):
     """What became of an update."""
 
     CREATED = "created"
@@ -49,7 +49,7 @@ class Status(Enum):
 class UpdateOutcome:
     """The filters are now those of the partitions given, or of those given to a later call."""
 
-    status: Status
+    status: UpdateStatus
     subjects: int
     """Filter subjects now."""
     added: frozenset[str] = frozenset()
@@ -187,7 +187,7 @@ class WorkerConsumer:
             self._metrics.update_skipped()  # an update that was not made yet is replaced by this one
         elif target == self.applied and not self._doubtful:
             self._metrics.update_skipped()
-            return self._outcome(Status.SKIPPED, self.applied, self.applied)
+            return self._outcome(UpdateStatus.SKIPPED, self.applied, self.applied)
         self._desired = target
         waiting: asyncio.Future[UpdateOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
@@ -282,9 +282,9 @@ class WorkerConsumer:
                     created = await self._put(shard, wanted) or created
                 self.applied = _replaced(self.applied, shard, wanted)
             self._doubtful = False
-        return self._outcome(Status.CREATED if created else Status.UPDATED, before, target)
+        return self._outcome(UpdateStatus.CREATED if created else UpdateStatus.UPDATED, before, target)
 
-    def _outcome(self, status: Status, before: Shards, after: Shards) -> UpdateOutcome:
+    def _outcome(self, status: UpdateStatus, before: Shards, after: Shards) -> UpdateOutcome:
         old, new = _union(before), _union(after)
         self._behind &= new
         return UpdateOutcome(status, len(new), new - old, old - new, self._behind)
@@ -412,7 +412,10 @@ class WorkerConsumer:
 
     def _ask_permission(self) -> None:
         if not self._permitted():
-            raise Unavailable(f"{self.options.worker_id} is not sure of its id, and leaves its consumer as it is")
+            raise Unavailable(
+                f"{self.options.worker_id} lost its lease and cannot change its consumer until its id is confirmed "
+                "again; it will retry"
+            )
 
 
 def _now() -> float:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import MAX_DELIVER, DeadLetter
+from penstock.consume.verdicts import MAX_DELIVER, GiveUp
 from penstock.errors import Unavailable
 from penstock.testing import eventually_async
 from penstock.workers.dispatch.dispatcher import READ_AHEAD, Dispatcher, HandlingOptions
@@ -30,7 +30,7 @@ class Answers:
 
     async def on_trial(self, partition_id: str, sequence: int) -> None: ...
 
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+    async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         if not self.keeps_letters:
             raise Unavailable("no stream takes dead letters")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.jetstream.model import ConsumerInfo
-from penstock.workers.group.claims import Claim, Reached, Record
+from penstock.workers.group.claims import Claim, ProgressRecord, Reached
 from penstock.workers.group.handoff import (
     Retention,
     Steps,
@@ -134,12 +134,12 @@ def test_the_ack_floor_counts_only_for_what_is_settled() -> None:
 
 def test_a_record_counts_under_its_token_and_for_its_stream() -> None:
     owned = replace(OWNED, stream="then")
-    record = Record("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token)})
+    record = ProgressRecord("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token)})
     assert after_crash(owned, 70, record).handoff == 90
     assert after_crash(owned, 70, record).tries == (93, 2)
     assert after_crash(owned, 95, record).handoff == 95
     assert after_crash(replace(owned, settled=False), 70, record).handoff == 90, "what was caught up with is done"
-    other_token = Record("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token - 1)})
+    other_token = ProgressRecord("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token - 1)})
     assert after_crash(owned, 70, other_token).handoff == 70
     assert after_crash(replace(owned, stream="now"), 70, record).handoff == 70
 
