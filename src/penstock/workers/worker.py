@@ -145,6 +145,8 @@ class Worker:
         """Partitions that were added, and of which nothing is handled yet."""
         self._behind: dict[str, int] = {}
         """Partitions whose backlog was passed over and is not done yet, and up to where that lies."""
+        self._again: set[str] = set()
+        """Those of `_fresh` whose backlog is to be read even if the consumer has not passed it over."""
         self._readers: dict[str, asyncio.Task[None]] = {}
         """By partition: who reads its backlog."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -315,6 +317,7 @@ class Worker:
         for id_ in self._dispatcher.lanes.keys() & set(again):
             self._stop_reading(id_)
             self._fresh.add(id_)
+        self._again.update(again)
         for partition in chosen.values():
             if partition.id not in self._dispatcher.lanes:
                 self._add_lane(partition)
@@ -322,7 +325,7 @@ class Worker:
         outcome = await self.consumer.update(chosen.values())
         async with self._puller.settling:
             await self._let_go([id_ for id_ in self._dispatcher.lanes if id_ not in self.partitions])
-            await self._begin(outcome, again)
+            await self._begin(outcome)
             if self._alone:  # before anything is handled: who finds this, and no end, knows of a crash
                 await self._write_down()
             await self._puller.attach()
@@ -353,13 +356,14 @@ class Worker:
         for lane in gone:
             self._puller.routes.remove(self._known.pop(lane.id))
             self._fresh.discard(lane.id)
+            self._again.discard(lane.id)
             self._stop_reading(lane.id)
             replies = self._dispatcher.remove(lane)
             if self.consumer.retention != WORK_QUEUE:
                 self._answers.acks += replies
         self._answers.acked()
 
-    async def _begin(self, outcome: UpdateOutcome, again: Collection[str]) -> None:
+    async def _begin(self, outcome: UpdateOutcome) -> None:
         """Let the partitions that were added be handled from where they should."""
         fresh = [self.partitions[id_] for id_ in sorted(self._fresh) if id_ in self.partitions]
         if not fresh:
@@ -379,7 +383,7 @@ class Worker:
             if before.tries[1]:
                 lane.tries[before.tries[0]] = before.tries[1]
             passed_over = any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects)
-            if not passed_over and partition.id not in again:
+            if not passed_over and partition.id not in self._again:
                 self._go_live(lane, max(position, floor))
             elif position >= end:
                 self._go_live(lane, position)
@@ -406,6 +410,7 @@ class Worker:
 
     def _begun(self, lane: Lane) -> None:
         self._fresh.discard(lane.id)
+        self._again.discard(lane.id)
         lane.held = False
         self._dispatcher.wake(lane)
 
@@ -477,7 +482,7 @@ class Worker:
                 async with aclosing(reading) as messages:
                     async for message in messages:
                         self._dispatcher.read(lane, message)
-                        await self._dispatcher.has_room(lane)
+                        await self._dispatcher.has_room(lane, len(message.data))
                 break
             except PenstockError as exc:
                 log.warning("the backlog of %s is read on later: %s", lane.id, exc)

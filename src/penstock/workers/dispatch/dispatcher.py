@@ -105,6 +105,8 @@ MAX_SHOWN_PARTITIONS = 5
 """Partitions that are named; of the others, the number."""
 READ_AHEAD = 64
 """Messages of a lane's backlog that wait to be handled, at most."""
+READ_AHEAD_BYTES = 2**20
+"""The same in bytes, about: a worker may read the backlogs of all its partitions at the same time."""
 MESSAGES_PER_TURN = 64
 """Messages of one lane that a runner handles before it turns to the next lane."""
 
@@ -214,9 +216,10 @@ class Dispatcher:
         if not lane.busy:
             self.wake(lane)
 
-    async def has_room(self, lane: Lane) -> None:
-        """Return when more of a lane's backlog may be read."""
-        while len(lane.backlog) >= READ_AHEAD and lane.rested:
+    async def has_room(self, lane: Lane, size: int) -> None:
+        """Return when more of a lane's backlog may be read, whose messages have about that many bytes."""
+        ahead = max(1, min(READ_AHEAD, READ_AHEAD_BYTES // max(size, 1)))
+        while len(lane.backlog) >= ahead and lane.rested:
             lane.rested.clear()
             await lane.rested.wait()
 

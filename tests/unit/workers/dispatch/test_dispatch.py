@@ -12,7 +12,7 @@ from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import MAX_DELIVER, GiveUp
 from penstock.errors import Unavailable
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.dispatcher import READ_AHEAD, Dispatcher, HandlingOptions
+from penstock.workers.dispatch.dispatcher import READ_AHEAD, READ_AHEAD_BYTES, Dispatcher, HandlingOptions
 from penstock.workers.dispatch.lanes import Lane
 
 
@@ -144,12 +144,24 @@ async def test_of_a_backlog_only_so_much_is_read_ahead(world: World) -> None:
     world.lane.begin_reading(0, 100)
     for sequence in range(1, READ_AHEAD + 1):
         world.dispatcher.read(world.lane, Message("s.p", b"", sequence, 1, "", datetime.now(UTC)))
-    reading = asyncio.create_task(world.dispatcher.has_room(world.lane))
+    reading = asyncio.create_task(world.dispatcher.has_room(world.lane, 10))
     await asyncio.sleep(0)
     assert not reading.done()
     world.own(7)
     await reading
     await eventually_async(lambda: len(world.handled) == READ_AHEAD)
+
+
+async def test_large_messages_of_a_backlog_are_read_one_at_a_time(world: World) -> None:
+    world.now = None
+    world.lane.begin_reading(0, 100)
+    world.dispatcher.read(world.lane, Message("s.p", b"", 1, 1, "", datetime.now(UTC)))
+    await world.dispatcher.has_room(world.lane, 1000)
+    reading = asyncio.create_task(world.dispatcher.has_room(world.lane, READ_AHEAD_BYTES))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    world.own(7)
+    await reading
 
 
 @pytest.mark.parametrize("keeps_letters", [True, False])
