@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unavailable
 
 T = TypeVar("T")
 
@@ -37,6 +37,16 @@ class Backoff:
 def is_retryable(error: BaseException) -> bool:
     """Whether the same call may succeed later without a change by the caller."""
     return isinstance(error, PenstockError) and error.retryable
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether no server could be asked, for whatever reason."""
+    return isinstance(error, Unavailable)
+
+
+def always(error: BaseException) -> bool:
+    """For loops that go on for as long as their program runs, whatever a server says."""
+    return True
 
 
 class Tries:

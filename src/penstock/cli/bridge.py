@@ -176,17 +176,17 @@ def _reporting(made: Bridge, every: float, port: int | None) -> Iterator[None]:
     ended = threading.Event()
     if every > 0:
         threading.Thread(target=_report, args=(made, every, ended), daemon=True).start()
-    server = None
+    end = None
     if port is not None:
         from penstock.sourcing.metrics import serve  # only where somebody asks for metrics
 
-        server = serve(made, port)
+        end = serve(made, port)
     try:
         yield
     finally:
         ended.set()
-        if server:
-            server.shutdown()
+        if end:
+            end()
 
 
 def _report(made: Bridge, every: float, ended: threading.Event) -> None:

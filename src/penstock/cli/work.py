@@ -26,6 +26,7 @@ from penstock.cli.common import (
     print_json,
     sync,
 )
+from penstock.cli.following import FOLLOW_EVERY, Following
 from penstock.cli.serving import Serving, serve_app, served
 from penstock.cli.terminal import log_to_stderr
 from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
@@ -45,7 +46,7 @@ from penstock.workers.group.overview import look
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, GroupOptions, Positions, WorkerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.worker import FOLLOW_EVERY, Following, Worker
+from penstock.workers.worker import Worker
 
 LOOK_EVERY = 0.2
 """Seconds between two looks whether everything is done."""

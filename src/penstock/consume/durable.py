@@ -33,11 +33,11 @@ from penstock.consume.pulling import Pulling
 from penstock.consume.verdicts import BACKOFF, GiveUp, Redeliver, Reject, Retries
 from penstock.deadletter import letters
 from penstock.deadletter.headers import ONLY
-from penstock.errors import ConfigError, ConsumerNotFound, PenstockError, Unavailable
+from penstock.errors import ConfigError, ConsumerNotFound, PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.metrics.endpoint import Health
-from penstock.retry import Backoff
+from penstock.retry import Tries, always, is_away
 from penstock.settings import Settings
 from penstock.wire import aio
 
@@ -180,16 +180,14 @@ class Durable:
 
     async def _begin(self, stop: asyncio.Event) -> bool:
         """Connect, and learn how the consumer is configured; again while the server is away. False: stopped before."""
-        delays = Backoff().delays()
+        tries = Tries(retry_on=is_away, tell=lambda exc: log.warning("%s cannot begin yet: %s", self.consumer, exc))
         while not stop.is_set():
             try:
-                await self._connection.reconnect()
+                await self._connection.ready()
                 await self._look()
                 return True
-            except Unavailable as exc:
-                log.warning("%s cannot begin yet: %s", self.consumer, exc)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), next(delays))
+            except PenstockError as exc:
+                await tries.failed(exc, stop)
         return False
 
     def metrics(self) -> list[WorkerMetrics]:
@@ -240,19 +238,17 @@ class Durable:
         return info
 
     async def _pull(self) -> None:
-        delays = Backoff().delays()
+        tries = Tries(retry_on=always, tell=lambda exc: log.warning("%s pulls anew: %s", self.consumer, exc))
         while True:
             try:
-                if not self._connection.connected:
-                    await self._connection.reconnect()
+                await self._connection.ready()
                 info = await self._look()
                 self._pulling = Pulling(self._connection, self._jetstream, info, self._came, self._lanes.room)
-                delays = Backoff().delays()
+                tries.succeeded()
                 self._flush()
                 await self._pulling.run()
             except PenstockError as exc:
-                log.warning("%s pulls anew: %s", self.consumer, exc)
-            await asyncio.sleep(next(delays))
+                await tries.failed(exc)
 
     @property
     def stood_still(self) -> float:

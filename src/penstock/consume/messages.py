@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from penstock.jetstream.consumer import ACK_PREFIX, EPOCH, AckSubject
 from penstock.wire import frames
 from penstock.wire import headers as header_block
 
-ACK_PREFIX = "$JS.ACK."
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ACKED = " 0\r\n\r\nPUB "
 """Between two acknowledgements: the end of an empty message, and the beginning of the next."""
-SHORT_FORM = 9
-"""Tokens of an acknowledgement subject; servers that say where they are add domain and account before the stream."""
 
 
 class Message(NamedTuple):
@@ -44,13 +41,13 @@ class Message(NamedTuple):
     @property
     def timestamp(self) -> datetime:
         """When the stream stored it."""
-        nanoseconds = self.stored_ns or int(_from_count(self.reply)[3])
+        nanoseconds = self.stored_ns or AckSubject.parse(self.reply).stored_ns
         return EPOCH + timedelta(microseconds=nanoseconds // 1000)
 
     @property
     def pending(self) -> int:
         """Messages that the consumer had behind it; 0 when it was read without a consumer."""
-        return int(_from_count(self.reply)[4]) if self.reply else 0
+        return AckSubject.parse(self.reply).pending if self.reply else 0
 
     def json(self) -> Any:
         """The data as JSON. Raises `ValueError` when it is none."""
@@ -75,17 +72,17 @@ def delivered(frame: frames.Message, received_at: datetime) -> Message | None:
     reply = frame.reply
     if not reply.startswith(ACK_PREFIX):
         return None
-    count, sequence, delivery, _, _ = _from_count(reply)
+    told = AckSubject.parse(reply)
     return Message(
-        frame.subject, frame.data, int(sequence), int(count), reply, received_at, frame.headers, int(delivery)
+        frame.subject,
+        frame.data,
+        told.sequence,
+        told.deliveries,
+        reply,
+        received_at,
+        frame.headers,
+        told.consumer_sequence,
     )
-
-
-def _from_count(reply: str) -> list[str]:
-    """What an acknowledgement subject tells: delivery count, stream and consumer sequence, time, and pending."""
-    tokens = reply.split(".")
-    start = 4 if len(tokens) == SHORT_FORM else 6
-    return tokens[start : start + 5]
 
 
 def acks(replies: Sequence[str]) -> bytes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from penstock.consume.messages import Message, delivered
 from penstock.errors import Unavailable
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
+from penstock.jetstream.consumer import PullEvent, next_verb, pull_request, pull_status
+from penstock.jetstream.model import ConsumerInfo
 from penstock.wire import aio, deliveries, frames
 
 EXPIRES = 30.0
@@ -20,7 +20,6 @@ SILENCE = 2.5 * HEARTBEAT
 FOR_EVER = 10.0**9
 MAX_BYTES = 32 * 2**20
 """Bytes that one request may bring, unless a single message may be larger."""
-ENDED = ("Consumer Deleted", "Consumer is push based", "Leadership Change", "Server Shutdown")
 
 
 class PullEnded(Unavailable):
@@ -40,7 +39,7 @@ class Pulling:
     ) -> None:
         """`came` takes messages, and must not wait. `room`: messages that may still come."""
         self._connection = connection
-        self._subject = jetstream.subject(f"CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}")
+        self._subject = jetstream.subject(next_verb(consumer.stream, consumer.name))
         self._name = consumer.name
         self._came = came
         self._room = room
@@ -94,13 +93,9 @@ class Pulling:
             return
         count = room - self._asked
         self._asked += count
-        ask = {
-            "batch": count,
-            "max_bytes": max(MAX_BYTES, self._connection.info.max_payload * 2),
-            "expires": int(EXPIRES * NANOSECONDS),
-            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
-        }
-        self._connection.write(frames.publish(self._subject, json.dumps(ask).encode(), reply=self._inbox))
+        most = max(MAX_BYTES, self._connection.info.max_payload * 2)
+        ask = pull_request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
+        self._connection.write(frames.publish(self._subject, ask, reply=self._inbox))
 
     def _skim(self, buffer: bytearray, at: int) -> int:
         found, at = deliveries.take(buffer, at, self._sid, Message, datetime.now(UTC))
@@ -121,13 +116,12 @@ class Pulling:
         if message := delivered(frame, datetime.now(UTC)):
             self._take([message])
             return
-        code, text = frame.status or (0, "")
-        if code in (404, 408) or (code == 409 and not text.startswith(ENDED)):
-            left = int(frame.header_values().get("Nats-Pending-Messages", ["0"])[0])
-            self._asked = max(0, self._asked - left) if left else 0
+        status = pull_status(frame)
+        if status and status.is_over:
+            self._asked = max(0, self._asked - status.left) if status.left else 0
             self.soon()
-        elif code != 100 and not self._ended.done():
-            self._ended.set_exception(PullEnded(f"consumer {self._name!r} answers {code} {text}"))
+        elif not (status and status.event is PullEvent.HEARTBEAT) and not self._ended.done():
+            self._ended.set_exception(PullEnded(f"consumer {self._name!r} answers {status or frame.subject}"))
 
     async def _check(self) -> None:
         while not self._ended.done():

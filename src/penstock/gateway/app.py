@@ -119,7 +119,7 @@ class Gateway:
                 await _answer(send, 200 if ready else 503, b"ready\n" if ready else b"not ready\n")
             case "/metrics":
                 text = self.metrics.text(await self._progress(), await self.ready())
-                await _answer(send, 200, text.encode(), b"text/plain; version=0.0.4")
+                await _answer(send, 200, text, b"text/plain; version=0.0.4")
             case _:
                 await _answer(send, 404, b"/healthz, /readyz and /metrics are here\n")
 

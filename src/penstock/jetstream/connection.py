@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
-from penstock.errors import AccessDenied, ApiError, ProtocolError, Unavailable
+from penstock.errors import AccessDenied, ApiError, ProtocolError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.jetstream.model import Json
-from penstock.retry import retrying, retrying_blocking
+from penstock.retry import is_away, retrying, retrying_blocking
 from penstock.settings import Settings
 from penstock.wire import aio, blocking
 from penstock.wire.headers import Headers
@@ -152,7 +152,7 @@ async def reconnect(
         if begin:
             await begin()
 
-    await retrying(opened, within, retry_on=_is_away)
+    await retrying(opened, within, retry_on=is_away)
 
 
 def reconnect_blocking(
@@ -165,8 +165,4 @@ def reconnect_blocking(
         if begin:
             begin()
 
-    retrying_blocking(opened, within, retry_on=_is_away)
-
-
-def _is_away(error: BaseException) -> bool:
-    return isinstance(error, Unavailable)
+    retrying_blocking(opened, within, retry_on=is_away)

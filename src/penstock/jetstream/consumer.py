@@ -128,6 +128,11 @@ class PullStatus(NamedTuple):
     """Messages of the request that will not come."""
     left_bytes: int = 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the request has ended, and the next one may be sent."""
+        return self.event in (PullEvent.ENDED, PullEvent.TOO_LARGE, PullEvent.REFUSED)
+
     def __str__(self) -> str:
         return f"{self.code} {self.text}"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -83,3 +84,10 @@ class Numbers(Collector):
             else:
                 found[name].add_metric(labels, value)
         return iter(found.values())
+
+
+def text(families: Mapping[str, Family], samples: Iterable[Sample]) -> bytes:
+    """All metrics in Prometheus' text form, each with its help, labels escaped."""
+    registry = CollectorRegistry()
+    registry.register(Numbers(families, lambda: samples))
+    return generate_latest(registry)

@@ -6,8 +6,8 @@ import secrets
 from contextlib import suppress
 
 from penstock.errors import DeadlineExceeded
-from penstock.jetstream.api import JetStream
-from penstock.jetstream.consumer import next_verb, pull_request
+from penstock.jetstream.connection import Broker
+from penstock.jetstream.fetch import fetch
 from penstock.settings import Settings
 from penstock.wire import blocking, frames
 
@@ -30,19 +30,21 @@ def stream_messages(settings: Settings, stream: str) -> list[frames.Message]:
 
 
 def _read(settings: Settings, stream: str) -> list[frames.Message]:
-    with blocking.connect(settings, name="penstock test") as connection:
-        jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
-        left = blocking.run(jetstream.stream_info(stream)).state.messages
-        inbox, name = settings.new_inbox(8), secrets.token_hex(8)
-        connection.subscribe(inbox)
+    return blocking.run(_read_async(settings, stream))
+
+
+async def _read_async(settings: Settings, stream: str) -> list[frames.Message]:
+    name = secrets.token_hex(8)
+    async with Broker(settings, "penstock test") as broker:
+        left = (await broker.jetstream.stream_info(stream)).state.messages
         config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1, **INACTIVE}
-        blocking.run(jetstream.create_consumer(stream, config))
-        subject = jetstream.subject(next_verb(stream, name))
+        await broker.jetstream.create_consumer(stream, config)
         found: list[frames.Message] = []
         while left > len(found):
-            count = min(PULL, left - len(found))
-            connection.publish(subject, pull_request(count), reply=inbox)
-            found += [connection.receive() for _ in range(count)]
+            came = await fetch(broker, stream, name, min(PULL, left - len(found)), wait=settings.timeout)
+            if not came:
+                raise DeadlineExceeded(f"the messages of stream {stream!r}", settings.timeout)
+            found += came
         return found
 
 

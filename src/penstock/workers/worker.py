@@ -15,7 +15,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Self
 
-from penstock import subjects
+from penstock import retry, subjects
 from penstock.consume.handlers import Handler, HandlerRunner
 from penstock.consume.hooks import Announced
 from penstock.consume.metrics import Lag, WorkerMetrics, WorkerSnapshot
@@ -24,7 +24,6 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket
 from penstock.metrics.endpoint import Health
 from penstock.publish.control import Control
-from penstock.retry import Backoff
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, Ownership, OwnsAll, running
@@ -38,9 +37,8 @@ from penstock.workers.group.claims import (
     Reached,
     progress_key,
 )
-from penstock.workers.group.leader import Holder
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
-from penstock.workers.partitions import Partition, PartitionSource, usable
+from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
 from penstock.workers.pull.consumer import (
     WORK_QUEUE,
@@ -55,10 +53,6 @@ from penstock.workers.pull.puller import Puller, SessionAnswers, Upkeep
 from penstock.workers.pull.stored import StoredStream, measure, stored
 
 log = logging.getLogger(__name__)
-
-
-FOLLOW_EVERY = 5.0
-"""Seconds between two looks at the partitions."""
 
 
 class Worker:
@@ -156,7 +150,7 @@ class Worker:
 
     async def start(self) -> None:
         """Connect, and begin to serve. Raises when no server answers now; later it connects again by itself."""
-        await self._connection.reconnect()
+        await self._connection.ready()
         if self._alone:
             await self._remember()
         await self._announced.started()
@@ -475,7 +469,9 @@ class Worker:
 
     async def _read_backlog(self, partition: Partition, lane: Lane, until: int) -> None:
         """Take what the consumer has passed over to the lane, in order, however long the server is away."""
-        delays = Backoff().delays()
+        tries = retry.Tries(
+            retry_on=retry.always, tell=lambda exc: log.warning("the backlog of %s waits: %s", lane.id, exc)
+        )
         while lane.limit < until:
             try:
                 reading = stored(self._place(), partition.subjects, lane.limit + 1, until)
@@ -485,8 +481,7 @@ class Worker:
                         await self._dispatcher.has_room(lane, len(message.data))
                 break
             except PenstockError as exc:
-                log.warning("the backlog of %s is read on later: %s", lane.id, exc)
-                await asyncio.sleep(next(delays))
+                await tries.failed(exc)
         self._dispatcher.end_reading(lane)
 
     async def _rewind(self, lanes: Collection[Lane]) -> None:
@@ -593,47 +588,3 @@ class Worker:
         self.metrics.lag = await measure(self._connection, self._jetstream, self.consumer.options.stream, live, done)
         self.metrics.pending = sum(info.pending for info in (await self.consumer.present()).values())
         return self.metrics.lag
-
-
-class Following:
-    """The partitions of one worker that belongs to no group."""
-
-    def __init__(
-        self, worker: Worker, source: PartitionSource, holder: Holder, look_every: float = FOLLOW_EVERY
-    ) -> None:
-        self._worker = worker
-        self._source = source
-        self._holder = holder
-        self._look_every = look_every
-        self._told: list[str] = []
-
-    async def begin(self) -> None:
-        """Have the worker handle the partitions that there are now. Raises what is wrong."""
-        await self._holder.begin()
-        await self.look()
-
-    async def run(self) -> None:
-        """Look again and again. Raises what ended the worker."""
-        while True:
-            await asyncio.sleep(self._look_every)
-            if self._worker.failure:
-                raise self._worker.failure
-            try:
-                await self.look()
-            except PenstockError as exc:
-                log.warning("the partitions stay as they are: %s", exc)
-
-    async def look(self) -> None:
-        """Serve those of the source's partitions that fit; the rest is told of, and counted."""
-        end, had = await self._holder.end(), self._worker.partitions
-        chosen, wrong = usable(await self._source.partitions(), had)
-        served = self._worker.fitting(chosen, had.keys())
-        self._tell(wrong + filters.left_out(len(chosen) - len(served)))
-        await self._worker.update(served)
-        if len(served) == len(chosen) and not self._worker.behind:
-            await self._holder.release(end)
-
-    def _tell(self, found: list[str]) -> None:
-        for trouble in found if found != self._told else ():
-            log.warning("%s", trouble)
-        self._told = found

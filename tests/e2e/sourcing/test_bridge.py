@@ -429,7 +429,7 @@ def test_metrics_are_served_while_it_runs(tmp_path: Path) -> None:
             def scraped() -> bool:
                 with suppress(OSError):
                     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-                    return 'penstock_bridge_stored_total{bridge="b"} 10\n' in text
+                    return 'penstock_bridge_stored_total{bridge="b"} 10.0\n' in text
                 return False
 
             eventually(scraped, 60)

@@ -268,7 +268,7 @@ def _two_at_a_time(tight: RunningGateway, client: BlockingGatewayClient, free: B
     waits = [threading.Thread(target=wait) for _ in "ab"]
     for one in waits:
         one.start()
-    eventually(lambda: "running 2\n" in tight.look("/metrics")[1], what="two calls under way")
+    eventually(lambda: "running 2.0\n" in tight.look("/metrics")[1], what="two calls under way")
     with pytest.raises(Unavailable, match="2 calls of this identity are under way"):
         client.fetch_facts("busy_reader", 1)
     for _ in waits:
@@ -315,11 +315,11 @@ def _tells_all(zone: Zone, status: int, text: str) -> bool:
     assert status == 200
     for method in ("FetchFacts", "ConfirmReceipt", "AppendFact"):
         assert f'penstock_gateway_calls_total{{method="{method}",outcome="ok"}}' in text
-        assert f'penstock_gateway_call_seconds_bucket{{method="{method}",le="+Inf"}}' in text
+        assert f'penstock_gateway_call_seconds_bucket{{le="+Inf",method="{method}"}}' in text
     last = zone.state()[0]
-    assert f'penstock_gateway_frontier{{stream="FACTS",consumer="edge_reader"}} {last}\n' in text
-    assert 'penstock_gateway_replication_lag_facts{stream="FACTS",consumer="edge_reader"} 0\n' in text
-    assert 'penstock_gateway_replication_lag_seconds{stream="FACTS",consumer="edge_reader"} 0' in text
+    assert f'penstock_gateway_frontier{{consumer="edge_reader",stream="FACTS"}} {last}.0\n' in text
+    assert 'penstock_gateway_replication_lag_facts{consumer="edge_reader",stream="FACTS"} 0.0\n' in text
+    assert 'penstock_gateway_replication_lag_seconds{consumer="edge_reader",stream="FACTS"} 0' in text
     return True
 
 
@@ -349,7 +349,7 @@ def test_it_ends_when_the_calls_under_way_have_ended(zone: Zone) -> None:
         pages: list[Page] = []
         call = threading.Thread(target=lambda: pages.append(client.fetch_facts("busy_reader", 1, wait=20)))
         call.start()
-        eventually(lambda: "running 1\n" in gateway.look("/metrics")[1], what="a call under way")
+        eventually(lambda: "running 1.0\n" in gateway.look("/metrics")[1], what="a call under way")
         gateway.ask_to_stop()
         eventually(lambda: gateway.look("/readyz")[0] == 503, what="not ready")
         with zone.client(token="busy") as other:

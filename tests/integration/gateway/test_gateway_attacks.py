@@ -75,7 +75,7 @@ def test_a_subject_beyond_the_bound_is_refused_and_no_other_call_is_disturbed(zo
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    eventually(lambda: "running 1\n" in zone.gateway.look("/metrics")[1], what="a fetch under way")
+    eventually(lambda: "running 1.0\n" in zone.gateway.look("/metrics")[1], what="a fetch under way")
     subject = "facts.edge." + "x" * 5_000
     assert call(zone, "AppendFact", {"subject": subject, "id": fresh()}) == (400, "invalid_argument")
     with zone.client(token="other") as client:

@@ -269,7 +269,7 @@ def test_requests_that_break_off_leave_nothing_behind(zone: Zone) -> None:
             f"{line}{head}Content-Length: {10**30}\r\n\r\n",
         ):
             _send_and_hang_up(zone, rest.encode())
-    eventually(lambda: "running 0\n" in zone.gateway.look("/metrics")[1], what="no call under way")
+    eventually(lambda: "running 0.0\n" in zone.gateway.look("/metrics")[1], what="no call under way")
     assert 'outcome="internal"' not in zone.gateway.look("/metrics")[1]
     assert zone.state() == before
 

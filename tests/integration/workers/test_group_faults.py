@@ -12,6 +12,7 @@ import pytest
 from tests.integration.workers.test_group import PARTITIONS, World, world
 from tests.support.streams import make_stream
 
+from penstock.cli.following import Following
 from penstock.consume.messages import Message, MessageContext
 from penstock.errors import PenstockError
 from penstock.jetstream.kv import Bucket
@@ -27,7 +28,7 @@ from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import LIST_KEY, SeenInStream, SubjectPattern
 from penstock.workers.pull.consumer import stream_identity
-from penstock.workers.worker import Following, Worker
+from penstock.workers.worker import Worker
 
 __all__ = ["world"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
+from penstock.cli.following import Following
 from penstock.consume.messages import Message, MessageContext
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
@@ -19,7 +20,7 @@ from penstock.workers.group.leader import Holder, covered_through
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
 from penstock.workers.partitions import Described, SeenInStream, SubjectPattern
-from penstock.workers.worker import Following, Worker
+from penstock.workers.worker import Worker
 
 PATTERN = SubjectPattern("s.{partition}")
 QUICK: dict[str, Any] = {"window": 0.01, "min_interval": 0.02}

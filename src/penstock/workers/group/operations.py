@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError, ConsumerNotFound, StreamNotFound
 from penstock.jetstream.api import refuse_beyond_end
-from penstock.jetstream.kv import Bucket, Conflict
+from penstock.jetstream.kv import Bucket, Conflict, stream_of
 from penstock.publish.control import Control
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group import identity
@@ -58,7 +58,7 @@ class Groups:
 
     async def names(self) -> list[str]:
         """What may be groups, by the names of their buckets."""
-        prefix = f"KV_{bucket_name('')}"
+        prefix = stream_of(bucket_name(""))
         found = await self._jetstream.stream_names()
         return sorted({name.removeprefix(prefix) for name in found if name.startswith(prefix)} - RESERVED)
 
@@ -128,7 +128,7 @@ class Groups:
                 await delete_holder(self._jetstream, stream, group)
         for one in (overlap_bucket(group), bucket.name):  # the group's own at last: until then it can be done again
             with suppress(StreamNotFound):
-                await self._jetstream.delete_stream(f"KV_{one}")
+                await self._jetstream.delete_stream(stream_of(one))
         return Deleted(tuple(names), bucket.name)
 
     async def _forget_consumers(self, group: str, stream: str) -> list[str]:

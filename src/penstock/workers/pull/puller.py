@@ -19,7 +19,7 @@ from penstock.deadletter import letters
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo
-from penstock.retry import Backoff
+from penstock.retry import Tries, always
 from penstock.wire import aio
 from penstock.workers.dispatch.dispatcher import Dispatcher, LongRunning
 from penstock.workers.dispatch.lanes import Lane
@@ -291,22 +291,24 @@ class Puller:
 
     async def serve(self) -> None:
         """Pull over one connection after the other, for as long as the worker lives."""
-        delays, clock = Backoff().delays(), asyncio.get_running_loop().time
+        tries, clock = Tries(retry_on=always, tell=self._begins_anew), asyncio.get_running_loop().time
         while True:
             began = clock()
             try:
                 if not self._connection.connected:
-                    await self._connection.reconnect()
-                    delays = Backoff().delays()
+                    await self._connection.ready()
+                    tries.succeeded()
                 await self._pull()
-            except DeliveriesMissing as exc:
-                log.info("%s: %s", self._consumer.options.consumer, exc)
-                if clock() - began > MIN_SESSION_SECONDS:  # not one of many in a row: there is no reason to wait
-                    delays = Backoff().delays()
-                    continue
             except PenstockError as exc:
-                log.warning("%s begins anew: %s", self._consumer.options.consumer, exc)
-            await asyncio.sleep(next(delays))
+                if isinstance(exc, DeliveriesMissing) and clock() - began > MIN_SESSION_SECONDS:
+                    self._begins_anew(exc)
+                    tries.succeeded()  # not one of many in a row: there is no reason to wait
+                else:
+                    await tries.failed(exc)
+
+    def _begins_anew(self, error: PenstockError) -> None:
+        level = logging.INFO if isinstance(error, DeliveriesMissing) else logging.WARNING
+        log.log(level, "%s begins anew: %s", self._consumer.options.consumer, error)
 
     async def _pull(self) -> None:
         """One session, to its end."""

@@ -11,7 +11,6 @@ Then the session ends, and the next one begins in the same way.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ from penstock.consume import messages
 from penstock.consume.messages import Message
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
+from penstock.jetstream.consumer import PullEvent, next_verb, pull_request, pull_status
+from penstock.jetstream.model import ConsumerInfo
 from penstock.wire import aio, deliveries, frames
 from penstock.workers.dispatch.dispatcher import MAX_BUFFERED_ACKS
 
@@ -123,13 +123,8 @@ class OpenPull:
 
     def request(self, subject: str, count: int, max_bytes: int) -> bytes:
         """Ask for so many messages more, and for no more bytes than that."""
-        ask = {
-            "batch": count,
-            "max_bytes": max_bytes,
-            "expires": int(EXPIRES * NANOSECONDS),
-            "idle_heartbeat": int(HEARTBEAT * NANOSECONDS),
-        }
-        return frames.publish(subject, json.dumps(ask).encode(), reply=self.inbox)
+        ask = pull_request(count, max_bytes=max_bytes, expires=EXPIRES, heartbeat=HEARTBEAT)
+        return frames.publish(subject, ask, reply=self.inbox)
 
 
 MAX_SILENCE = 2.5 * HEARTBEAT
@@ -299,16 +294,12 @@ class PullSession:
         self._soon()
 
     def _status(self, pull: OpenPull, frame: frames.Message) -> None:
-        code, text = frame.status or (0, "")
-        if code == 100:
-            return
-        if code in (404, 408) or (code == 409 and not _fatal(text)):
-            left = frame.header_values().get("Nats-Pending-Messages", ["0"])[0]
-            pull.asked = max(0, pull.asked - int(left))
-            if code == 409 and left == "0":
-                pull.asked = 0  # the request was refused whole: nothing of it is open
-        else:
-            self.fail(PullInterrupted(f"consumer {pull.name!r} answers {code} {text}"))
+        status = pull_status(frame)
+        if status is None or not (status.is_over or status.event is PullEvent.HEARTBEAT):
+            self.fail(PullInterrupted(f"consumer {pull.name!r} answers {status or frame.subject}"))
+        elif status.is_over:
+            refused = status.code == 409 and not status.left  # as a whole: nothing of it is open
+            pull.asked = 0 if refused else max(0, pull.asked - status.left)
 
     def fail(self, error: PenstockError) -> None:
         """End the session."""
@@ -356,7 +347,7 @@ class PullSession:
         return requests
 
     def _request(self, pull: OpenPull, count: int) -> bytes:
-        subject = self._jetstream.subject(f"CONSUMER.MSG.NEXT.{self._stream}.{pull.name}")
+        subject = self._jetstream.subject(next_verb(self._stream, pull.name))
         return pull.request(subject, count, self._max_bytes)
 
     # -- what is answered ------------------------------------------------------------------------------------------
@@ -411,8 +402,3 @@ class PullSession:
 
     def _now(self) -> float:
         return self._loop.time()
-
-
-def _fatal(text: str) -> bool:
-    """Whether a 409 says that this consumer can no longer be pulled from."""
-    return text.startswith(("Consumer Deleted", "Consumer is push based", "Leadership Change", "Server Shutdown"))

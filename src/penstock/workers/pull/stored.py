@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from penstock.consume.messages import EPOCH, Message
+from penstock.consume.messages import Message
 from penstock.consume.metrics import Lag
 from penstock.errors import DeadlineExceeded, MessageNotFound
 from penstock.jetstream.api import JetStream
+from penstock.jetstream.consumer import EPOCH
 from penstock.jetstream.model import Json, parse_time
 from penstock.wire import aio, frames, headers
 from penstock.workers.partitions import Partition
