@@ -109,6 +109,8 @@ class Member:
         """What our worker has, and may have a backlog of."""
         self._has_inherited = False
         """Whether nothing is left of the process that had our id before."""
+        self._inherited_cover: set[str] = set()
+        """What the consumer of that process has to go on covering."""
         self._alone = False
         """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
         self._recheck = True
@@ -275,7 +277,8 @@ class Member:
         if not self.identity.lease.valid:
             return
         self._held |= self._covered - self.claims.mine.keys()  # also what turned out to be another's
-        kept = await self._inherit(retention) if self.assigned and not self._has_inherited else set[str]()
+        if self.assigned and not self._has_inherited:
+            await self._inherit(retention)
         found = await self._relevant_claims()
         await self._check(found)
         again = self.claims.found_again(found)
@@ -289,8 +292,7 @@ class Member:
         at_once = frozenset[str]() if retention is Retention.INTEREST else freed
         await self._let_go((*steps.let_go, *at_once))
         await self._take(steps.take)
-        self._covered |= kept - self.claims.mine.keys()
-        self._held |= kept - self.claims.mine.keys()
+        self._hold_inherited()
         await self._settle()
 
     async def _learn(self) -> Retention:
@@ -396,10 +398,10 @@ class Member:
         self._again |= self._held & taken
         self._held -= taken
 
-    async def _inherit(self, retention: Retention) -> set[str]:
+    async def _inherit(self, retention: Retention) -> None:
         """Free what belongs to the process that had our id before us, with how far it came, before the filters of its
-        consumer, which is ours now, are changed: its ack floor counts for the claims. Returns what the consumer has to
-        go on covering: on an Interest stream its filters may be all that keeps messages which nobody has handled."""
+        consumer, which is ours now, are changed: its ack floor counts for the claims. On an Interest stream its filters
+        may be all that keeps messages which nobody has handled: then they stay."""
         jetstream, options, id_ = self._control.jetstream, self._options, self.identity.id
         self._known |= (await self._assignments.current()).by_id
         consumers = await group_consumers(jetstream, options.stream, options.group)
@@ -410,8 +412,13 @@ class Member:
         freed = await store(self._bucket, handoff.freed(left, self._known, consumers, records))
         self._has_inherited = len(freed) == len(left)  # else the leader was quicker with some: look again
         claims |= {claim.partition: claim for claim in freed}
-        held = {p for p, claim in claims.items() if id_ in claim.holders and p in self._known}
-        return held if id_ in consumers and retention is Retention.INTEREST else set()
+        if id_ in consumers and retention is Retention.INTEREST:
+            self._inherited_cover |= {p for p, c in claims.items() if id_ in c.holders and p in self._known}
+
+    def _hold_inherited(self) -> None:
+        left, self._inherited_cover = self._inherited_cover - self.claims.mine.keys(), set()
+        self._covered |= left
+        self._held |= left
 
     async def _settle(self) -> None:
         """4. add the subjects, 5. have the backlog read and handled, 6. settle the claims of those that are done."""
