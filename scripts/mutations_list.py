@@ -628,8 +628,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="caught-up-by-the-cursor",
         file="src/penstock/workers/dispatch/lanes.py",
-        old="        if not self.live:\n            return self.floor",
-        new="        if False:\n            return self.floor",
+        old="if self.limit != NO_LIMIT:  # what",
+        new="if self.limit > NO_LIMIT:  # what",
         breaks="A backlog that the consumer passed over counts as done, since its cursor is beyond it: it is lost.",
         tests=(
             "tests/unit/workers/dispatch/test_lanes.py::test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came",
@@ -654,16 +654,26 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="pass-a-message-that-waits",
         file="src/penstock/workers/dispatch/lanes.py",
-        old="if self.held or self.waits or not self.order:",
-        new="if self.held or not self.order:",
+        old="if self.held or self.waits or not self.order or self.order[0] > self.limit:",
+        new="if self.held or not self.order or self.order[0] > self.limit:",
         breaks="A message that waits for its next try is tried at once, again and again, whatever the backoff says.",
         tests=("tests/unit/workers/dispatch/test_lanes.py::test_nothing_passes_a_message_that_waits_for_its_next_try",),
     ),
     Mutation(
+        name="pass-a-backlog",
+        file="src/penstock/workers/dispatch/dispatcher.py",
+        old="(sequence := order[0]) > lane.limit or self.paused",
+        new="(sequence := order[0]) < 0 or self.paused",
+        breaks="What a consumer delivers is handled before the backlog that it has passed over: the order is lost.",
+        tests=(
+            "tests/unit/workers/dispatch/test_dispatch.py::test_a_delivery_waits_until_the_backlog_below_it_was_read",
+        ),
+    ),
+    Mutation(
         name="acknowledge-without-a-letter",
         file="src/penstock/workers/dispatch/dispatcher.py",
-        old="            self._watch.failed(exc)\n            return False",
-        new="            self._watch.failed(exc)\n            return True",
+        old="            self._metrics.failed(exc)\n            return False",
+        new="            self._metrics.failed(exc)\n            return True",
         breaks="A message whose dead letter could not be stored is acknowledged all the same: it is lost.",
         tests=(
             "tests/unit/workers/dispatch/test_dispatch.py"

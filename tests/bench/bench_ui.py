@@ -16,6 +16,7 @@ from bench_plan import CONSUMERS_A_STREAM, applied, platform_file
 from harness import Bench, Figure
 
 from penstock.jetstream.kv import BATCH, Bucket, Write
+from penstock.observe.groups import GroupWatches
 from penstock.observe.snapshot import take
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
@@ -23,7 +24,6 @@ from penstock.topology.load import load
 from penstock.workers.group.assignment import HEAD, OF
 from penstock.workers.group.claims import Claim
 from penstock.workers.group.identity import WorkerRecord, worker_key
-from penstock.workers.group.overview import GroupWatches
 from penstock.workers.partitions import Partition, partition_json
 
 FIRST_PAGE = 1.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.app.message import Message
 from penstock.consume import messages
-from penstock.consume.durable import Counts
+from penstock.consume.durable import HandledCounts
 from penstock.consume.instance import new_instance
 from penstock.consume.messages import MessageContext
 from penstock.consume.metrics import WorkerMetrics
@@ -129,10 +129,10 @@ class GroupMember:
         )
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> HandledCounts:
         found = self._group.metrics()
         failures, dead = sum(one.failures for one in found), sum(one.dead_letters for one in found)
-        return Counts(sum(one.done for one in found), failures, dead)
+        return HandledCounts(sum(one.done for one in found), failures, dead)
 
     def metrics(self) -> list[WorkerMetrics]:
         return self._group.metrics()

@@ -26,8 +26,9 @@ from penstock.cli.common import (
 )
 from penstock.jetstream.kv import Bucket
 from penstock.metrics import endpoint
+from penstock.observe.migration import MigrationReading, MigrationWatch, RollbackRule
 from penstock.publish.control import Control
-from penstock.workers.group.migration import Migration, Parity, Reading, Rule, Watch
+from penstock.workers.group.migration import Migration, Parity
 from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview, look
 from penstock.workers.options import bucket_name, group_name, part_of_name
 
@@ -177,14 +178,16 @@ async def migrate(context: Context, name: str, step: str, stream: str, legacy: s
     try:
         migration = Migration(control, Bucket(control, bucket_name(name), like=stream), stream, legacy)
         if step == "watch":
-            rule = Rule(max_lag=more["max_lag"], max_redelivered=more["max_redelivered"], windows=more["windows"])
-            return await _watch(migration, Watch(migration, name, rule), more, as_json)
+            rule = RollbackRule(
+                max_lag=more["max_lag"], max_redelivered=more["max_redelivered"], windows=more["windows"]
+            )
+            return await _watch(migration, MigrationWatch(migration, name, rule), more, as_json)
         return await _migrate(migration, step, more["within"], more["force"], as_json)
     finally:
         await control.close()
 
 
-async def _watch(migration: Migration, watch: Watch, more: dict[str, Any], as_json: bool) -> int:
+async def _watch(migration: Migration, watch: MigrationWatch, more: dict[str, Any], as_json: bool) -> int:
     """Look once a window until it was well for long enough, or the rule says to go back."""
     loop = asyncio.get_running_loop()
     well_since, end = loop.time(), None
@@ -209,7 +212,7 @@ async def _watch(migration: Migration, watch: Watch, more: dict[str, Any], as_js
             end()
 
 
-def _window(now: Reading) -> str:
+def _window(now: MigrationReading) -> str:
     bad = f"; bad for {now.breaches} windows: {now.why}" if now.why else ""
     return f"{now.lag:,} messages behind, {now.redelivered:.1%} out again{bad}"
 

@@ -26,6 +26,7 @@ from penstock.cli.common import (
     print_json,
     sync,
 )
+from penstock.cli.following import FOLLOW_EVERY, Following
 from penstock.cli.serving import Serving, serve_app, served
 from penstock.cli.terminal import log_to_stderr
 from penstock.cli.work_flags import Asked, asked, consumer_options, declared_values, work_options
@@ -39,7 +40,6 @@ from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
 from penstock.units import counted
-from penstock.workers.group.following import FOLLOW_EVERY, Following
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.overlap import Overlap
 from penstock.workers.group.overview import look

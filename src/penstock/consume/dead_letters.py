@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.consume.messages import Message
-from penstock.consume.verdicts import DeadLetter
+from penstock.consume.verdicts import GiveUp
 from penstock.deadletter import letters
 from penstock.deadletter.capture import capture
 from penstock.wire import aio
 
 
-class Reader(NamedTuple):
+class GivenUpBy(NamedTuple):
     """Who gives a message up."""
 
     stream: str
@@ -24,10 +24,10 @@ class Reader(NamedTuple):
 async def keep(
     connection: aio.Connection,
     dlq: str,
-    reader: Reader,
+    reader: GivenUpBy,
     message: Message,
     attempts: int,
-    letter: DeadLetter,
+    letter: GiveUp,
     error: BaseException,
 ) -> None:
     """Store a message that is given up as a dead letter; durable when it returns."""
@@ -36,7 +36,7 @@ async def keep(
 
 
 def letter_of(
-    reader: Reader, message: Message, attempts: int, letter: DeadLetter, error: BaseException
+    reader: GivenUpBy, message: Message, attempts: int, letter: GiveUp, error: BaseException
 ) -> letters.DeadLetter:
     """The dead letter of a message that is given up."""
     failure = letters.Failure.of(error)

@@ -22,15 +22,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from penstock.consume import verdicts
-from penstock.consume.dead_letters import Reader, keep
+from penstock.consume.dead_letters import GivenUpBy, keep
 from penstock.consume.failures import FailureLog
 from penstock.consume.handlers import FAILURES, failure_of, in_time
 from penstock.consume.instance import new_instance
 from penstock.consume.lanes import Lanes, Unit
 from penstock.consume.messages import Message, MessageContext, acks, in_progress
-from penstock.consume.metrics import Look, WorkerMetrics
+from penstock.consume.metrics import WorkerMetrics, WorkerSnapshot
 from penstock.consume.pulling import Pulling
-from penstock.consume.verdicts import BACKOFF, DeadLetter, Redeliver, Reject, Retries
+from penstock.consume.verdicts import BACKOFF, GiveUp, Redeliver, Reject, Retries
 from penstock.deadletter import letters
 from penstock.deadletter.headers import ONLY
 from penstock.errors import ConfigError, ConsumerNotFound, PenstockError
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 ACK_WAIT = 30.0
 """Seconds, the server's own."""
-ACK_LINGER = 0.005
-"""Seconds until acknowledgements are sent, unless there are `ACKS` of them."""
-ACKS = 256
+ACK_FLUSH_INTERVAL = 0.005
+"""Seconds until acknowledgements are sent, unless there are `MAX_BUFFERED_ACKS` of them."""
+MAX_BUFFERED_ACKS = 256
 ONLY_BYTES = ONLY.encode()
 UNLIMITED = 10**9
 LONG = 30.0
@@ -62,7 +62,7 @@ Handle = Callable[[Unit], Awaitable[object]]
 
 
 @dataclass(slots=True)
-class Counts:
+class HandledCounts:
     """What has become of messages."""
 
     handled: int = 0
@@ -143,7 +143,7 @@ class Durable:
         self._began: dict[int, float] = {}
         """When each handler that runs was called, by its first sequence."""
         self._beat = 0.0
-        self.counts = Counts()
+        self.counts = HandledCounts()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -198,12 +198,14 @@ class Durable:
         """What it waits for before it can handle messages; it is never beyond repair."""
         return Health(waiting="" if self._pulling and self._connection.connected else "has nothing to pull from yet")
 
-    def _looked(self) -> Look:
+    def _looked(self) -> WorkerSnapshot:
         """How it stands; a scrape asks from a thread of its own."""
         now, running = time.perf_counter(), list(self._began.values())
         long_running = sum(now - began >= LONG for began in running)
         held = len(self._lanes.in_hand)
-        return Look(outstanding=held, held=held, oldest=now - min(running, default=now), long_running=long_running)
+        return WorkerSnapshot(
+            outstanding=held, held=held, oldest=now - min(running, default=now), long_running=long_running
+        )
 
     async def done(self) -> bool:
         """Whether everything that the consumer has is handled and acknowledged, by whatever instance."""
@@ -343,7 +345,7 @@ class Durable:
     async def _failed(self, message: Message, error: BaseException) -> float | None:
         attempt = message.delivery_count + self._tries.get(message.sequence, 0)
         verdict = verdicts.after_failure(error, attempt, self._retries)
-        self.counts.dead += isinstance(verdict, DeadLetter)
+        self.counts.dead += isinstance(verdict, GiveUp)
         if isinstance(verdict, Redeliver):
             self._failures.again(message, self._context(message, attempt), error, verdict.after)
             if self.options.ordered_by:
@@ -366,7 +368,7 @@ class Durable:
         own = self._backoff
         return own[min(deliveries, len(own)) - 1] - own[0] if own else 0.0
 
-    async def _give_up(self, message: Message, attempt: int, letter: DeadLetter, error: BaseException) -> None:
+    async def _give_up(self, message: Message, attempt: int, letter: GiveUp, error: BaseException) -> None:
         if self.options.dlq is None:
             log.warning(
                 "%s #%d was given up, and no dlq is named: %s", message.subject, message.sequence, letter.reason
@@ -378,7 +380,7 @@ class Durable:
             return
         while True:
             try:
-                reader = Reader(self.stream, self.consumer)
+                reader = GivenUpBy(self.stream, self.consumer)
                 await keep(self._connection, self.options.dlq, reader, message, attempt, letter, error)
                 break
             except PenstockError as exc:
@@ -397,10 +399,10 @@ class Durable:
 
     def _ack(self, message: Message) -> None:
         self._acks.append(message.reply)
-        if len(self._acks) >= ACKS:
+        if len(self._acks) >= MAX_BUFFERED_ACKS:
             self._flush()
         elif self._flush_at is None:
-            self._flush_at = asyncio.get_running_loop().call_later(ACK_LINGER, self._flush)
+            self._flush_at = asyncio.get_running_loop().call_later(ACK_FLUSH_INTERVAL, self._flush)
         self._ask_soon()
 
     def _ask_soon(self) -> None:

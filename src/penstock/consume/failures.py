@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import DeadLetter, Retries, described
+from penstock.consume.verdicts import GiveUp, Retries, described
 from penstock.deadletter.letters import Failure, one_line
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class FailureLog:
         tried = f"try {context.delivery_count} of {rules.max_deliver} failed, again in {after:g} s"
         self._tell(AGAIN, message, error, f"{tried}: {described(error)}")
 
-    def buried(self, message: Message, letter: DeadLetter, error: BaseException) -> None:
+    def buried(self, message: Message, letter: GiveUp, error: BaseException) -> None:
         """A message was given up, and is kept."""
         self._tell(BURIED, message, error, f"kept as a dead letter: {letter.reason}")
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.processes import Pool
+from penstock.consume.processes import ProcessPool
 from penstock.consume.threads import Threads
 from penstock.errors import ConfigError
 
@@ -45,7 +45,7 @@ class HandlerTimeout(Exception):
     """A handler took longer than it may."""
 
 
-class Runner:
+class HandlerRunner:
     """Calls a handler, wherever it is to run."""
 
     def __init__(self, handler: Handler, processes: int = 0, timeout: float | None = None, threads: int = 0) -> None:
@@ -53,7 +53,7 @@ class Runner:
         self._handler = handler
         self._threads = Threads(threads) if threads else None
         self._processes = processes
-        self._pool: Pool | None = None
+        self._pool: ProcessPool | None = None
         self._slots = asyncio.Semaphore(processes)
         self._timeout = timeout
         self.call: AsyncHandler = self._chosen()
@@ -82,7 +82,7 @@ class Runner:
     async def _in_process(self, message: Message, context: MessageContext) -> Any:
         async with self._slots:  # the handler's time begins when a process is free for it
             while True:
-                pool = self._pool = self._pool or Pool(self._handler, self._processes)
+                pool = self._pool = self._pool or ProcessPool(self._handler, self._processes)
                 await pool.started()
                 try:
                     async with in_time(self._timeout):

@@ -33,7 +33,7 @@ class Choices(Protocol):
     def ordered_by(self) -> Callable[[Message], Hashable] | None: ...
 
 
-class Lane:
+class KeyLane:
     """Messages with one key, the first of which is being handled or waits for its next try."""
 
     __slots__ = ("key", "waiting")
@@ -53,8 +53,8 @@ class Lanes:
         self._handle = handle
         self._choices = choices
         self._concurrency = choices.concurrency
-        self._ready: deque[Unit | Lane] = deque()
-        self._lanes: dict[Hashable, Lane] = {}
+        self._ready: deque[Unit | KeyLane] = deque()
+        self._lanes: dict[Hashable, KeyLane] = {}
         self._gathered: list[Message] = []
         self._due: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[None]] = set()
@@ -82,7 +82,7 @@ class Lanes:
         if lane := self._lanes.get(key):
             lane.waiting.append(message)
         else:
-            self._lanes[key] = lane = Lane(key, message)
+            self._lanes[key] = lane = KeyLane(key, message)
             self._ready.append(lane)
 
     def _gather(self, message: Message) -> None:
@@ -117,13 +117,13 @@ class Lanes:
         while self._ready:
             item = self._ready.popleft()
             self._start()
-            if isinstance(item, Lane):
+            if isinstance(item, KeyLane):
                 await self._next_of(item)
             else:
                 await self._handle(item)
                 self._count(len(item) if isinstance(item, list) else 1)
 
-    async def _next_of(self, lane: Lane) -> None:
+    async def _next_of(self, lane: KeyLane) -> None:
         after = await self._handle(lane.waiting[0])
         if after is not None:
             asyncio.get_running_loop().call_later(after, self._again, lane)
@@ -135,7 +135,7 @@ class Lanes:
         else:
             del self._lanes[lane.key]
 
-    def _again(self, lane: Lane) -> None:
+    def _again(self, lane: KeyLane) -> None:
         self._ready.append(lane)
         self._start()
 

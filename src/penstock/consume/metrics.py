@@ -73,7 +73,7 @@ class Lag:
     seconds: float
 
 
-class Look(NamedTuple):
+class WorkerSnapshot(NamedTuple):
     """How a worker stands at one moment."""
 
     partitions: int = 0
@@ -103,7 +103,7 @@ class WorkerMetrics:
         self.redeliveries = 0
         self.pending = 0
         """Messages that the server had behind the last one delivered."""
-        self.look: Callable[[], Look] = Look
+        self.look: Callable[[], WorkerSnapshot] = WorkerSnapshot
         """Asked how things stand whenever somebody wants to see; the worker puts its own here."""
         self.repeats = 0
         self.failures = 0

@@ -31,7 +31,7 @@ class KnownProcesses(SpawnContext):
         return made
 
 
-class Pool:
+class ProcessPool:
     """So many processes that know a function. When one of them dies the pool is broken, and another must be made."""
 
     def __init__(self, function: Callable[..., Any], processes: int) -> None:

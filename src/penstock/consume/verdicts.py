@@ -79,31 +79,31 @@ class Redeliver:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class GiveUp:
     """Give up, and keep the message with the reason."""
 
     reason: str
 
 
-def after_failure(error: BaseException, attempt: int, retries: Retries) -> Redeliver | DeadLetter:
+def after_failure(error: BaseException, attempt: int, retries: Retries) -> Redeliver | GiveUp:
     """What to do with a message whose try number `attempt` raised this. The error decides, by its type, which retries
     count; the tries are counted together."""
     if isinstance(error, Reject):
-        return DeadLetter(f"rejected by the handler: {error}")
+        return GiveUp(f"rejected by the handler: {error}")
     rules = retries.of(error)
     if rules is None:
-        return DeadLetter(f"not tried again after {described(error)}")
+        return GiveUp(f"not tried again after {described(error)}")
     if attempt >= rules.max_deliver:
-        return DeadLetter(f"gave up after {attempt} {'try' if attempt == 1 else 'tries'}: {described(error)}")
+        return GiveUp(f"gave up after {attempt} {'try' if attempt == 1 else 'tries'}: {described(error)}")
     if isinstance(error, RetryLater) and error.after is not None:
         return Redeliver(max(error.after, 0.001))
     return Redeliver(rules.delay(attempt))
 
 
-def before_try(attempt: int, retries: Retries) -> DeadLetter | None:
+def before_try(attempt: int, retries: Retries) -> GiveUp | None:
     """Give up a message whose worker died with every try."""
     if attempt > retries.most:
-        return DeadLetter(f"its worker died {attempt - 1} times while it was handled: does it kill its worker?")
+        return GiveUp(f"its worker died {attempt - 1} times while it was handled: does it kill its worker?")
     return None
 
 

@@ -12,12 +12,13 @@ from datetime import datetime
 
 from penstock.errors import AccessDenied, PenstockError
 from penstock.observe import pipelines
+from penstock.observe.groups import GroupWatches
 from penstock.observe.pipelines import Declared, PipelineStatus
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
 from penstock.publish.control import Control
 from penstock.topology.model import Platform
 from penstock.workers.group.operations import Groups
-from penstock.workers.group.overview import GroupOverview, GroupWatches
+from penstock.workers.group.overview import GroupOverview
 
 Key = tuple[str, str]
 """Stream and consumer."""

@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from penstock.consume.handlers import Handler, Runner
+from penstock.consume.handlers import Handler, HandlerRunner
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import DeadLetter, Retries
+from penstock.consume.verdicts import GiveUp, Retries
 from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers
-from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, Ownership, OwnsAll
 from penstock.workers.dispatch.lanes import Lane
-from penstock.workers.dispatch.ownership import Ownership, OwnsAll
 from penstock.workers.partitions import SubjectPattern
 
 
@@ -66,7 +65,7 @@ async def run_handler(
     """
     run = HandlerRun()
     answers = _Answers(run)
-    runner = Runner(handler)
+    runner = HandlerRunner(handler)
 
     async def call(message: Message, context: MessageContext) -> None:
         run.tries.append((message, context))
@@ -127,7 +126,7 @@ class _Answers:
 
     async def on_trial(self, partition_id: str, sequence: int) -> None: ...
 
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+    async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         self._run.dead.append(Dead(message, letter.reason, error))
 
 

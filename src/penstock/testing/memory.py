@@ -20,10 +20,10 @@ from penstock.app.handled import key_of
 from penstock.app.message import Message
 from penstock.app.once import OnceBatch, ResultOrigin, check_target
 from penstock.consume import messages, verdicts
-from penstock.consume.dead_letters import Reader, letter_of
+from penstock.consume.dead_letters import GivenUpBy, letter_of
 from penstock.consume.handlers import in_time
 from penstock.consume.messages import MessageContext
-from penstock.consume.verdicts import BACKOFF, DeadLetter, Retries
+from penstock.consume.verdicts import BACKOFF, GiveUp, Retries
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream.model import Json, StoredMessage
 from penstock.topology.model import Platform
@@ -202,9 +202,9 @@ class MemoryBroker:
         self, consumer: MemoryConsumer, message: Message, stored: StoredMessage, attempt: int, error: Exception
     ) -> None:
         verdict = verdicts.after_failure(error, attempt, consumer.retries)
-        if isinstance(verdict, DeadLetter):
+        if isinstance(verdict, GiveUp):
             if consumer.dlq:
-                reader = Reader(consumer.origin.stream, consumer.origin.consumer)
+                reader = GivenUpBy(consumer.origin.stream, consumer.origin.consumer)
                 letter = letter_of(reader, message.delivery, attempt, verdict, error)
                 self.publish(f"{consumer.dlq}.{letter.id}", letter.body, letter.message_headers())
         elif consumer.in_order:

@@ -16,11 +16,12 @@ from penstock.consume.metrics import Lag
 from penstock.errors import PenstockError
 from penstock.events.documents import Documents
 from penstock.observe import record
+from penstock.observe.groups import GroupWatches
 from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
 from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
-from penstock.workers.group.overview import GroupOverview, GroupWatches
+from penstock.workers.group.overview import GroupOverview
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,10 @@
 """Partitioned workers: one durable consumer a worker, order within each partition, and handoffs that lose nothing.
 
-partitions, ownership, filters, lanes, pacing, verdicts   decisions without I/O
-consumer                                                  the worker's durable consumer and its updates
-session, dispatch, worker                                 the pull loop and the handlers
-assignment, lease, handoff, stabilization                 decisions of a group, without I/O
-kv, identity, election, claims, publication, sources      what a group has in KV
-member, leader, group                                     a worker that takes part in a group
+partitions, options   what there is to do, and how
+worker                one worker: its pull loop, lanes and handlers; alone, or owned by a member of a group
+pull/                 from the server to a lane, and the answer back
+dispatch/             order within a partition, and who calls the handlers
+group/                who owns which partition: identity, assignment, claims, handoff, migration
 """
 
 from typing import TYPE_CHECKING

@@ -17,7 +17,7 @@ from penstock.jetstream.model import NANOSECONDS, Json
 from penstock.publish.control import Control
 from penstock.retry import Backoff
 from penstock.workers.group.assignment import ConsistentHash, Strategy, Windows
-from penstock.workers.group.identity import Pool
+from penstock.workers.group.identity import IdPool
 from penstock.workers.partitions import Partition, PartitionSource
 
 Positions = Callable[[Collection[Partition]], Awaitable[Mapping[str, int]]]
@@ -155,8 +155,6 @@ class WorkerOptions:
     """0: the handler takes a message. Else it takes a list of messages of one partition, so many at most."""
     hooks: Hooks = field(default_factory=Hooks)
     """What the program does as the worker begins and ends, and as partitions come and go."""
-    catches_up: bool = True
-    """Whether the worker itself catches up with a partition that is added; else somebody must call `catch_up`."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_in_flight", "max_bytes", "stop_within"):
@@ -198,7 +196,7 @@ class GroupOptions:
     """The same while partitions change hands."""
     replicas: int = 0
     """Of the bucket; 0: as many as the stream has."""
-    pool: Pool = field(default_factory=Pool)
+    pool: IdPool = field(default_factory=IdPool)
     instance: str = field(default_factory=new_instance)
     """A name that stays over restarts, such as that of a pod: with it a worker has its id back at once."""
     labels: frozenset[str] = frozenset()
@@ -208,8 +206,6 @@ class GroupOptions:
     (`WorkerOptions.stop_within`), so that it is heard of until they have."""
     rejoin: bool = True
     """Whether a worker that has lost its id takes part again under another; else it ends with `ClaimLost`."""
-    hand_over: bool = True
-    """Whether a new owner catches up from the handoff sequence. Without it messages are lost: for tests only."""
 
     def __post_init__(self) -> None:
         group_name(self.group)

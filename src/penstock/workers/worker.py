@@ -15,10 +15,10 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Self
 
-from penstock import subjects
-from penstock.consume.handlers import Handler, Runner
+from penstock import retry, subjects
+from penstock.consume.handlers import Handler, HandlerRunner
 from penstock.consume.hooks import Announced
-from penstock.consume.metrics import Lag, Look, WorkerMetrics
+from penstock.consume.metrics import Lag, WorkerMetrics, WorkerSnapshot
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket
@@ -26,15 +26,20 @@ from penstock.metrics.endpoint import Health
 from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.wire import aio
-from penstock.workers.dispatch import troubles
-from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
-from penstock.workers.dispatch.lanes import Finished, Lane
-from penstock.workers.dispatch.ownership import Ownership, OwnsAll
-from penstock.workers.group.claims import ALONE, NO_TRIES, RECORD_EVERY, Progress, Reached, Record, progress_key
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, Ownership, OwnsAll, running
+from penstock.workers.dispatch.lanes import NO_LIMIT, Finished, Lane
+from penstock.workers.group.claims import (
+    ALONE,
+    NO_TRIES,
+    RECORD_EVERY,
+    ProgressRecord,
+    ProgressRecorder,
+    Reached,
+    progress_key,
+)
 from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
-from penstock.workers.pull.catchup import CatchUp
 from penstock.workers.pull.consumer import (
     WORK_QUEUE,
     NodeWatch,
@@ -45,7 +50,7 @@ from penstock.workers.pull.consumer import (
     always,
 )
 from penstock.workers.pull.puller import Puller, SessionAnswers, Upkeep
-from penstock.workers.pull.stored import Place, measure, stored
+from penstock.workers.pull.stored import StoredStream, measure, stored
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +68,7 @@ class Worker:
         ownership: Ownership | None = None,
         positions: Positions | None = None,
         before: Callable[[str], Reached] | None = None,
-        progress: Progress | None = None,
+        progress: ProgressRecorder | None = None,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
@@ -79,15 +84,18 @@ class Worker:
         self._positions = positions or no_positions()
         self._before = before or self._recorded
         self._alone = ownership is None
+        self._permitted = permitted
         self._settings = settings
         self._control: Control | None = None
         self._progress = progress
         self.told: Callable[[], Mapping[str, Reached]] = self.reached
         """What is written down."""
-        self._record = Record()
+        self._record = ProgressRecord()
         """What a worker that belongs to no group has found written down when it began."""
         self._announced = Announced(self.options.hooks)
-        self._runner = Runner(handler, self.options.processes, self.options.handler_timeout, self.options.threads)
+        self._runner = HandlerRunner(
+            handler, self.options.processes, self.options.handler_timeout, self.options.threads
+        )
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
         # Workers of a group give a message up once between them; one that is alone gives it up for itself.
@@ -108,7 +116,7 @@ class Worker:
             self._jetstream,
             consumer,
             positions=self._done,
-            events=self.metrics,
+            metrics=self.metrics,
             on_trouble=on_trouble,
             permitted=permitted,
             before_removal=lambda name: self._puller.leave(name),
@@ -125,13 +133,16 @@ class Worker:
             self._upkeep,
             self.metrics,
         )
-        self._catching_up = CatchUp(self._place, self.consumer, self._dispatcher, self._puller)
         self._known: dict[str, Partition] = {}
         """The partitions that have a lane."""
         self._fresh: set[str] = set()
         """Partitions that were added, and of which nothing is handled yet."""
-        self._behind: set[str] = set()
-        """Partitions whose backlog was passed over and has not been read yet."""
+        self._behind: dict[str, int] = {}
+        """Partitions whose backlog was passed over and is not done yet, and up to where that lies."""
+        self._again: set[str] = set()
+        """Those of `_fresh` whose backlog is to be read even if the consumer has not passed it over."""
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        """By partition: who reads its backlog."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
@@ -146,6 +157,7 @@ class Worker:
         self._spawn(self._puller.serve(), "serve")
         self._spawn(self._look_for_ever(), "upkeep")
         self._spawn(NodeWatch(self.consumer).run(), "nodes")
+        self._spawn(self._write_down_for_ever(), "write down")
         if self.options.measure_every:
             self._spawn(self._measure_for_ever(), "measure")
 
@@ -230,14 +242,13 @@ class Worker:
         options, settings = self.consumer.options, self._settings
         self._control = await Control.connect(settings)
         bucket = Bucket(self._control, ALONE, like=options.stream)
-        self._progress = Progress(bucket, progress_key(options.stream, options.consumer))
+        self._progress = ProgressRecorder(bucket, progress_key(options.stream, options.consumer))
         self._record = await self._progress.load()
-        self._spawn(self._write_down_for_ever(), "write down")
 
     async def _write_down_for_ever(self) -> None:
         while True:
             await asyncio.sleep(RECORD_EVERY)
-            if self.strained or (self._progress and self._progress.is_due):
+            if self._permitted() and (self.strained or (self._progress and self._progress.is_due)):
                 await self._write_down()
 
     async def _write_down(self, ended: bool = False) -> None:
@@ -285,16 +296,22 @@ class Worker:
         infos = (await self.consumer.present()).values()
         return bool(infos) and not any(info.unprocessed for info in infos)
 
-    async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:
+    async def update(self, partitions: Iterable[Partition], again: Collection[str] = ()) -> UpdateOutcome:
         """Handle these partitions, and no others. Returns when the server filters by them.
 
-        Partitions that are new begin behind their position, and are caught up with in the background; or they wait
-        for `catch_up`, if the options say so and their backlog was passed over. Of those that are left out, what is
-        being handled is finished, and the rest is let go: acknowledged, except on a work queue, where that would
-        remove it. So a partition that goes to somebody else must be theirs, with their catching up done, before.
-        Raises as `WorkerConsumer.update` does.
+        Partitions that are new begin behind their position: a backlog that the consumer has passed over is read from
+        the stream first (`behind`). So are those of `again`, which may have been another's since they were handled
+        here. Of partitions that are left out, what is being handled is finished, and the rest is let go: acknowledged,
+        except on a work queue, where that would remove it. So a partition that goes to somebody else must be theirs,
+        with its backlog done, before. Raises as `WorkerConsumer.update` does, and when the server is away; it may be
+        repeated.
         """
         chosen = {partition.id: partition for partition in partitions}
+        await self._hold([self._dispatcher.lanes[id_] for id_ in again if id_ in self._dispatcher.lanes])
+        for id_ in self._dispatcher.lanes.keys() & set(again):
+            self._stop_reading(id_)
+            self._fresh.add(id_)
+        self._again.update(again)
         for partition in chosen.values():
             if partition.id not in self._dispatcher.lanes:
                 self._add_lane(partition)
@@ -317,11 +334,11 @@ class Worker:
     def troubles(self) -> list[str]:
         """What somebody should look at."""
         failing = [self.consumer.trouble] if self.consumer.trouble else []
-        return failing + troubles.left_out(self.metrics.left_out) + self._upkeep.long_running.told()
+        return failing + filters.left_out(self.metrics.left_out) + self._upkeep.long_running.told()
 
     def _add_lane(self, partition: Partition) -> None:
         lane = self._dispatcher.lanes[partition.id] = Lane(partition.id)
-        lane.held, lane.live = True, False
+        lane.held, lane.limit = True, 0
         self._fresh.add(partition.id)
         self._puller.routes.add(partition, lane)
         self._known[partition.id] = partition
@@ -333,7 +350,8 @@ class Worker:
         for lane in gone:
             self._puller.routes.remove(self._known.pop(lane.id))
             self._fresh.discard(lane.id)
-            self._behind.discard(lane.id)
+            self._again.discard(lane.id)
+            self._stop_reading(lane.id)
             replies = self._dispatcher.remove(lane)
             if self.consumer.retention != WORK_QUEUE:
                 self._answers.acks += replies
@@ -345,39 +363,49 @@ class Worker:
         if not fresh:
             return
         await self._announced.assigned([partition.id for partition in fresh])
-        done = dict(await self._positions(fresh)) if self.consumer.retention != WORK_QUEUE else {}
+        is_queue = self.consumer.retention == WORK_QUEUE
+        done = {} if is_queue else dict(await self._positions(fresh))
         floor = await self._common_floor()
+        # What the cursor has passed over lies below the stream's end as it is now.
         end = (await self._jetstream.stream_info(self.consumer.options.stream)).state.last_seq
         wild = [subject for subject in outcome.passed_over if not subjects.is_literal(subject)]
+        from_start: list[Lane] = []
         for partition in fresh:
             position = max(done.get(partition.id, 0), self._recorded(partition.id).done)
             before, lane = self._before(partition.id), self._dispatcher.lanes[partition.id]
             lane.suspect = before.suspect
             if before.tries[1]:
                 lane.tries[before.tries[0]] = before.tries[1]
-            if not any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects):
-                self._go_live(partition.id, max(position, floor))
-                continue
-            lane.floor = max(lane.floor, position)
-            self._behind.add(partition.id)
-            if self.options.catches_up:
-                self._fresh.discard(partition.id)
-                # What the cursor has passed over lies below the stream's end as it is now.
-                self._spawn(self._keep_catching_up(partition, position + 1, end), "catch up")
+            passed_over = any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects)
+            if not passed_over and partition.id not in self._again:
+                self._go_live(lane, max(position, floor))
+            elif position >= end:
+                self._go_live(lane, position)
+            elif is_queue:
+                from_start.append(lane)
+            else:
+                self._start_reading(partition, lane, position, end)
+        if from_start:
+            await self._rewind(from_start)
 
     async def _common_floor(self) -> int:
         """How far every partition is done that our consumers have had all along. Whoever coordinates a group has that
         in the positions already, where it counts; on a work queue whatever is there is not done."""
-        if self.consumer.retention == WORK_QUEUE or not self.options.catches_up:
+        if self.consumer.retention == WORK_QUEUE or not self._alone:
             return 0
         infos = (await self.consumer.present()).values()
         return min((info.ack_floor_stream_seq for info in infos), default=0)
 
-    def _go_live(self, id_: str, floor: int) -> None:
-        lane = self._dispatcher.lanes[id_]
-        self._fresh.discard(id_)
+    def _go_live(self, lane: Lane, floor: int) -> None:
+        """Everything of a lane above that sequence comes from the consumer."""
         self._dispatcher.advance(lane, floor)
-        lane.held, lane.live = False, True
+        lane.limit = NO_LIMIT
+        self._begun(lane)
+
+    def _begun(self, lane: Lane) -> None:
+        self._fresh.discard(lane.id)
+        self._again.discard(lane.id)
+        lane.held = False
         self._dispatcher.wake(lane)
 
     @property
@@ -387,20 +415,16 @@ class Worker:
 
     @property
     def behind(self) -> frozenset[str]:
-        """Partitions whose backlog was passed over: they wait for `catch_up`."""
-        return frozenset(self._behind)
+        """Partitions whose backlog is not done."""
+        lanes = self._dispatcher.lanes
+        self._behind = {
+            id_: until for id_, until in self._behind.items() if (lane := lanes.get(id_)) and not lane.has_done(until)
+        }
+        return frozenset(self._behind.keys() | self._fresh)
 
     def done_through(self, partition_id: str) -> int:
         """Everything of a partition up to this stream sequence is done."""
         return self._lane(partition_id).done(self._puller.cursor)
-
-    def floor(self, partition_id: str) -> int:
-        """Everything of a partition up to this stream sequence is done for certain, whether it came here or not.
-
-        0 for one that is not handled here.
-        """
-        lane = self._dispatcher.lanes.get(partition_id)
-        return lane.floor if lane else 0
 
     async def drain(self, partition_ids: Collection[str]) -> dict[str, Reached]:
         """Finish what is being handled of these partitions, and handle no more of them until they are live again.
@@ -409,7 +433,7 @@ class Worker:
         """
         chosen = [lane for id_ in partition_ids if (lane := self._dispatcher.lanes.get(id_))]
         for lane in chosen:
-            self._dispatcher.leave(lane)
+            lane.held = True
         try:
             async with asyncio.timeout(self.options.stop_within):
                 await self._dispatcher.quiet(chosen)
@@ -428,39 +452,49 @@ class Worker:
         """Handle partitions again that were drained and not given away after all."""
         await self._announced.assigned([id_ for id_ in partition_ids if id_ in self._dispatcher.lanes])
         for lane in [self._dispatcher.lanes[id_] for id_ in partition_ids if id_ in self._dispatcher.lanes]:
-            lane.held = lane.leaving = False
+            lane.held = False
             self._dispatcher.wake(lane)
 
-    async def catch_up(self, partition: Partition, first_sequence: int, last_sequence: int) -> None:
-        """Handle what the partition has in this range, in order, before any live message of it; then let those come.
+    def _start_reading(self, partition: Partition, lane: Lane, done: int, until: int) -> None:
+        """Have the backlog between the two sequences read from the stream, and handled before what is delivered."""
+        self._dispatcher.advance(lane, done)
+        lane.begin_reading(done, until)
+        self._begun(lane)
+        self._behind[lane.id] = until
+        self._readers[lane.id] = self._spawn(self._read_backlog(partition, lane, until), "read the backlog")
 
-        The partition must have been given to `update` before, so that whatever lies above the range is delivered.
-        Raises `NotOwned` when the partition is or becomes somebody else's; what was handled until then is done.
-        """
-        lane = self._lane(partition.id)
-        self._fresh.discard(partition.id)
-        self._behind.add(partition.id)
-        await self._hold([lane])
-        lane.leaving = False
-        if self.consumer.retention != WORK_QUEUE:
-            lane.live, lane.live_from = False, last_sequence
-        await self._catching_up.run(partition, lane, first_sequence, last_sequence)
-        lane.held, lane.live = False, True
-        self._dispatcher.wake(lane)
-        self._behind.discard(partition.id)
-        if not self._behind and not self._fresh:
-            await self.consumer.all_caught_up()
+    def _stop_reading(self, id_: str) -> None:
+        if reader := self._readers.pop(id_, None):
+            reader.cancel()
 
-    async def _keep_catching_up(self, partition: Partition, first: int, last: int) -> None:
-        """Catch up, however long the partition or the server is away."""
-        while self.partitions.get(partition.id) == partition:
+    async def _read_backlog(self, partition: Partition, lane: Lane, until: int) -> None:
+        """Take what the consumer has passed over to the lane, in order, however long the server is away."""
+        tries = retry.Tries(
+            retry_on=retry.always, tell=lambda exc: log.warning("the backlog of %s waits: %s", lane.id, exc)
+        )
+        while lane.limit < until:
             try:
-                done = max(first - 1, self._lane(partition.id).floor)
-                await self.catch_up(partition, done + 1, last)
-                return
+                reading = stored(self._place(), partition.subjects, lane.limit + 1, until)
+                async with aclosing(reading) as messages:
+                    async for message in messages:
+                        self._dispatcher.read(lane, message)
+                        await self._dispatcher.has_room(lane, len(message.data))
+                break
             except PenstockError as exc:
-                log.warning("catching up with %s: %s", partition.id, exc)
-                await asyncio.sleep(1.0)
+                await tries.failed(exc)
+        self._dispatcher.end_reading(lane)
+
+    async def _rewind(self, lanes: Collection[Lane]) -> None:
+        """Have the consumers of a work queue deliver all there is: what is done is gone, so nothing comes twice.
+
+        What came of these lanes before is forgotten, for it comes again, in its order.
+        """
+        for name in self.consumer.names:
+            await self.consumer.reset(name, 1)
+        self._puller.begin_anew(f"the backlogs of {len(lanes)} partitions are to come")
+        for lane in lanes:
+            self._dispatcher.forget(lane)
+            self._go_live(lane, 0)
 
     def _lane(self, id_: str) -> Lane:
         if lane := self._dispatcher.lanes.get(id_):
@@ -474,8 +508,8 @@ class Worker:
             lane.held = True
         await self._dispatcher.quiet(held)
 
-    def _place(self) -> Place:
-        return Place(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
+    def _place(self) -> StoredStream:
+        return StoredStream(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
 
     async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
         """Positions for a consumer that must be made: what was done here, or else what the coordinator knows."""
@@ -513,6 +547,8 @@ class Worker:
             if session := self._answers.session:
                 try:
                     await self._upkeep.look(session)
+                    if not self.behind:
+                        await self.consumer.all_caught_up()
                 except PenstockError as exc:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
             if self._alone and self.consumer.remade:
@@ -521,7 +557,7 @@ class Worker:
                 except PenstockError as exc:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
 
-    def _look(self) -> Look:
+    def _look(self) -> WorkerSnapshot:
         """How things stand; asked for when somebody wants to see the metrics."""
         self._dispatcher.report()
         lanes = self._dispatcher.lanes.values()
@@ -531,9 +567,9 @@ class Worker:
             for lane in lanes
             if not lane.live and lane.id in self.metrics.lag
         )
-        oldest = max((seconds for _, seconds in troubles.running(lanes)), default=0.0)
+        oldest = max((seconds for _, seconds in running(lanes)), default=0.0)
         handled = {lane.id: (lane.handled, lane.latency) for lane in lanes}
-        return Look(
+        return WorkerSnapshot(
             len(lanes), outstanding, self._dispatcher.held, self._dispatcher.parked, behind, oldest,
             len(self._upkeep.long_running.now), handled,
         )  # fmt: skip

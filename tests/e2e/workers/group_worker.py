@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tests.e2e.workers.group_tracker import SinkClient
@@ -17,6 +18,7 @@ from penstock.consume.verdicts import Reject, RetryLater
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.settings import Settings
+from penstock.workers import worker
 from penstock.workers.group.assignment import RoundRobin, Windows
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import GroupOptions, WorkerOptions
@@ -45,9 +47,14 @@ def group_options(told: dict[str, Any], instance: str) -> GroupOptions:
         look_soon=0.05,
         strategy=RoundRobin(),
         windows=Windows(cold_start=0.6, planned=0.3, emergency=0.0, min_interval=0.2),
-        hand_over=told.get("hand_over", True),
         leave_within=15.0,
     )
+
+
+async def nothing_stored(*_: object) -> AsyncIterator[Message]:
+    """For a worker that does not read the backlog of partitions that it takes over."""
+    for message in list[Message]():
+        yield message
 
 
 async def obey(order: str, attempt: int) -> None:
@@ -74,6 +81,8 @@ def describe(groups: list[WorkerGroup]) -> None:
 
 
 async def main(told: dict[str, Any]) -> None:
+    if not told.get("hand_over", True):
+        setattr(worker, "stored", nothing_stored)  # noqa: B010 -- a worker has no such option, for good reason
     sink, gated = SinkClient(), told.get("gated", False)
     await sink.connect(told["sink"])
     stopping = asyncio.Event()

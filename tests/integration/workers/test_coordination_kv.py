@@ -13,10 +13,10 @@ from penstock.jetstream.kv import Bucket, Conflict, Entry, Write
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.ownership import Ownership
+from penstock.workers.dispatch.dispatcher import Ownership
 from penstock.workers.group.assignment import Assignment, Assignments, Draft, Published, Share, writes
-from penstock.workers.group.claims import Claim, KVClaims, PartitionClaimer, Reached, claim_key, claims_in, store
-from penstock.workers.group.identity import ClaimLost, Election, Identity, Lease, Pool, WorkerRecord, clock
+from penstock.workers.group.claims import Claim, KVClaims, Reached, claim_key, claims_in, store
+from penstock.workers.group.identity import ClaimLost, Election, Identity, IdPool, Lease, WorkerRecord, clock
 from penstock.workers.partitions import Hashed, InBucket, Partition, SeenInStream, SubjectPattern
 
 TTL = 0.5
@@ -88,7 +88,7 @@ async def test_revisions_rise_over_the_loss_of_the_bucket(bucket: Bucket, contro
 
 
 def identity(bucket: Bucket, instance: str, size: int = 3, ttl: float = TTL) -> Identity:
-    return Identity(bucket, Pool(size=size), WorkerRecord(instance), ttl)
+    return Identity(bucket, IdPool(size=size), WorkerRecord(instance), ttl)
 
 
 async def test_workers_that_start_together_get_different_ids(bucket: Bucket) -> None:
@@ -127,7 +127,7 @@ async def test_an_id_that_nobody_renews_is_reclaimed_after_its_lease(bucket: Buc
 
 
 async def test_a_worker_keeps_its_id_over_the_loss_of_the_bucket(bucket: Bucket, control: Control) -> None:
-    one = Identity(bucket, Pool(), WorkerRecord("i"), ttl=30)
+    one = Identity(bucket, IdPool(), WorkerRecord("i"), ttl=30)
     await one.claim()
     await control.jetstream.delete_stream(bucket.stream)
     await bucket.ensure()
@@ -137,7 +137,7 @@ async def test_a_worker_keeps_its_id_over_the_loss_of_the_bucket(bucket: Bucket,
 
 
 async def test_a_worker_that_was_given_up_and_cleared_away_does_not_come_back(bucket: Bucket) -> None:
-    one = Identity(bucket, Pool(), WorkerRecord("i"), ttl=30)
+    one = Identity(bucket, IdPool(), WorkerRecord("i"), ttl=30)
     await one.claim()
     entry = await bucket.get(f"workers.{one.id}")
     assert entry
@@ -186,28 +186,42 @@ def claims_of(bucket: Bucket, name: str, lease: Lease | None = None) -> KVClaims
     return KVClaims(bucket, name, f"{name}-1", lease or held_lease())
 
 
+async def claim(claims: KVClaims, partition: str) -> bool:
+    """Take a partition that nobody has."""
+    found = claims_in(await claims._bucket.values([claim_key(partition)])).get(partition, Claim(partition, 0))
+    return found.owner is None and bool(await claims.take([found]))
+
+
+async def release(claims: KVClaims, partition: str, handoff: int) -> None:
+    await claims.give({partition: Reached(handoff)})
+
+
+async def is_owner(claims: KVClaims, partition: str) -> bool:
+    found = claims_in(await claims._bucket.values([claim_key(partition)]))
+    return found[partition].owner == claims._worker_id
+
+
 async def test_of_two_that_claim_a_partition_one_gets_it(bucket: Bucket) -> None:
     a, b = claims_of(bucket, "a"), claims_of(bucket, "b")
-    claimer: PartitionClaimer = a
     asked: Ownership = a
-    got = await asyncio.gather(claimer.claim("p"), b.claim("p"))
+    got = await asyncio.gather(claim(a, "p"), claim(b, "p"))
     assert sorted(got) == [False, True]
     winner, loser = (a, b) if got[0] else (b, a)
-    assert await winner.is_owner("p")
-    assert not await loser.is_owner("p")
+    assert await is_owner(winner, "p")
+    assert not await is_owner(loser, "p")
     assert loser.token("p") is None
     assert asked.token("q") is None
 
 
 async def test_the_next_owner_has_the_handoff_sequence_and_a_higher_token(bucket: Bucket) -> None:
     a, b = claims_of(bucket, "a"), claims_of(bucket, "b")
-    await a.claim("p")
+    await claim(a, "p")
     first = a.token("p")
     await a.settle({"p": 40})
     assert a.token("p") == first, "settling is not a new ownership"
-    await a.release("p", 70)
+    await release(a, "p", 70)
     assert a.token("p") is None
-    assert await b.claim("p")
+    assert await claim(b, "p")
     second = b.token("p")
     assert first
     assert second
@@ -219,14 +233,14 @@ async def test_the_next_owner_has_the_handoff_sequence_and_a_higher_token(bucket
 async def test_a_token_ends_with_the_lease(bucket: Bucket) -> None:
     lease = held_lease()
     a = claims_of(bucket, "a", lease)
-    await a.claim("p")
+    await claim(a, "p")
     lease.end()
     assert a.token("p") is None
 
 
 async def test_a_stale_owner_finds_out_and_cannot_settle(bucket: Bucket) -> None:
     a, b = claims_of(bucket, "a"), claims_of(bucket, "b")
-    await a.claim("p")
+    await claim(a, "p")
     freed = await store(bucket, [a.mine["p"].freed(Reached(0))])  # as the leader does with a dead worker's
     await b.take(freed)
     assert a.compare(claims_in(await bucket.entries("claims"))) == {"p"}
@@ -238,7 +252,7 @@ async def test_a_stale_owner_finds_out_and_cannot_settle(bucket: Bucket) -> None
 
 async def test_a_claim_that_is_older_than_our_own_was_read_from_a_replica_that_lags(bucket: Bucket) -> None:
     b, a = claims_of(bucket, "b"), claims_of(bucket, "a")
-    await b.claim("p")
+    await claim(b, "p")
     old = dict(b.mine)
     await a.take(await b.give({"p": Reached(5)}))
     assert a.compare(old) == set()
@@ -272,20 +286,20 @@ async def test_what_was_taken_without_an_answer_is_found_again(bucket: Bucket) -
 
 async def test_what_was_let_go_is_not_found_again_by_a_look_at_a_replica_that_lags(bucket: Bucket) -> None:
     a = claims_of(bucket, "a")
-    await a.claim("p")
-    await a.claim("q")
+    await claim(a, "p")
+    await claim(a, "q")
     old = claims_in(await bucket.entries("claims"))
     await a.give({"p": Reached(40)})
     a.drop(["q"])
     assert a.found_again(old) == set()
-    await a.claim("p")
+    await claim(a, "p")
     a.mine.clear()  # as if the answer had been lost
     assert a.found_again(claims_in(await bucket.entries("claims"))) == {"p"}, "taken again since"
 
 
 async def test_what_was_settled_without_an_answer_stays_ours(bucket: Bucket) -> None:
     a, answered = claims_of(bucket, "a"), claims_of(bucket, "a")
-    await a.claim("p")
+    await claim(a, "p")
     answered.mine |= a.mine
     await answered.settle({"p": 40})
     assert await a.settle({"p": 40}) == [], "refused: the bucket has it already"
@@ -296,7 +310,7 @@ async def test_what_was_settled_without_an_answer_stays_ours(bucket: Bucket) -> 
 async def test_what_could_not_be_freed_stays_ours_until_it_is(bucket: Bucket) -> None:
     """Else it would be let go with nobody to take it: the bucket says that it has an owner."""
     a, answered = claims_of(bucket, "a"), claims_of(bucket, "a")
-    await a.claim("p")
+    await claim(a, "p")
     answered.mine |= a.mine
     await answered.settle({"p": 40})
     assert await a.give({"p": Reached(70)}) == []
@@ -309,7 +323,7 @@ async def test_what_could_not_be_freed_stays_ours_until_it_is(bucket: Bucket) ->
 
 async def test_claims_that_are_gone_with_the_bucket_are_made_again(bucket: Bucket, control: Control) -> None:
     a = claims_of(bucket, "a")
-    await a.claim("p")
+    await claim(a, "p")
     await a.settle({"p": 10})
     before = a.token("p")
     await control.jetstream.delete_stream(bucket.stream)

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.workers.test_group import PARTITIONS, World, world
 from tests.support.streams import make_stream
 
+from penstock.cli.following import Following
 from penstock.consume.messages import Message, MessageContext
 from penstock.errors import PenstockError
 from penstock.jetstream.kv import Bucket
@@ -21,7 +22,6 @@ from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
 from penstock.workers.group import assignment, claims
 from penstock.workers.group.claims import Claim, claim_key
-from penstock.workers.group.following import Following
 from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup

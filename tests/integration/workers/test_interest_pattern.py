@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tests.support.streams import make_stream
 
+from penstock.cli.following import Following
 from penstock.consume.messages import Message, MessageContext
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.workers.group.assignment import Windows
-from penstock.workers.group.following import Following
 from penstock.workers.group.leader import Holder, covered_through
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions

@@ -14,9 +14,10 @@ from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, MessageNotFound
 from penstock.jetstream.kv import Bucket
+from penstock.observe.migration import MigrationWatch, RollbackRule
 from penstock.testing import eventually_async
 from penstock.wire import frames
-from penstock.workers.group.migration import Migration, Rule, Watch
+from penstock.workers.group.migration import Migration
 from penstock.workers.group.overlap import Overlap
 
 __all__ = ["world"]
@@ -263,7 +264,7 @@ async def test_a_group_that_does_badly_for_some_windows_gives_its_partitions_bac
 async def test_a_migration_that_goes_well_is_watched_for_as_long_as_asked(world: World) -> None:
     migration = await legacy_world(world, "limits")
     await migration.shadow()
-    watch = Watch(migration, "g", Rule(max_lag=10))
+    watch = MigrationWatch(migration, "g", RollbackRule(max_lag=10))
     assert (await watch.look()).why == ""
     text = generate_latest(watch.numbers()).decode()
     assert 'parti_migration_unprocessed{group="g",partition="p1"} 2.0' in text

@@ -14,11 +14,11 @@ from penstock.consume.verdicts import Retries, RetryLater
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.lanes import REMEMBERED
+from penstock.workers.dispatch.lanes import REMEMBERED_SEQUENCES
 from penstock.workers.group.claims import ALONE, progress_key
-from penstock.workers.pull.session import WentElsewhere
+from penstock.workers.pull.session import DeliveriesMissing
 
-MANY = 2 * REMEMBERED + 3000
+MANY = 2 * REMEMBERED_SEQUENCES + 3000
 """More than a worker remembers one by one."""
 RETENTIONS = ["limits", "workqueue", "interest"]
 
@@ -155,7 +155,7 @@ async def test_a_consumer_that_is_made_again_with_one_more_partition_brings_all_
     monkeypatch.setattr(session, "_status", lambda *_: None)  # the session does not hear of it in time
     await world.js.delete_consumer(STREAM, "test-1")
     await worker.update(partitions("a", "b"))
-    session.fail(WentElsewhere("it hears of it now"))
+    session.fail(DeliveriesMissing("it hears of it now"))
     await world.all_handled()
 
 

@@ -10,7 +10,7 @@ from tests.integration.workers.world import STREAM, World
 from penstock.consume.messages import Message
 from penstock.wire import aio
 from penstock.workers.partitions import Partition
-from penstock.workers.pull.stored import BATCH, BATCH_BYTES, Place, measure, stored
+from penstock.workers.pull.stored import BATCH, BATCH_BYTES, StoredStream, measure, stored
 
 
 @pytest.fixture(params=[True, False], ids=["many at a time", "one by one"])
@@ -20,7 +20,7 @@ def direct(request: pytest.FixtureRequest) -> bool:
 
 async def read(world: World, direct: bool, subjects: tuple[str, ...], first: int, last: int) -> list[Message]:
     async with await aio.connect(world.server.settings) as connection:
-        place = Place(connection, world.js, STREAM, direct)
+        place = StoredStream(connection, world.js, STREAM, direct)
         return [message async for message in stored(place, subjects, first, last)]
 
 
@@ -89,7 +89,7 @@ async def test_a_reader_that_stops_leaves_nothing_behind(world: World, direct: b
     await world.publish("a", 3 * BATCH)
     before = asyncio.all_tasks()
     async with await aio.connect(world.server.settings) as connection:
-        reading = stored(Place(connection, world.js, STREAM, direct), ("w.a",), 1, 3 * BATCH)
+        reading = stored(StoredStream(connection, world.js, STREAM, direct), ("w.a",), 1, 3 * BATCH)
         assert (await anext(reading)).data == b"1"
         await reading.aclose()
         assert not [task for task in asyncio.all_tasks() - before if "_next" in str(task.get_coro())]

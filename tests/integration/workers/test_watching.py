@@ -10,9 +10,10 @@ from tests.integration.workers.test_group import World, world
 from penstock.consume.messages import Message, MessageContext
 from penstock.errors import ConfigError
 from penstock.jetstream.kv import Bucket
+from penstock.observe.groups import GroupWatch
 from penstock.publish.control import Control
 from penstock.testing import eventually_async
-from penstock.workers.group.overview import GroupWatch, look
+from penstock.workers.group.overview import look
 
 __all__ = ["world"]
 
@@ -94,7 +95,7 @@ async def test_a_bucket_that_was_made_again_is_read_anew(world: World, control: 
 async def test_lag_is_known_by_partition_and_measured_in_turns(
     world: World, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workers.group.watching.MEASURED", 4)
+    monkeypatch.setattr("penstock.observe.groups.MEASURED", 4)
     held = Held(world.server, world.control)
     await held.prepare()
     world.groups.append(await held.join())

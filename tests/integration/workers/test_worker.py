@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import uvloop
 from tests.integration.workers import work_module
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.consume.hooks import Hooks
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import Reject, Retries
 from penstock.errors import Unavailable
@@ -18,10 +20,11 @@ from penstock.publish import Publisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
-from penstock.workers.dispatch.dispatcher import REPORTED
+from penstock.workers.dispatch.dispatcher import LATENCIES_PER_REPORT
 from penstock.workers.group.claims import Reached
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
+from penstock.workers.pull.stored import stored
 
 
 async def counts(world: World, **wanted: int) -> None:
@@ -284,18 +287,17 @@ async def test_a_partition_that_is_added_later_brings_its_backlog_first(world: W
 
 async def test_a_partition_of_a_work_queue_is_not_taken_for_caught_up_while_the_server_is_away(world: World) -> None:
     await world.create("workqueue")
-    worker = await world.worker(catches_up=False)
+    worker = await world.worker(hooks=Hooks(on_assigned=lambda ids: world.server.kill() if "b" in ids else None))
     await worker.update(partitions("a"))
     await world.publish("b", 5)
     await world.publish("a", 1)
     await eventually_async(lambda: world.handled["a"] == [b"1"])
-    outcome = await worker.update(partitions("a", "b"))
-    world.server.kill()
     with pytest.raises(Unavailable):  # the consumer's note that b is behind stays
-        await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+        await worker.update(partitions("a", "b"))
+    assert worker.behind == {"b"}
     await asyncio.to_thread(world.server.start)
     await eventually_async(lambda: worker.connects >= 2, 60)
-    await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+    await worker.update(partitions("a", "b"))
     await world.all_handled()
 
 
@@ -303,40 +305,58 @@ async def test_a_work_queue_is_caught_up_with_by_a_consumer_that_has_delivered_n
     """There is no delivery before the reset that the first one after it could be told from."""
     await world.create("workqueue")
     await world.publish("b", 20)
-    worker = await world.worker(catches_up=False)
+    worker = await world.worker()
     await worker.update(partitions("a"))
     await worker.update(partitions("a", "b", "c"))
-    async with asyncio.timeout(60):
-        await asyncio.gather(*(worker.catch_up(one, 1, 20) for one in partitions("b", "c")))
     await world.publish("b", 5)
     await world.all_handled()
 
 
-async def test_without_catching_up_the_backlog_of_an_added_partition_never_comes(world: World) -> None:
-    """The hole that catching up closes: this is what happens without it."""
+async def test_without_reading_it_the_backlog_of_an_added_partition_never_comes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hole that reading the backlog closes: this is what happens without it."""
     await world.create()
-    worker = await world.worker(catches_up=False)
+    gate = asyncio.Event()
+
+    async def read_later(*arguments: Any) -> AsyncIterator[Message]:
+        await gate.wait()
+        async for message in stored(*arguments):
+            yield message
+
+    monkeypatch.setattr("penstock.workers.worker.stored", read_later)
+    worker = await world.worker()
     await worker.update(partitions("a"))
     await world.publish("b", 5)
     await world.publish("a", 1)
     await eventually_async(lambda: world.handled["a"] == [b"1"])
-    outcome = await worker.update(partitions("a", "b"))
+    await worker.update(partitions("a", "b"))
     await world.publish("b", 1)
     await eventually_async(lambda: worker.metrics.messages == 2)
     await counts(world, pending=0, ack_pending=1)  # only the sixth was delivered, and waits
-    await worker.catch_up(partitions("b")[0], 1, outcome.cursor)
+    assert worker.behind == {"b"}
+    gate.set()
     await world.all_handled()
 
 
-async def test_a_worker_that_died_before_it_caught_up_does_so_when_it_comes_back(world: World) -> None:
+async def test_a_worker_that_died_before_it_caught_up_does_so_when_it_comes_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await world.create()
-    first = await world.worker(catches_up=False)
-    await first.update(partitions("a"))
-    await world.publish("b", 5)
-    await world.publish("a", 1)
-    await eventually_async(lambda: world.handled["a"] == [b"1"])
-    await first.update(partitions("a", "b"))
-    await first.stop()
+
+    async def never_read(*_: Any) -> AsyncIterator[Message]:
+        await asyncio.Event().wait()
+        yield await anext(stored(*_))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("penstock.workers.worker.stored", never_read)
+        first = await world.worker()
+        await first.update(partitions("a"))
+        await world.publish("b", 5)
+        await world.publish("a", 1)
+        await eventually_async(lambda: world.handled["a"] == [b"1"])
+        await first.update(partitions("a", "b"))
+        await first.stop()
     second = await world.worker()
     await second.update(partitions("a", "b"))
     await world.publish("b", 1)
@@ -419,7 +439,7 @@ async def test_what_a_worker_remembers_of_its_messages_does_not_grow(world: Worl
         await world.publish("a", 900)
     await world.all_handled()
     await world.all_acknowledged()
-    assert len(worker._dispatcher._latencies) <= REPORTED + 500
+    assert len(worker._dispatcher._latencies) <= LATENCIES_PER_REPORT + 500
     assert not worker._dispatcher.lanes["a"].items
 
 

@@ -17,14 +17,14 @@ from penstock.retry import Backoff
 from penstock.testing import eventually_async
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.pull.consumer import Status, UpdateFailed, WorkerConsumer, passed_over
+from penstock.workers.pull.consumer import UpdateFailed, UpdateStatus, WorkerConsumer, passed_over
 from penstock.workers.pull.filters import SubjectCapExceeded
 
 
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:
     given = {"stream": STREAM, "worker_id": "1", "prefix": "test", "window": 0.01, "min_interval": 0.02, **choices}
     outer = {k: given.pop(k) for k in ("positions", "on_trouble", "permitted") if k in given}
-    return WorkerConsumer(given.pop("js", world.js), ConsumerOptions(**given), events=metrics, **outer)
+    return WorkerConsumer(given.pop("js", world.js), ConsumerOptions(**given), metrics=metrics, **outer)
 
 
 class Deaf:
@@ -49,7 +49,7 @@ async def test_the_consumer_is_one_durable_that_pulls_and_acknowledges_explicitl
     await world.create()
     outcome = await make(world).update(partitions("b", "a"))
     info = await world.consumer()
-    assert outcome.status is Status.CREATED
+    assert outcome.status is UpdateStatus.CREATED
     assert info.config["durable_name"] == "test-1"
     assert info.filters == ("w.a", "w.b")
     assert info.config["ack_policy"] == "explicit"
@@ -64,7 +64,7 @@ async def test_an_unchanged_set_is_skipped_and_nothing_is_asked_of_the_server(wo
     await consumer.update(partitions("a", "b"))
     before = world.js.requests
     outcome = await consumer.update([*partitions("b", "a"), *partitions("a")])
-    assert outcome.status is Status.SKIPPED
+    assert outcome.status is UpdateStatus.SKIPPED
     assert world.js.requests == before
     assert (metrics.updates_skipped, metrics.duplicates, metrics.updates.count) == (1, 1, 1)
 
@@ -211,9 +211,9 @@ async def test_a_worker_that_may_have_lost_its_id_leaves_the_consumer_alone(worl
     await consumer.update(partitions("a"))
     allowed = False
     for wanted in (partitions("a", "b"), []):
-        with pytest.raises(UpdateFailed, match="not sure of its id"):
+        with pytest.raises(UpdateFailed, match="until its id is confirmed"):
             await consumer.update(wanted)
-    with pytest.raises(Unavailable, match="not sure of its id"):
+    with pytest.raises(Unavailable, match="until its id is confirmed"):
         await consumer.reset("test-1", 1)
     assert (await world.consumer()).filters == ("w.a",)
     await consumer.close()

@@ -7,9 +7,9 @@ import asyncio
 from tests.integration.workers.world import World, partitions
 
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.metrics import MOST_LABELS, OTHERS, Look, WorkerMetrics
+from penstock.consume.metrics import MOST_LABELS, OTHERS, WorkerMetrics, WorkerSnapshot
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.troubles import LongRunning
+from penstock.workers.dispatch.dispatcher import LongRunning
 
 MIB = 2**20
 LARGE = 512 * 1024  # bytes
@@ -98,7 +98,7 @@ async def test_a_handler_that_does_not_end_is_told_of(world: World) -> None:
 def test_labels_do_not_grow_with_the_partitions() -> None:
     metrics = WorkerMetrics("1", "c")
     handled = {f"p{n:04}": (1, 0.5) for n in range(2 * MOST_LABELS)}
-    metrics.look = lambda: Look(handled=handled)
+    metrics.look = lambda: WorkerSnapshot(handled=handled)
     found = metrics.labelled()
     assert len(found["parti_partition_messages_total"]) == MOST_LABELS + 1
     assert found["parti_partition_messages_total"][OTHERS] == MOST_LABELS

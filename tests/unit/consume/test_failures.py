@@ -9,7 +9,7 @@ import pytest
 
 from penstock.consume.failures import EVERY, KINDS, FailureLog
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import DeadLetter, Reject, Retries
+from penstock.consume.verdicts import GiveUp, Reject, Retries
 from penstock.testing import run_handler
 
 
@@ -102,7 +102,7 @@ def test_what_was_withheld_is_told_when_the_failures_end(story: Story) -> None:
 def test_a_message_that_is_given_up_is_told_beside_its_tries(story: Story) -> None:
     story.fail(ValueError("no"))
     message = Message("orders.eu", b"", 1, 3, "", datetime.now(UTC))
-    story.log.buried(message, DeadLetter("gave up after 3 tries: ValueError: no"), ValueError("no"))
+    story.log.buried(message, GiveUp("gave up after 3 tries: ValueError: no"), ValueError("no"))
     assert story.told()[-1] == "orders.eu #1: kept as a dead letter: gave up after 3 tries: ValueError: no"
 
 

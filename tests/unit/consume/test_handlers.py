@@ -109,7 +109,7 @@ def nested() -> handlers.Handler:
 @pytest.mark.parametrize("handler", [lambda message, context: None, nested(), WithLock(), WithLock().__call__])
 def test_a_handler_that_no_other_process_can_run_is_refused_before_it_gets_a_message(handler: handlers.Handler) -> None:
     with pytest.raises(ConfigError, match=r"cannot be sent to other processes .* as a function of a module"):
-        handlers.Runner(handler, processes=1)
+        handlers.HandlerRunner(handler, processes=1)
     options = GroupOptions(group="g", stream="S", source=lambda *_: Listed(()))
     with pytest.raises(ConfigError, match="cannot be sent to other processes"):
         WorkerGroup(Settings(), options, handler, worker=WorkerOptions(processes=1))
@@ -124,7 +124,7 @@ def write_process(message: Message, context: MessageContext) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_to_all_processes_does_not_fail_what_the_handlers_are_at(tmp_path: Path, number: int) -> None:
-    runner = handlers.Runner(write_process, processes=1)
+    runner = handlers.HandlerRunner(write_process, processes=1)
     path = tmp_path / "process"
     message = Message("s", str(path).encode(), 1, 1, "", datetime.now(UTC))
     running = asyncio.ensure_future(runner.call(message, MessageContext("s", "p", "w", message.received_at, 1, 1)))

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.consume.messages import Message
-from penstock.consume.metrics import METRICS, Lag, Look, WorkerMetrics, samples
+from penstock.consume.metrics import METRICS, Lag, WorkerMetrics, WorkerSnapshot, samples
 from penstock.metrics.families import Histogram, Numbers
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -91,7 +91,7 @@ def test_numbers_come_out_under_their_names_and_labels() -> None:
     metrics.update_applied(0.03, 80)
     metrics.update_skipped()
     metrics.update_failed()
-    metrics.look = lambda: Look(partitions=80, outstanding=5, held=4, parked=1)
+    metrics.look = lambda: WorkerSnapshot(partitions=80, outstanding=5, held=4, parked=1)
     metrics.lag = {"t.c": Lag(12, 3.5)}
     metrics.handoffs["in"] = 2
     found = exposed(metrics)

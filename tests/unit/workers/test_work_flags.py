@@ -10,7 +10,7 @@ from penstock.cli.work import work
 from penstock.cli.work_flags import Asked, asked
 from penstock.errors import ConfigError
 from penstock.jetstream.api import JetStream
-from penstock.workers.group.assignment import ConsistentHash, Member, RoundRobin, Weighted, assign
+from penstock.workers.group.assignment import Candidate, ConsistentHash, RoundRobin, Weighted, assign
 from penstock.workers.partitions import Partition
 
 FOUR = [f"--partition=p{n}=shop.p{n}" for n in range(4)]
@@ -32,7 +32,7 @@ def partitions(found: Asked) -> list[Partition]:
 def test_weights_and_labels_from_the_shell_decide_who_has_what() -> None:
     found = read("--group", "g", *FOUR, "--strategy", "weighted", "--weight", "p0=3", "--partition-label", "p3=gpu")
     assert found.group
-    workers = [Member("plain"), Member("gpu", capacity=2, labels=frozenset({"gpu"}))]
+    workers = [Candidate("plain"), Candidate("gpu", capacity=2, labels=frozenset({"gpu"}))]
     owners = assign(partitions(found), workers, strategy=found.group.strategy).owners
     assert owners == {"p0": "gpu", "p1": "plain", "p2": "plain", "p3": "gpu"}
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,16 +19,16 @@ from penstock.consume import verdicts
 from penstock.consume.failures import FailureLog
 from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_time
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import DeadLetter, Retries
-from penstock.workers.dispatch.lanes import QUICK, Arrival, Finished, Lane, relieve
-from penstock.workers.dispatch.ownership import Ownership
+from penstock.consume.metrics import WorkerMetrics
+from penstock.consume.verdicts import GiveUp, Retries
+from penstock.workers.dispatch.lanes import NEGLIGIBLE_SECONDS, Arrival, Finished, Lane, relieve
 
 log = logging.getLogger(__name__)
 
 
 CONCURRENCY = 256
-ACKS = 256
-"""So many acknowledgements do not wait for company."""
+MAX_BUFFERED_ACKS = 256
+"""Acknowledgements are written at once when so many are buffered."""
 
 
 class Answers(Protocol):
@@ -53,27 +53,31 @@ class Answers(Protocol):
         """Write down that a message is about to be handled that may kill this process."""
         ...
 
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+    async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
         ...
 
 
-class Watch(Protocol):
-    """What is counted; implemented by `consume.metrics`."""
+class Ownership(Protocol):
+    """What a worker is allowed to handle."""
 
-    def handled(self, latencies: list[float]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
-    def dead(self) -> None: ...
-    def repeated(self) -> None: ...
+    def token(self, partition_id: str) -> int | None:
+        """The fencing token of a partition that this worker owns now.
+
+        None: not owned now. Its messages are then neither handled nor acknowledged; they wait. A token is larger than
+        every token that was given out for the partition before. Called for every message: answer from memory.
+        """
+        ...
 
 
-class NoWatch:
-    """Nobody counts."""
+class OwnsAll:
+    """For a worker that is alone: everything assigned to it is its own."""
 
-    def handled(self, latencies: list[float]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
-    def dead(self) -> None: ...
-    def repeated(self) -> None: ...
+    def __init__(self, token: int = 1) -> None:
+        self._token = token
+
+    def token(self, partition_id: str) -> int | None:
+        return self._token
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +95,53 @@ class HandlingOptions:
 
 
 NEW = Arrival.NEW
-REPORTED = 1000
+LATENCIES_PER_REPORT = 1000
 """Handler calls whose times are kept before they are counted, at least."""
-ABANDONED_WITHIN = 1.0
+CANCEL_SECONDS = 1.0
 """Seconds that a handler has to end once it is cancelled."""
-LOOK_WHILE_PAUSED = 0.1
-"""Seconds between two looks of whoever catches up whether it goes on."""
-TURN = 64
-"""Messages of one lane that a runner handles before the next lane has its turn."""
+LONG_RUNNING_SECONDS = 30.0
+"""Seconds after which a handler that runs is told of."""
+MAX_SHOWN_PARTITIONS = 5
+"""Partitions that are named; of the others, the number."""
+READ_AHEAD = 64
+"""Messages of a lane's backlog that wait to be handled, at most."""
+READ_AHEAD_BYTES = 2**20
+"""The same in bytes, about: a worker may read the backlogs of all its partitions at the same time."""
+MESSAGES_PER_TURN = 64
+"""Messages of one lane that a runner handles before it turns to the next lane."""
+
+
+def running(lanes: Iterable[Lane]) -> list[tuple[str, float]]:
+    """The partitions whose handlers run now, and for how many seconds."""
+    now = time.perf_counter()
+    return [(lane.id, now - started) for lane in list(lanes) if (started := lane.started) is not None]
+
+
+class LongRunning:
+    """Handlers that run for long. Each is logged once."""
+
+    def __init__(self, long: float = LONG_RUNNING_SECONDS) -> None:
+        self.now: dict[str, float] = {}
+        """Seconds by partition."""
+        self._long = long
+
+    def look(self, lanes: Collection[Lane]) -> None:
+        """See who runs for long now."""
+        found = {id_: seconds for id_, seconds in running(lanes) if seconds >= self._long}
+        for id_ in found.keys() - self.now.keys():
+            log.warning("the handler of %s has been running for %.0f s; nothing else of it is handled", id_, found[id_])
+        for id_ in self.now.keys() - found.keys():
+            log.info("the handler of %s has ended", id_)
+        self.now = found
+
+    def told(self) -> list[str]:
+        """A line about them, if there are any."""
+        if not self.now:
+            return []
+        longest = sorted(self.now.items(), key=lambda item: -item[1])
+        named = ", ".join(f"{id_} for {seconds:.0f} s" for id_, seconds in longest[:MAX_SHOWN_PARTITIONS])
+        more = f" and {len(longest) - MAX_SHOWN_PARTITIONS} more" if len(longest) > MAX_SHOWN_PARTITIONS else ""
+        return [f"handlers that have not ended: {named}{more}"]
 
 
 class Dispatcher:
@@ -110,7 +153,7 @@ class Dispatcher:
         answers: Answers,
         ownership: Ownership,
         options: HandlingOptions,
-        watch: Watch | None = None,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self.lanes: dict[str, Lane] = {}
         self.finished = Finished()
@@ -130,7 +173,7 @@ class Dispatcher:
         """Calls the handler with one message."""
         self._answers = answers
         self._ownership = ownership
-        self._watch = watch or NoWatch()
+        self._metrics = metrics or WorkerMetrics(options.worker_id, "")
         self._failures = FailureLog(options.retries)
         self._ready: deque[Lane] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -150,8 +193,6 @@ class Dispatcher:
         """Held by whoever handles a message that may kill this process."""
         self._retries: dict[str, asyncio.TimerHandle] = {}
         """By lane: when its lowest message is tried again."""
-        self._leaves: dict[str, asyncio.Event] = {}
-        """By lane that is caught up with and waits for a try: set when it is to be given away."""
 
     # -- work comes ------------------------------------------------------------------------------------------------
 
@@ -161,13 +202,31 @@ class Dispatcher:
         if arrival is NEW:
             self.held += 1
         elif arrival is Arrival.DONE:
-            self._watch.repeated()
+            self._metrics.repeated()
             self._ack([message.reply])
             return
         elif arrival is Arrival.BACK:
             self.held += 1
         if not lane.busy:
             self.wake(lane)
+
+    def read(self, lane: Lane, message: Message) -> None:
+        """Take the next message of a lane's backlog, read from the stream."""
+        self.held += lane.read(message, self.finished)
+        if not lane.busy:
+            self.wake(lane)
+
+    async def has_room(self, lane: Lane, size: int) -> None:
+        """Return when more of a lane's backlog may be read, whose messages have about that many bytes."""
+        ahead = max(1, min(READ_AHEAD, READ_AHEAD_BYTES // max(size, 1)))
+        while len(lane.backlog) >= ahead and lane.rested:
+            lane.rested.clear()
+            await lane.rested.wait()
+
+    def end_reading(self, lane: Lane) -> None:
+        """All of a lane's backlog was read."""
+        lane.end_reading()
+        self.wake(lane)
 
     def bring_back(self, lane: Lane, wanted: Iterable[int], found: Iterable[Message]) -> int:
         """Messages that were put aside were read from the stream; says how many of those wanted are gone from it."""
@@ -230,7 +289,7 @@ class Dispatcher:
         while True:
             await self._work()
             self.finished.turn()
-            if len(self._latencies) >= REPORTED:
+            if len(self._latencies) >= LATENCIES_PER_REPORT:
                 self.report()
             self._answers.settled()
             idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -245,7 +304,7 @@ class Dispatcher:
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
         ready, worker_id, handling, runner = self._ready, self._worker_id, self._handling, asyncio.current_task()
-        turn = TURN
+        turn = MESSAGES_PER_TURN
         while ready:
             lane = ready.popleft()
             lane_id, items, order = lane.id, lane.items, lane.order
@@ -253,12 +312,13 @@ class Dispatcher:
                 if self.options.batch:  # a batch, or one message by itself
                     turn = 0 if await self._handle_batch(lane) else 1
                 for _ in range(turn):
-                    if lane.held or lane.waits or not order or (message := items[order[0]]) is None or self.paused:
-                        break  # `lane.next()` in place
+                    if lane.held or lane.waits or not order or (sequence := order[0]) > lane.limit or self.paused:
+                        break  # this and the next line are `lane.next()`, in place
+                    if (message := items[sequence]) is None:
+                        break
                     if (token := token_of(lane_id)) is None:
                         self._waiting_for_owner.add(lane)
                         break
-                    sequence = message.sequence
                     if lane.unsure and self._was_done(lane, sequence, token):
                         self._finish(lane, sequence)
                         continue
@@ -283,7 +343,7 @@ class Dispatcher:
                         self._waiting_for_owner.add(lane)
                         break
                     if error is None:
-                        if seconds > QUICK or lane.latency:
+                        if seconds > NEGLIGIBLE_SECONDS or lane.latency:
                             lane.took(seconds)
                         self._finish(lane, sequence)
                         self._latencies.append(seconds)
@@ -332,6 +392,8 @@ class Dispatcher:
 
     def _at_rest(self, lane: Lane) -> None:
         lane.busy, lane.started = False, None
+        if lane.rested:
+            lane.rested.set()
         if self._resting:
             self._came_to_rest.set()
 
@@ -346,7 +408,7 @@ class Dispatcher:
         with suppress(IndexError):  # until there are no more; the thread that serves metrics may take some, too
             while True:
                 latencies.append(self._latencies.popleft())
-        self._watch.handled(latencies)
+        self._metrics.handled(latencies)
 
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:
         """Whether the message was delivered too often to be tried once more."""
@@ -374,47 +436,6 @@ class Dispatcher:
                 if lane := self.lanes.get(context.partition_id):
                     lane.suspect = False
 
-    async def handle_stored(self, lane: Lane, message: Message) -> bool:
-        """Handle a message that was read without a consumer, with all its tries. False: the partition is not ours, or
-        is to be given away."""
-        while (token := self._ownership.token(lane.id)) is not None and not lane.leaving:
-            if self.paused:
-                await asyncio.sleep(LOOK_WHILE_PAUSED)
-                continue
-            if self._was_done(lane, message.sequence, token):
-                return self._finished_stored(lane, message)
-            attempt, worker, error = lane.attempt(message.sequence), self.options.worker_id, None
-            context = MessageContext(message.subject, lane.id, worker, message.received_at, attempt, token)
-            if attempt > 1 and await self._given_up(lane, message, context):
-                return True
-            lane.started = started = time.perf_counter()
-            lane.busy, self._handling[lane.id] = True, asyncio.current_task()
-            try:
-                await (self._on_trial if lane.suspect else self._call)(message, context)
-            except FAILURES as exc:  # counted, and tried again
-                error = failure_of(exc)
-            finally:
-                self._at_rest(lane)
-            if self._ownership.token(lane.id) != token:
-                lane.unsure = (message.sequence, token) if error is None else None
-                continue
-            if error is None:
-                self._watch.handled([time.perf_counter() - started])
-                return self._finished_stored(lane, message)
-            if (after := await self._after_failure(lane, message, context, error)) is None:
-                return self._finished_stored(lane, message)
-            leaves = self._leaves[lane.id] = asyncio.Event()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(after):
-                    await leaves.wait()
-        return False
-
-    def _finished_stored(self, lane: Lane, message: Message) -> bool:
-        self.finished.add(message.sequence)
-        lane.handled += 1
-        lane.tries.pop(message.sequence, None)
-        return True
-
     def _finish(self, lane: Lane, sequence: int) -> None:
         self.handled += 1
         lane.handled += 1
@@ -423,7 +444,7 @@ class Dispatcher:
             self.held -= 1
             acks = self._answers.acks
             acks.append(reply)
-            if not 1 < len(acks) < ACKS:
+            if not 1 < len(acks) < MAX_BUFFERED_ACKS:
                 self._answers.acked()
 
     def _ack(self, replies: list[str]) -> None:
@@ -449,9 +470,9 @@ class Dispatcher:
         self, lane: Lane, message: Message, context: MessageContext, error: BaseException
     ) -> float | None:
         """Seconds until the next try; None when there is none, since the message is kept as a dead letter."""
-        self._watch.failed(error)
+        self._metrics.failed(error)
         verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
-        if not isinstance(verdict, DeadLetter):
+        if not isinstance(verdict, GiveUp):
             lane.tries[message.sequence] = context.delivery_count
             after = verdict.after
         elif await self._kept(lane, message, context, verdict, error):
@@ -468,25 +489,19 @@ class Dispatcher:
             self.wake(lane)
 
     async def _kept(
-        self, lane: Lane, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException
+        self, lane: Lane, message: Message, context: MessageContext, letter: GiveUp, error: BaseException
     ) -> bool:
         try:
             await self._answers.bury(message, context, letter, error)
         except Exception as exc:  # noqa: BLE001 -- logged and counted, and the message is not lost: it is tried again
             log.error("%s #%d could not be kept as a dead letter: %s", lane.id, message.sequence, exc)
-            self._watch.failed(exc)
+            self._metrics.failed(exc)
             return False
-        self._watch.dead()
+        self._metrics.dead()
         self._failures.buried(message, letter, error)
         return True
 
     # -- lanes come and go -----------------------------------------------------------------------------------------
-
-    def leave(self, lane: Lane) -> None:
-        """Begin nothing more of it: whoever catches up with it stops after the message that is being handled."""
-        lane.held = lane.leaving = True
-        if leaves := self._leaves.pop(lane.id, None):
-            leaves.set()
 
     async def quiet(self, lanes: Iterable[Lane]) -> None:
         """Return when no handler of these lanes is running. They must be held, or this may take for ever."""
@@ -507,7 +522,7 @@ class Dispatcher:
             if task := self._handling.get(lane.id):
                 task.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(ABANDONED_WITHIN):
+            async with asyncio.timeout(CANCEL_SECONDS):
                 await self.quiet(stuck)
 
     def remove(self, lane: Lane) -> list[str]:

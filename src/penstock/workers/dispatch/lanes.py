@@ -3,26 +3,33 @@
 Every partition has a lane: the messages that came and are not done, by stream sequence. Only its lowest one may be
 handled. While that one waits for its next try, everything above it waits too. Where a lane holds too much, its highest
 messages are put aside: they keep their places without their data, which is read from the stream again later.
+
+A partition that is added to a consumer has a backlog below that consumer's cursor. It is read from the stream into the
+lane, in order, and handled like everything else; what the consumer delivers waits above it until all of it is read.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections.abc import Iterable, Iterator
 from enum import Enum
 
 from penstock.consume.messages import Message
 
-REMEMBERED = 16_000
+REMEMBERED_SEQUENCES = 16_000
 """Sequences of finished messages that are remembered, at least: a lost acknowledgement brings them once more.
 
 Up to 19,600 a set of numbers takes half a MiB; beyond, four times as much.
 """
-PATIENCE = 1.0
+SLOW_SECONDS = 1.0
 """Seconds of work in a lane beyond which it may have to put messages aside."""
-QUICK = 50e-6
+NEGLIGIBLE_SECONDS = 50e-6
 """Seconds for a message that are not worth counting: however many wait, they do not wait for long."""
-MEMORY = 0.8
+AVERAGE_DECAY = 0.8
+"""Weight of the previous value in the average latency."""
+NO_LIMIT = 1 << 63
+"""Above every sequence."""
 
 
 class Arrival(Enum):
@@ -40,7 +47,7 @@ class Arrival(Enum):
 class Finished:
     """Stream sequences that are done, the latest of them."""
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
+    def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
         self._size = remembered
         self.new: set[int] = set()
         self.old: set[int] = set()
@@ -62,8 +69,8 @@ class Lane:
     """The messages of one partition that came and are not done."""
 
     __slots__ = (
-        "alone_through", "busy", "floor", "handled", "held", "id", "items", "last_done", "latency", "leaving", "live",
-        "live_from", "order", "parked", "reading", "started", "suspect", "tries", "unsure", "waits",
+        "alone_through", "backlog", "busy", "floor", "handled", "held", "id", "items", "last_done", "latency", "limit",
+        "order", "parked", "read_until", "reading", "rested", "started", "suspect", "tries", "unsure", "waits",
     )  # fmt: skip
 
     def __init__(self, id_: str, floor: int = 0) -> None:
@@ -73,14 +80,16 @@ class Lane:
         self.last_done = floor
         self.handled = 0
         """Messages that are done."""
-        self.live = True
-        """Everything that is not done comes from the consumer. Not so while the partition is caught up with."""
-        self.live_from: int | None = None
-        """While it is not live: what lies above this sequence comes from the consumer; None while that is not known."""
+        self.limit = NO_LIMIT
+        """Messages above this sequence wait: the backlog below them has not been read. 0: it has not begun."""
+        self.read_until: int | None = None
+        """The end of the backlog: what lies above comes from the consumer. None while that is not known."""
+        self.backlog: set[int] = set()
+        """Sequences that were read from the stream, and that the consumer has not delivered."""
+        self.rested: asyncio.Event | None = None
+        """Set when nobody is at work here any more: whoever reads the backlog waits for it."""
         self.held = False
-        """Nothing is handled: the partition is being drained, or caught up with."""
-        self.leaving = False
-        """It is to be given away: whoever catches up with it stops after the message that is being handled."""
+        """Nothing is handled: the partition is being drained, or has not begun."""
         self.busy = False
         """Somebody handles a message of it, or it waits in line for that."""
         self.items: dict[int, Message | None] = {}
@@ -112,20 +121,52 @@ class Lane:
         """Take a delivery to its place."""
         sequence, items = message.sequence, self.items
         if sequence in items:
-            before, items[sequence] = items[sequence], message
+            known = items[sequence] is not None and sequence not in self.backlog
+            items[sequence] = message
             self.parked.pop(sequence, None)
-            return Arrival.SAME if before else Arrival.BACK
+            self.backlog.discard(sequence)
+            return Arrival.SAME if known else Arrival.BACK
         if sequence <= self.floor or sequence in finished.new or sequence in finished.old:
             return Arrival.DONE
         items[sequence] = message
         heapq.heappush(self.order, sequence)
         return Arrival.NEW
 
+    # -- the backlog -----------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> bool:
+        """Whether everything that is not done comes from the consumer."""
+        return self.limit == NO_LIMIT
+
+    def begin_reading(self, done: int, until: int) -> None:
+        """What lies between the two sequences is going to be read from the stream."""
+        self.limit, self.read_until, self.rested = max(done, self.floor), until, asyncio.Event()
+
+    def read(self, message: Message, finished: Finished) -> bool:
+        """Take the next message of the backlog to its place. A delivery of it that came is kept: only that one can be
+        acknowledged. Returns whether a message that was put aside has its data back."""
+        sequence = self.limit = message.sequence
+        if sequence in self.items:
+            return self.bring_back(message)
+        if self.offer(message, finished) is Arrival.NEW:
+            self.backlog.add(sequence)
+        return False
+
+    def end_reading(self) -> None:
+        """All of the backlog was read: what the consumer delivers follows."""
+        self.last_done = max(self.last_done, self.read_until or 0)
+        self.limit, self.rested = NO_LIMIT, None
+
+    def has_done(self, through: int) -> bool:
+        """Whether the backlog up to there was read, and is done."""
+        return self.live and not (self.order and self.order[0] <= through)
+
     # -- what is next ----------------------------------------------------------------------------------------------
 
     def next(self) -> Message | None:
         """The message to handle now, if there is one."""
-        if self.held or self.waits or not self.order:
+        if self.held or self.waits or not self.order or self.order[0] > self.limit:
             return None
         return self.items[self.order[0]]
 
@@ -136,7 +177,7 @@ class Lane:
         found: list[Message] = []
         for sequence in heapq.nsmallest(most, self.order):
             message = self.items[sequence]
-            if message is None or sequence in self.tries or sequence <= self.alone_through:
+            if message is None or sequence in self.tries or not self.alone_through < sequence <= self.limit:
                 break
             found.append(message)
         return found
@@ -149,7 +190,7 @@ class Lane:
 
     def finish(self, sequence: int) -> str:
         """It is done; returns where to acknowledge it, if that is known here."""
-        if self.order and self.order[0] == sequence and not (self.parked or self.tries):
+        if self.order and self.order[0] == sequence and not (self.parked or self.tries or self.backlog):
             heapq.heappop(self.order)
             message = self.items.pop(sequence)
         elif sequence in self.items:
@@ -186,22 +227,22 @@ class Lane:
         else:
             self.order.remove(sequence)
             heapq.heapify(self.order)
-        if self.parked or self.tries:
-            self.parked.pop(sequence, None)
-            self.tries.pop(sequence, None)
+        self.parked.pop(sequence, None)
+        self.tries.pop(sequence, None)
+        self.backlog.discard(sequence)
         return message
 
     def took(self, seconds: float) -> None:
         """A message took so long."""
-        average = self.latency + (1 - MEMORY) * (seconds - self.latency) if self.latency else seconds
-        self.latency = average if average > QUICK else 0.0
+        average = self.latency + (1 - AVERAGE_DECAY) * (seconds - self.latency) if self.latency else seconds
+        self.latency = average if average > NEGLIGIBLE_SECONDS else 0.0
 
     # -- how far it is ---------------------------------------------------------------------------------------------
 
     @property
     def holding(self) -> int:
-        """Messages here with their data."""
-        return len(self.items) - len(self.parked)
+        """Messages here with their data that the consumer has delivered."""
+        return len(self.items) - len(self.parked) - len(self.backlog)
 
     def done(self, cursor: int) -> int:
         """Everything of the partition up to this sequence is done.
@@ -209,33 +250,35 @@ class Lane:
         `cursor`: the last sequence that came from the consumer. Whatever lies below it has come, so a live lane that
         has nothing left is done up to there.
         """
-        if not self.live:
-            return self.floor
+        if self.limit != NO_LIMIT:  # what the consumer has passed over is not done
+            return self.order[0] - 1 if self.order and self.order[0] <= self.limit else max(self.limit, self.floor)
         return self.order[0] - 1 if self.order else max(self.last_done, self.floor, cursor)
 
     def needs_from(self, cursor: int) -> int | None:
         """The consumer may go on behind this sequence, as far as this lane is concerned; None when that is unknown."""
-        return self.done(cursor) if self.live else self.live_from
+        return self.done(cursor) if self.live else self.read_until
 
     def replies(self) -> Iterator[tuple[str, Message | None]]:
         """Where to ask the server for patience."""
         for sequence, message in self.items.items():
-            yield (message.reply, message) if message is not None else (self.parked[sequence], None)
+            if sequence not in self.backlog:
+                yield (message.reply, message) if message is not None else (self.parked[sequence], None)
 
     # -- room ------------------------------------------------------------------------------------------------------
 
     def slow(self, now: float) -> bool:
         """Whether what waits here waits for long: for a redelivery, for its owner, or for a slow handler."""
-        blocked = self.waits or (bool(self.order) and self.items[self.order[0]] is None)
-        stuck = self.started is not None and now - self.started > PATIENCE
-        return self.held or blocked or stuck or self.holding * self.latency > PATIENCE
+        blocked = self.waits or (bool(self.order) and (self.order[0] > self.limit or self.items[self.order[0]] is None))
+        stuck = self.started is not None and now - self.started > SLOW_SECONDS
+        return self.held or blocked or stuck or self.holding * self.latency > SLOW_SECONDS
 
     def park(self, keep: int) -> int:
         """Put the highest messages aside, so that `keep` stay; says how many were. Each loses its data, not its place.
 
         The lowest one stays: it may be under way.
         """
-        aside = sorted((s for s, m in self.items.items() if m is not None), reverse=True)[: -max(keep, 1)]
+        here = (s for s, m in self.items.items() if m is not None and s not in self.backlog)
+        aside = sorted(here, reverse=True)[: -max(keep, 1)]
         for sequence in aside:
             message = self.items[sequence]
             if message is not None:

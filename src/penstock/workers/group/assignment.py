@@ -35,7 +35,7 @@ VNODES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Candidate:
     """A worker that takes part."""
 
     id: str
@@ -70,9 +70,9 @@ class Strategy(Protocol):
 
     def weight(self, partition: Partition) -> int: ...
 
-    def capacity(self, member: Member) -> int: ...
+    def capacity(self, member: Candidate) -> int: ...
 
-    def preferences(self, members: Sequence[Member]) -> Preferences: ...
+    def preferences(self, members: Sequence[Candidate]) -> Preferences: ...
 
 
 class Preferences(Protocol):
@@ -95,10 +95,10 @@ class ConsistentHash:
     def weight(self, partition: Partition) -> int:
         return 1
 
-    def capacity(self, member: Member) -> int:
+    def capacity(self, member: Candidate) -> int:
         return 1
 
-    def preferences(self, members: Sequence[Member]) -> Preferences:
+    def preferences(self, members: Sequence[Candidate]) -> Preferences:
         ring = sorted((hash_of(f"{m.id}#{n}"), m.id) for m in members for n in range(self.vnodes))
         points = [point for point, _ in ring]
 
@@ -123,10 +123,10 @@ class RoundRobin:
     def weight(self, partition: Partition) -> int:
         return 1
 
-    def capacity(self, member: Member) -> int:
+    def capacity(self, member: Candidate) -> int:
         return 1
 
-    def preferences(self, members: Sequence[Member]) -> Preferences:
+    def preferences(self, members: Sequence[Candidate]) -> Preferences:
         return lambda _: None
 
 
@@ -139,10 +139,10 @@ class Weighted:
     def weight(self, partition: Partition) -> int:
         return partition.weight
 
-    def capacity(self, member: Member) -> int:
+    def capacity(self, member: Candidate) -> int:
         return member.capacity
 
-    def preferences(self, members: Sequence[Member]) -> Preferences:
+    def preferences(self, members: Sequence[Candidate]) -> Preferences:
         return lambda _: None
 
 
@@ -155,7 +155,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 def assign(
     partitions: Collection[Partition],
-    members: Collection[Member],
+    members: Collection[Candidate],
     previous: Mapping[str, str] | None = None,
     strategy: Strategy | None = None,
     pins: Mapping[str, str] | None = None,
@@ -190,7 +190,9 @@ def hash_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def _pools(partitions: Collection[Partition], members: Sequence[Member]) -> list[tuple[list[Member], list[Partition]]]:
+def _pools(
+    partitions: Collection[Partition], members: Sequence[Candidate]
+) -> list[tuple[list[Candidate], list[Partition]]]:
     def labels(partition: Partition) -> tuple[str, ...]:
         return tuple(sorted(partition.labels))
 
@@ -208,7 +210,7 @@ class _Pool:
         self,
         rules: Strategy,
         partitions: list[Partition],
-        members: list[Member],
+        members: list[Candidate],
         loads: dict[str, int],
         pins: Mapping[str, str],
     ) -> None:

@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from penstock.errors import StreamNotFound
 from penstock.jetstream.kv import BATCH, Bucket, Conflict, Entry, Write
@@ -73,7 +73,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ProgressRecord:
     """What one process of a worker wrote down last."""
 
     stream: str = ""
@@ -113,19 +113,19 @@ def progress_key(worker_id: str, incarnation: str) -> str:
     return f"{PROGRESS}.{worker_id}.{incarnation}"
 
 
-def records_in(entries: Mapping[str, Entry]) -> dict[str, Record]:
+def records_in(entries: Mapping[str, Entry]) -> dict[str, ProgressRecord]:
     """The records by key. One that cannot be read says nothing."""
     found = {}
     for key, entry in entries.items():
         if key.startswith(f"{PROGRESS}."):
             try:
-                found[key] = Record.parse(entry.value)
+                found[key] = ProgressRecord.parse(entry.value)
             except (KeyError, TypeError, ValueError, AttributeError):
                 continue
     return found
 
 
-class Progress:
+class ProgressRecorder:
     """The record of one process. Written over without a condition: nobody else has its key."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
@@ -133,11 +133,11 @@ class Progress:
         self.trial: Trial | None = None
         """What is on trial now."""
         self._bucket = bucket
-        self._last = Record()
+        self._last = ProgressRecord()
         self._there = False
         """Whether the bucket is known to be there."""
 
-    async def load(self) -> Record:
+    async def load(self) -> ProgressRecord:
         """What is there."""
         try:
             entry = await self._bucket.get(self.key)
@@ -153,7 +153,7 @@ class Progress:
 
     async def save(self, stream: str, partitions: Mapping[str, Reached], ended: bool = False) -> None:
         """Write down how far partitions are, unless that is what is there."""
-        record = Record(stream, partitions, self.trial, ended)
+        record = ProgressRecord(stream, partitions, self.trial, ended)
         if record == self._last or not stream:
             return
         if not self._there:
@@ -310,24 +310,8 @@ async def _store_chunk(bucket: Bucket, chunk: Sequence[Claim]) -> list[Claim]:
     return written
 
 
-class PartitionClaimer(Protocol):
-    """Ownership of partitions on behalf of one worker."""
-
-    async def claim(self, partition_id: str) -> bool:
-        """Try to own it; False when it is another's."""
-        ...
-
-    async def release(self, partition_id: str, handoff: int) -> None:
-        """Own it no longer; everything of it up to `handoff` is done."""
-        ...
-
-    async def is_owner(self, partition_id: str) -> bool:
-        """Whether it is owned now, by what the coordination says and not by what we remember."""
-        ...
-
-
 class KVClaims:
-    """`PartitionClaimer` on a bucket, and the `Ownership` that a worker asks for every message."""
+    """The claims of one worker on partitions, and the `Ownership` that it asks for every message."""
 
     def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, lease: Lease) -> None:
         self._bucket = bucket
@@ -358,25 +342,7 @@ class KVClaims:
         claim = self.mine.get(partition_id)
         return Reached(claim.handoff, claim.tries, suspect=claim.suspect) if claim else Reached(0)
 
-    # -- one partition -------------------------------------------------------------------------------------------------
-
-    async def claim(self, partition_id: str) -> bool:
-        entry = await self._bucket.get(claim_key(partition_id))
-        found = Claim.parse(partition_id, entry.value, entry.revision) if entry else Claim(partition_id, 0)
-        if found.owner not in (None, self._worker_id):
-            return False
-        return bool(await self.take([found]))
-
-    async def release(self, partition_id: str, handoff: int) -> None:
-        await self.give({partition_id: Reached(handoff)})
-
-    async def is_owner(self, partition_id: str) -> bool:
-        entry = await self._bucket.get(claim_key(partition_id))
-        if entry is None:
-            return False
-        return Claim.parse(partition_id, entry.value, entry.revision).is_of(self._worker_id, self._incarnation)
-
-    # -- many at once --------------------------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------------
 
     async def take(self, free: Iterable[Claim]) -> list[Claim]:
         """Take those of these claims that nobody has changed meanwhile. When it fails, see `found_again`."""

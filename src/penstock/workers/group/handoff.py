@@ -17,8 +17,8 @@ which the owner wrote down how far it was (`progress.py`), and the consumer's ac
 sequence as long as the claim is settled and the subjects are among the filters. A crash of the new owner between 3 and
 6 leaves the handoff sequence in the claim, and what was caught up with in the record. The next owner starts there.
 
-Whoever comes back with the id of a dead worker has its consumer, too. Before it changes the filters it takes everything
-that was its predecessor's, also what it is to give away at once, and keeps covered what its predecessor held.
+Whoever comes back with the id of a dead worker has its consumer, too. Before it changes the filters it frees what was
+its predecessor's, as the leader would, and on an Interest stream it keeps covered what its predecessor held.
 
 Where the retentions differ is step 7:
 
@@ -29,13 +29,13 @@ Where the retentions differ is step 7:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock import subjects
 from penstock.jetstream.model import ConsumerInfo
-from penstock.workers.group.claims import Claim, Reached, Record
+from penstock.workers.group.claims import Claim, ProgressRecord, Reached, progress_key
 from penstock.workers.group.identity import RETIRED, WorkerRecord
 from penstock.workers.partitions import Partition
 
@@ -53,7 +53,6 @@ class View:
     """What one worker knows when it looks at its partitions."""
 
     worker: str
-    incarnation: str
     wanted: frozenset[str] | None
     """What the assignment gives it; None while there is no assignment: then everything stays."""
     claims: Mapping[str, Claim]
@@ -84,8 +83,8 @@ class Steps:
 def next_steps(view: View, retention: Retention) -> Steps:
     """The steps that are due. Asked again whenever something has changed."""
     wanted = view.running if view.wanted is None else view.wanted
-    missing = sorted((wanted | (inherited(view) if view.wanted is not None else set())) - view.running)
-    take = [view.claims[p] for p in missing if p in view.claims and _is_open(view.claims[p], view)]
+    missing = sorted(wanted - view.running)
+    take = [view.claims[p] for p in missing if p in view.claims and view.claims[p].owner is None]
     taken = {claim.partition for claim in take}
     return Steps(
         give=tuple(sorted(view.running - wanted)),
@@ -93,20 +92,6 @@ def next_steps(view: View, retention: Retention) -> Steps:
         let_go=tuple(sorted(p for p in view.held - taken if may_let_go(view.claims.get(p), view.worker, retention))),
         wait=tuple(p for p in missing if p not in taken),
     )
-
-
-def inherited(view: View) -> set[str]:
-    """What belongs to the process that had our id before."""
-    return {p for p, claim in view.claims.items() if _is_inherited(claim, view)}
-
-
-def _is_inherited(claim: Claim, view: View) -> bool:
-    return claim.owner == view.worker and claim.incarnation != view.incarnation
-
-
-def _is_open(claim: Claim, view: View) -> bool:
-    """Free, or our own from before a restart."""
-    return claim.owner is None or _is_inherited(claim, view)
 
 
 def may_let_go(claim: Claim | None, worker: str, retention: Retention) -> bool:
@@ -132,7 +117,7 @@ def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) 
     return min(one.ack_floor_stream_seq for one in consumers)
 
 
-def after_crash(claim: Claim, floor: int | None, record: Record | None) -> Claim:
+def after_crash(claim: Claim, floor: int | None, record: ProgressRecord | None) -> Claim:
     """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too. `record`:
     what its process wrote down last.
 
@@ -145,6 +130,28 @@ def after_crash(claim: Claim, floor: int | None, record: Record | None) -> Claim
     if record and record.stream == claim.stream:
         tries = record.tries(claim.partition, tries)
     return claim.freed(Reached(done, tries, suspect=done <= claim.handoff))
+
+
+def freed(
+    dead: Iterable[Claim],
+    partitions: Mapping[str, Partition],
+    consumers: Mapping[str, Collection[ConsumerInfo]],
+    records: Mapping[str, ProgressRecord],
+) -> list[Claim]:
+    """The claims of dead workers, freed with what their consumers, by worker id, and their records say."""
+    return [
+        after_crash(
+            claim,
+            ack_floor(partitions.get(claim.partition), consumers.get(claim.owner or "", ())),
+            records.get(progress_key(claim.owner or "", claim.incarnation or "")),
+        )
+        for claim in dead
+    ]
+
+
+def left_behind(claims: Mapping[str, Claim], worker: str, incarnation: str) -> list[Claim]:
+    """Claims of the process that had this worker id before."""
+    return [claim for claim in claims.values() if claim.owner == worker and claim.incarnation != incarnation]
 
 
 def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]) -> list[Claim]:

@@ -31,7 +31,7 @@ from typing import Any, Self
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.kv import Bucket, Conflict, Entry
 from penstock.jetstream.model import Json
-from penstock.workers.group.assignment import Member
+from penstock.workers.group.assignment import Candidate
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,9 @@ class Sightings:
         """Whether a key has not changed for longer than a lease lasts."""
         return key in self._seen and self._now() - self._seen[key][1] > self.ttl
 
-    def blink(self) -> None:
-        """We could not look for a while: everybody gets a whole lease from now on."""
+    def forget_heartbeats(self) -> None:
+        """Discard heartbeat history after a pause of our own, so that no worker is declared dead because *we* were not
+        watching: everybody gets a whole lease from now on."""
         now = self._now()
         self._seen = {key: (revision, now) for key, (revision, _) in self._seen.items()}
 
@@ -109,9 +110,9 @@ class Sightings:
 WORKERS = "workers"
 VERSION = 1
 ACTIVE, LEAVING, RETIRED = "active", "leaving", "retired"
-CROWD = 32
+CONTENDED_IDS = 32
 """Ids among which one is drawn, once another was quicker."""
-LOOKS = 5
+LOOKS_PER_LEASE = 5
 """Looks at the pool during one lease, while all of its ids are taken."""
 
 
@@ -162,12 +163,12 @@ class WorkerRecord:
         sets = {"labels": frozenset(raw.get("labels", ())), "troubles": tuple(map(str, raw.get("troubles", ())))}
         return cls(**{**known, **sets})
 
-    def member(self, worker_id: str) -> Member:
-        return Member(worker_id, self.capacity, self.labels)
+    def member(self, worker_id: str) -> Candidate:
+        return Candidate(worker_id, self.capacity, self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class IdPool:
     """The ids there are: `<prefix>-0` and so on."""
 
     prefix: str = "worker"
@@ -196,7 +197,7 @@ def workers_in(entries: Mapping[str, Entry]) -> dict[str, WorkerRecord]:
     return found
 
 
-def candidates(pool: Pool, taken: Mapping[str, WorkerRecord], instance: str, silent: frozenset[str]) -> list[str]:
+def candidates(pool: IdPool, taken: Mapping[str, WorkerRecord], instance: str, silent: frozenset[str]) -> list[str]:
     """The ids worth a try, best first: our own from before, free ones, then those that nobody renews."""
     own = [i for i, record in taken.items() if record.instance == instance and record.state != RETIRED]
     free = [i for i in pool.ids if i not in taken]
@@ -207,7 +208,7 @@ def candidates(pool: Pool, taken: Mapping[str, WorkerRecord], instance: str, sil
 class Identity:
     """One worker's claim to an id. `claim` first, then `renew` before each third of the lease is over."""
 
-    def __init__(self, bucket: Bucket, pool: Pool, record: WorkerRecord, ttl: float) -> None:
+    def __init__(self, bucket: Bucket, pool: IdPool, record: WorkerRecord, ttl: float) -> None:
         self._bucket = bucket
         self._pool = pool
         incarnation = secrets.token_hex(6)
@@ -237,9 +238,11 @@ class Identity:
                 worker_id = random.choice(found)
                 if await self._try(worker_id, entries.get(worker_key(worker_id))):
                     return worker_id
-                crowd = CROWD  # others want the same: a hundred that start together would try a hundred ids each
+                crowd = (
+                    CONTENDED_IDS  # others want the same: a hundred that start together would try a hundred ids each
+                )
             else:
-                await asyncio.sleep(self.lease.ttl / LOOKS)
+                await asyncio.sleep(self.lease.ttl / LOOKS_PER_LEASE)
 
     async def _try(self, worker_id: str, found: Entry | None) -> bool:
         asked, key, value = clock(), worker_key(worker_id), self._next()
@@ -369,9 +372,9 @@ class Election:
                 self._lease.end()
                 await self._bucket.delete(LEADER_KEY, self._revision)
 
-    def blink(self) -> None:
-        """We could not look for a while: the leader gets a whole lease from now on."""
-        self._sightings.blink()
+    def forget_heartbeats(self) -> None:
+        """Discard heartbeat history after a pause of our own: the leader gets a whole lease from now on."""
+        self._sightings.forget_heartbeats()
 
     async def _take(self, revision: int) -> None:
         asked = clock()

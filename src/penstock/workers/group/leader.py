@@ -24,11 +24,10 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket, Conflict, Entry
 from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.publish.control import Control
-from penstock.workers.dispatch import troubles
 from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
-from penstock.workers.group.assignment import Assignment, Member, Published, Situation, Stabilizer, assign
-from penstock.workers.group.claims import Claim, Record, claims_in, progress_key, records_in
+from penstock.workers.group.assignment import Assignment, Candidate, Published, Situation, Stabilizer, assign
+from penstock.workers.group.claims import Claim, ProgressRecord, claims_in, progress_key, records_in
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
 from penstock.workers.options import GroupOptions
@@ -117,6 +116,8 @@ def covered_through(end: int, handoffs: Collection[int | None]) -> int:
 
 BEGUN = "group.begun"
 """The key that says where in the stream the group began."""
+PROBLEMS = "assignment.problems"
+"""The key with what the leader finds wrong with the partitions."""
 AUDIT_EVERY = 20
 """Steps after which all claims are looked at, even if nothing seems to have happened."""
 
@@ -151,24 +152,22 @@ class _Scene:
     entries: dict[str, Entry]
     consumers: Mapping[str, Collection[ConsumerInfo]]
     partitions: Collection[Partition]
-    records: Mapping[str, Record]
+    records: Mapping[str, ProgressRecord]
 
     def after_crash(self, dead: Iterable[Claim]) -> list[Claim]:
         """The claims of dead workers, freed with what their consumers and their records say."""
-        known = {partition.id: partition for partition in self.partitions}
-        return [
-            handoff.after_crash(
-                claim,
-                handoff.ack_floor(known.get(claim.partition), self.consumers.get(claim.owner or "", ())),
-                self.records.get(progress_key(claim.owner or "", claim.incarnation or "")),
-            )
-            for claim in dead
-        ]
+        return handoff.freed(dead, {one.id: one for one in self.partitions}, self.consumers, self.records)
 
     def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
         """Subjects of partitions that no owner covers for certain."""
         open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
         return [subject for partition in open_ for subject in partition.subjects]
+
+
+def problems_in(entry: Entry | None) -> tuple[str, ...]:
+    """What was written down."""
+    found = entry.value.get("problems") if entry else None
+    return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 class Leader:
@@ -189,11 +188,11 @@ class Leader:
         self.holder = Holder(control.jetstream, options.stream, options.group, source)
         """Keeps what no partition is known for yet."""
         self._steps = 0
-        self._problems = troubles.Problems(bucket)
         self._failing: dict[str, int] = {}
         """Workers whose updates failed when we last looked, and how often in a row."""
         self.problems: list[str] = []
         """What is wrong with partitions that the source names."""
+        self._problems_written: list[str] | None = None
         self.published = 0
         """Assignments made."""
         self.freed = 0
@@ -204,10 +203,10 @@ class Leader:
         await self._first_sequence()
         await self.holder.begin()
 
-    def blink(self) -> None:
-        """We could not look for a while: nobody is to be given up for that."""
-        self._sightings.blink()
-        self._orphans.blink()
+    def forget_heartbeats(self) -> None:
+        """Discard heartbeat history after a pause of our own: no worker is declared dead for it."""
+        self._sightings.forget_heartbeats()
+        self._orphans.forget_heartbeats()
 
     async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
         """Do what is due; returns whether a new assignment was published. `seen`: what we saw before we led."""
@@ -216,7 +215,7 @@ class Leader:
         await self._retire(entries)
         published, end = await self._assignments.current(), await self.holder.end()
         partitions, self.problems = usable(await self._source.partitions(), published.by_id)
-        await self._problems.write(self.problems)
+        await self._write_problems()
         workers = workers_in(entries)
         self._hear_of(workers)
         if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
@@ -235,6 +234,14 @@ class Leader:
         known = [claim if claim and claim.stream == stream else None for claim in found]
         open_ = [claim.handoff if claim else None for claim in known if not (claim and claim.settled)]
         await self.holder.release(covered_through(end, open_))
+
+    async def _write_problems(self) -> None:
+        """Keep what is wrong with the partitions where `group show` sees it."""
+        if self.problems == self._problems_written:
+            return
+        if self.problems or await self._bucket.get(PROBLEMS):
+            await self._bucket.put(PROBLEMS, {"v": 1, "problems": self.problems})
+        self._problems_written = list(self.problems)
 
     def _hear_of(self, workers: Mapping[str, WorkerRecord]) -> None:
         failing = {worker: record.failures for worker, record in workers.items() if record.failures}
@@ -349,7 +356,7 @@ class Leader:
         return True
 
     async def _publish(
-        self, published: Published, following: Assignment, partitions: Collection[Partition], members: list[Member]
+        self, published: Published, following: Assignment, partitions: Collection[Partition], members: list[Candidate]
     ) -> None:
         by_id, names = {p.id: p for p in partitions}, tuple(member.id for member in members)
         draft = assignment.Draft(following, by_id, names, self._options.stream, self._worker_id)

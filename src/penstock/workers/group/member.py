@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.consume.hooks import HookFailed
@@ -25,31 +25,29 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream.kv import Bucket
-from penstock.jetstream.model import ConsumerInfo
 from penstock.publish.control import Control
-from penstock.workers.dispatch import troubles
 from penstock.workers.group import handoff
 from penstock.workers.group.assignment import Assignments, Share
 from penstock.workers.group.claims import (
-    RECORD_EVERY,
+    CLAIMS,
     Claim,
     KVClaims,
-    Progress,
+    ProgressRecorder,
     Reached,
-    Record,
     claim_key,
     claims_in,
     progress_key,
     records_in,
+    store,
 )
-from penstock.workers.group.group_worker import GroupWorker, MemberStatistics
 from penstock.workers.group.handoff import Retention, Steps, View
 from penstock.workers.group.identity import ACTIVE, LEAVING, WORKERS, ClaimLost, Election, Identity, clock, workers_in
 from penstock.workers.group.leader import Leader
-from penstock.workers.group.predecessor import Predecessor
 from penstock.workers.options import GroupOptions
 from penstock.workers.partitions import NoPartitionList, Partition
+from penstock.workers.pull import filters
 from penstock.workers.pull.consumer import StreamRemade, group_consumers, stream_identity
+from penstock.workers.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +56,29 @@ WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
 
 class WorkerFailed(PenstockError):
     """One of the worker's own loops has ended: this process should end too, and be started anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatistics:
+    """How a member stands."""
+
+    worker_id: str
+    mode: str
+    leads: bool
+    version: int
+    """Of the assignment it works by."""
+    partitions: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    held: tuple[str, ...]
+    catching_up: tuple[str, ...]
+    claims: int
+    claims_lost: int
+    handed_over: int
+    caught_up: int
+    leader_changes: int
+    assignments: int
+    freed: int
+    kv_writes: int
 
 
 class Member:
@@ -69,9 +90,8 @@ class Member:
         self._bucket = bucket
         self.identity = identity
         self.claims = KVClaims(bucket, identity.id, identity.incarnation, identity.lease)
-        self.progress = Progress(bucket, progress_key(identity.id, identity.incarnation))
+        self.progress = ProgressRecorder(bucket, progress_key(identity.id, identity.incarnation))
         self._assignments = Assignments(bucket)
-        self._predecessor = Predecessor(control, bucket, options, identity.id)
         self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
         self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
         self._known: dict[str, Partition] = {}
@@ -84,16 +104,20 @@ class Member:
         self._draining: dict[str, asyncio.Task[Reached | None]] = {}
         """What is to be given away: each by itself, so that a handler that takes long holds up no other partition."""
         self._again: set[str] = set()
-        """To be caught up with in any case: taken back before our consumer had let go of them, or a predecessor of ours
-        was not done with catching up."""
-        self._catching: dict[str, asyncio.Task[None]] = {}
+        """Whose backlog is to be read in any case: they were another's while our consumer still covered them."""
+        self._catching_up: set[str] = set()
+        """What our worker has, and may have a backlog of."""
+        self._has_inherited = False
+        """Whether nothing is left of the process that had our id before."""
+        self._inherited_cover: set[str] = set()
+        """What the consumer of that process has to go on covering."""
         self._alone = False
         """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
         self._recheck = True
         self._steps = Steps()
         self._look = asyncio.Event()
         self._left = asyncio.Event()
-        self._world_seen = self._world
+        self._epoch_seen = self._epoch
         self._checked_at = clock()
         self._retention: Retention | None = None
         self._stream = ""
@@ -109,12 +133,12 @@ class Member:
         """What must be there before anybody hears that this worker has joined."""
         await self._leader.begin()
 
-    async def run(self, worker: GroupWorker) -> None:
+    async def run(self, worker: Worker) -> None:
         """Take part until `leave` is done, or until the id is lost."""
         self._worker = worker
         worker.told = self._reached
         await worker.start()
-        own = (self._renew(), self._follow(), self._lead(), self._write_down_for_ever())
+        own = (self._renew(), self._follow(), self._lead())
         loops = [asyncio.create_task(loop) for loop in own]
         left = asyncio.create_task(self._left.wait())
         try:
@@ -122,7 +146,7 @@ class Member:
             for task in done - {left}:
                 task.result()
         finally:
-            all_: list[asyncio.Task[Any]] = [*loops, left, *self._catching.values(), *self._draining.values()]
+            all_: list[asyncio.Task[Any]] = [*loops, left, *self._draining.values()]
             for task in all_:
                 task.cancel()
             await asyncio.gather(*all_, return_exceptions=True)
@@ -180,19 +204,19 @@ class Member:
             await asyncio.sleep(self._options.renew_every)
 
     @property
-    def _world(self) -> tuple[int, int]:
-        """Another value: the connection is another one, or the bucket is."""
+    def _epoch(self) -> tuple[int, int]:
+        """Changes when the connection was re-established or the bucket was re-created."""
         return self._control.connection.opened, self.identity.made_again
 
     def _healthy(self) -> None:
         """After a time away, or in a new bucket, nothing that we remember is certain. It is looked at again, too, once
         a lease."""
         self._recheck = self._recheck or clock() - self._checked_at > self._options.ttl
-        if self.mode == DEGRADED or self._world != self._world_seen:
+        if self.mode == DEGRADED or self._epoch != self._epoch_seen:
             log.info("%s: coordination is back", self.identity.id)
-            self._world_seen, self._recheck = self._world, True
-            self._leader.blink()
-            self._election.blink()
+            self._epoch_seen, self._recheck = self._epoch, True
+            self._leader.forget_heartbeats()
+            self._election.forget_heartbeats()
             self._look.set()
         self.mode = MOVING if self._moving else WORKING
 
@@ -213,19 +237,10 @@ class Member:
 
     @property
     def _moving(self) -> bool:
-        busy = self._catching or self._held or self._draining
+        busy = self._catching_up or self._held or self._draining
         return bool(busy or self._steps.wait or not self._steps.nothing)
 
     # -- what is written down ------------------------------------------------------------------------------------------
-
-    async def _write_down_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(RECORD_EVERY)
-            if (self._worker.strained or self.progress.is_due) and self.claims.certain:
-                try:
-                    await self.progress.save(self._stream, self._reached())
-                except PenstockError as exc:
-                    log.debug("%s could not write down how far it is: %s", self.identity.id, exc)
 
     def _reached(self) -> dict[str, Reached]:
         mine = self.claims.mine
@@ -262,23 +277,22 @@ class Member:
         if not self.identity.lease.valid:
             return
         self._held |= self._covered - self.claims.mine.keys()  # also what turned out to be another's
+        if self.assigned and not self._has_inherited:
+            await self._inherit(retention)
         found = await self._relevant_claims()
         await self._check(found)
         again = self.claims.found_again(found)
         self._again |= again
         self._held -= again
         mine = frozenset(self.claims.mine)
-        view = View(self.identity.id, self.identity.incarnation, self._wanted, found, mine, frozenset(self._held))
+        view = View(self.identity.id, self._wanted, found, mine, frozenset(self._held))
         steps = self._steps = handoff.next_steps(view, retention)
         await self._stay(mine.difference(steps.give))
         freed = await self._give(steps.give)
         at_once = frozenset[str]() if retention is Retention.INTEREST else freed
         await self._let_go((*steps.let_go, *at_once))
         await self._take(steps.take)
-        if not self._predecessor.done:
-            left = self._predecessor.still_covered(view, frozenset(self.claims.mine), retention)
-            self._covered |= left
-            self._held |= left
+        self._hold_inherited()
         await self._settle()
 
     async def _learn(self) -> Retention:
@@ -295,7 +309,7 @@ class Member:
             if not self._alone:
                 self._worker.pause(share.paused)
             partitions = self._worker.fitting(listed, self._covered)
-            for trouble in troubles.left_out(len(listed) - len(partitions)):
+            for trouble in filters.left_out(len(listed) - len(partitions)):
                 self._say("the assignment", ConfigError(trouble))
             self._known |= {partition.id: partition for partition in partitions}
             self._wanted = frozenset(partition.id for partition in partitions)
@@ -303,11 +317,6 @@ class Member:
 
     async def _relevant_claims(self) -> dict[str, Claim]:
         """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
-        if not self._predecessor.done:
-            if self._wanted is None:
-                return {}
-            if await self._predecessor.left_something():
-                return await self._predecessor.claims(self._known)
         concerned = (self._wanted or frozenset()) | self.claims.mine.keys() | self._held
         quiet = not self._held and (self._wanted is None or self._wanted == self.claims.mine.keys())
         if quiet and not self._recheck and all(claim.settled for claim in self.claims.mine.values()):
@@ -322,7 +331,6 @@ class Member:
         missing = {p for p in changed if p not in found}
         await self.claims.assert_again(self._worker.done_through, sorted(missing))
         stolen = (changed - missing) | (missing - self.claims.mine.keys())
-        await self._stop_catching(stolen)
         self.claims.drop(stolen)
         for partition in stolen & self._draining.keys():
             self._draining.pop(partition).cancel()
@@ -337,7 +345,7 @@ class Member:
         for partition in staying:
             self._draining.pop(partition).cancel()
         try:
-            await self._worker.resume([p for p in staying if self.claims.mine[p].settled])
+            await self._worker.resume(staying)
         except HookFailed:  # they rest until the next look
             self._drain_all(staying)
             raise
@@ -355,7 +363,7 @@ class Member:
         known = {p: reached for p, task in ended.items() if (reached := task.result())}
         log.debug("%s gives away, and has done: %s", self.identity.id, known)
         mine = [p for p in ended if p in self.claims.mine]
-        freed = await self.claims.give({p: known.get(p) or Reached(self._caught(p)) for p in mine})
+        freed = await self.claims.give({p: known.get(p) or Reached(self.claims.mine[p].handoff) for p in mine})
         gone = frozenset(claim.partition for claim in freed)
         for partition in gone:
             self._draining.pop(partition)
@@ -369,19 +377,8 @@ class Member:
                 self._draining[partition] = asyncio.create_task(self._drain(partition), name=f"drain {partition}")
 
     async def _drain(self, partition: str) -> Reached | None:
-        """Finish what is being handled of it; returns how far it is, or None when only its floor is known."""
-        if partition in self._covered:
-            drained = await self._worker.drain([partition])
-            await self._stop_catching([partition])
-            claim = self.claims.mine.get(partition)
-            if claim and claim.settled:
-                return drained.get(partition)
-        return None
-
-    def _caught(self, partition: str) -> int:
-        """How far a partition is done that is not settled: what came of it later may be done too, or not."""
-        done = self._worker.floor(partition) if partition in self._covered else 0
-        return max(self.claims.mine[partition].handoff, done)
+        """Finish what is being handled of it; returns how far it is, or None when it had not begun."""
+        return (await self._worker.drain([partition])).get(partition)
 
     async def _let_go(self, partitions: Collection[str]) -> None:
         """7. remove the subjects from our consumer. Nothing is added with it: on a work queue that may have to wait for
@@ -395,73 +392,50 @@ class Member:
         """3. take the claim."""
         if not free:
             return
-        inherited = [claim for claim in free if claim.owner is not None]
-        self._again |= {claim.partition for claim in inherited if not claim.settled}
-        consumers = await self._own_consumers() if inherited else ()
-        floors = {c.partition: handoff.ack_floor(self._known[c.partition], consumers) for c in inherited}
-        records = await self._records(inherited)
         # It may have been made anew since, unnoticed by a worker that had nothing of it.
         self._stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
-        known = [
-            handoff.after_crash(c, floors[c.partition], records.get(c.incarnation or "")) if c in inherited else c
-            for c in free
-        ]
-        taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in known)}
+        taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in free)}
         self._again |= self._held & taken
         self._held -= taken
 
-    async def _own_consumers(self) -> Collection[ConsumerInfo]:
-        jetstream, options = self._control.jetstream, self._options
-        return (await group_consumers(jetstream, options.stream, options.group)).get(self.identity.id, ())
+    async def _inherit(self, retention: Retention) -> None:
+        """Free what belongs to the process that had our id before us, with how far it came, before the filters of its
+        consumer, which is ours now, are changed: its ack floor counts for the claims. On an Interest stream its filters
+        may be all that keeps messages which nobody has handled: then they stay."""
+        jetstream, options, id_ = self._control.jetstream, self._options, self.identity.id
+        self._known |= (await self._assignments.current()).by_id
+        consumers = await group_consumers(jetstream, options.stream, options.group)
+        claims = claims_in(await self._bucket.entries(CLAIMS))
+        left = handoff.left_behind(claims, id_, self.identity.incarnation)
+        keys = {progress_key(id_, claim.incarnation or "") for claim in left}
+        records = records_in(await self._bucket.values(sorted(keys))) if keys else {}
+        freed = await store(self._bucket, handoff.freed(left, self._known, consumers, records))
+        self._has_inherited = len(freed) == len(left)  # else the leader was quicker with some: look again
+        claims |= {claim.partition: claim for claim in freed}
+        if id_ in consumers and retention is Retention.INTEREST:
+            self._inherited_cover |= {p for p, c in claims.items() if id_ in c.holders and p in self._known}
 
-    async def _records(self, inherited: Iterable[Claim]) -> dict[str, Record]:
-        """What processes that had our id before wrote down, by incarnation."""
-        keys = {c.incarnation: progress_key(self.identity.id, c.incarnation) for c in inherited if c.incarnation}
-        found = records_in(await self._bucket.values(list(keys.values()))) if keys else {}
-        return {incarnation: found[key] for incarnation, key in keys.items() if key in found}
+    def _hold_inherited(self) -> None:
+        left, self._inherited_cover = self._inherited_cover - self.claims.mine.keys(), set()
+        self._covered |= left
+        self._held |= left
 
     async def _settle(self) -> None:
-        """4. add the subjects, 5. catch up, each partition by itself, 6. settle the claim."""
-        busy = self._catching.keys() | self._draining.keys()
-        new = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in busy}
-        if not new:
-            return
-        await self._cover(self._covered | new.keys())
-        # Whatever the consumer's cursor has passed over lies below the stream's end as it is now.
-        end = (await self._control.jetstream.stream_info(self._options.stream)).state.last_seq
-        behind = self._again.union(self._worker.behind)
-        await self.claims.settle({p: claim.handoff for p, claim in new.items() if p not in behind})
-        for partition in behind & new.keys():
-            catching = self._catch_up(new[partition], end)
-            self._catching[partition] = asyncio.create_task(catching, name=f"catch up {partition}")
+        """4. add the subjects, 5. have the backlog read and handled, 6. settle the claims of those that are done."""
+        open_ = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in self._draining}
+        self._catching_up &= open_.keys()
+        if new := open_.keys() - self._catching_up:
+            await self._cover(self._covered | new, self._again & new)
+            self._again -= new
+            self._catching_up |= new
+        if done := open_.keys() - self._worker.behind:
+            is_queue = self._retention is Retention.WORKQUEUE  # there what is not done may still be on its way
+            through = {p: open_[p].handoff if is_queue else self._worker.done_through(p) for p in done}
+            self.caught_up += len(await self.claims.settle(through))
 
-    async def _cover(self, partitions: Collection[str]) -> None:
-        await self._worker.update([self._known[p] for p in sorted(partitions)])
+    async def _cover(self, partitions: Collection[str], again: Collection[str] = ()) -> None:
+        await self._worker.update([self._known[p] for p in sorted(partitions)], again)
         self._covered = set(partitions)
-
-    async def _catch_up(self, claim: Claim, end: int) -> None:
-        try:
-            first = self._caught(claim.partition) + 1 if self._options.hand_over else end + 1
-            log.debug("%s catches up with %s from %d to %d", self.identity.id, claim.partition, first, end)
-            await self._worker.catch_up(self._known[claim.partition], first, end)
-            # On a work queue nothing of it needs to be done by now: it comes, and what is done is gone.
-            through = claim.handoff if self._retention is Retention.WORKQUEUE else end
-            await self.claims.settle({claim.partition: through})
-            self._again.discard(claim.partition)
-            self.caught_up += 1
-            self._look.set()
-        except PenstockError as exc:
-            log.info("%s: catching up with %s begins anew: %s", self.identity.id, claim.partition, exc)
-        finally:
-            self._catching.pop(claim.partition, None)
-
-    async def _stop_catching(self, partitions: Collection[str]) -> None:
-        tasks = [self._catching[p] for p in partitions if p in self._catching]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for partition in partitions:
-            self._catching.pop(partition, None)  # one that had not begun cannot do so itself
 
     # -- everybody's partitions ----------------------------------------------------------------------------------------
 
@@ -475,8 +449,8 @@ class Member:
                     for problem in self._leader.problems:
                         self._say("the partitions", ConfigError(problem))
             except PenstockError as exc:
-                self._leader.blink()
-                self._election.blink()  # a leader that could not write either must not be given up for it
+                self._leader.forget_heartbeats()
+                self._election.forget_heartbeats()  # a leader that could not write either must not be given up for it
                 self._say("nobody is given up and nothing assigned for now", exc)
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
 
@@ -512,7 +486,7 @@ class Member:
             partitions=tuple(sorted(self.claims.mine)),
             waiting_for=self._steps.wait,
             held=tuple(sorted(self._held)),
-            catching_up=tuple(sorted(self._catching)),
+            catching_up=tuple(sorted(self._catching_up)),
             claims=self.claims.made,
             claims_lost=self.claims.lost,
             handed_over=self.handed_over,

@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from penstock.consume.handlers import AsyncHandler, Handler, Runner
+from penstock.consume.handlers import AsyncHandler, Handler, HandlerRunner
 from penstock.consume.messages import Message, MessageContext
 from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
 from penstock.jetstream.kv import Bucket, Conflict, Entry
@@ -161,7 +161,7 @@ class Overlap:
 
         Tries of the other side count as tries: `delivery_count` says so.
         """
-        call = Runner(handler).call
+        call = HandlerRunner(handler).call
 
         async def once(message: Message, context: MessageContext) -> None:
             async with self.turn(message.subject, message.sequence, message.timestamp) as turn:

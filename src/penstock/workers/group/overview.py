@@ -1,31 +1,23 @@
-"""How a group stands, seen from outside: workers, partitions, owners, lag, and what is on the move.
-
-Whoever looks again and again (`GroupWatch`) reads only what has changed: a group of 10,000 partitions has as many keys,
-of which its workers write a few every second.
-"""
+"""How a group stands, seen from outside: workers, partitions, owners, lag, and what is on the move."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock.consume.metrics import Lag
-from penstock.errors import ConfigError, StreamNotFound
+from penstock.errors import ConfigError
 from penstock.jetstream.kv import Bucket, Entry
 from penstock.jetstream.model import ConsumerInfo
 from penstock.publish.control import Control
-from penstock.workers.dispatch import troubles
 from penstock.workers.group import assignment, identity, migration
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.assignment import Published, Windows
-from penstock.workers.group.claims import Claim, claims_in, progress_key, records_in
+from penstock.workers.group.claims import Claim, claims_in
 from penstock.workers.group.identity import ACTIVE, WorkerRecord, workers_in
+from penstock.workers.group.leader import PROBLEMS, problems_in
 from penstock.workers.options import bucket_name
-from penstock.workers.partitions import Partition
-from penstock.workers.pull import stored
 from penstock.workers.pull.consumer import group_consumers
 
 FAMILIES = (identity.WORKERS, claim_store.CLAIMS, assignment.ASSIGNMENT, "leader", "migration")
@@ -113,7 +105,7 @@ async def look(control: Control, group: str) -> GroupOverview:
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class GroupShares:
     """What is assigned and what is claimed: most of a large group, and what changes least."""
 
     published: Published
@@ -133,13 +125,13 @@ def overview(
     group: str,
     entries: Mapping[str, Entry],
     consumers: Mapping[str, Collection[ConsumerInfo]],
-    ownership: Ownership | None = None,
+    ownership: GroupShares | None = None,
 ) -> GroupOverview:
     """The group that these keys and consumers, by worker id, make up. Pure.
 
     `ownership` of the same entries, where it is known already.
     """
-    known = ownership or Ownership.of(entries)
+    known = ownership or GroupShares.of(entries)
     published = known.published
     lease = entries.get(identity.LEADER_KEY)
     leader = str(lease.value["worker"]) if lease else None
@@ -152,7 +144,7 @@ def overview(
         workers=tuple(_worker(w, r, leader, known.owned.get(w, 0), consumers.get(w, ())) for w, r in workers),
         partitions=known.partitions,
         waits_for=_waits_for(group, published.version, dict(workers), leader, entries.get(migration.MIGRATION_KEY)),
-        problems=troubles.problems_in(entries.get(troubles.PROBLEMS)),
+        problems=problems_in(entries.get(PROBLEMS)),
         paused=published.paused,
         pins=published.pins,
     )
@@ -238,114 +230,3 @@ def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
     """`worker-2` before `worker-10`."""
     parts = name.replace(".", "-").split("-")
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)
-
-
-READ_ALL_EVERY = 300.0
-"""Seconds after which all keys are read again: some may have expired without a trace."""
-MEASURED = 100
-"""Partitions whose lag is asked for in one look; the others follow in turns."""
-
-
-class GroupWatch:
-    """One group."""
-
-    def __init__(self, control: Control, group: str) -> None:
-        self._control = control
-        self._group = group
-        self._bucket = Bucket(control, bucket_name(group))
-        self._entries: dict[str, Entry] = {}
-        self._revision = 0
-        self._created = ""
-        self._read_all = 0.0
-        self._ownership: Ownership | None = None
-        self._consumers: Mapping[str, Collection[ConsumerInfo]] = {}
-        self._lags: dict[str, Lag] = {}
-        """Of partitions, the one measured longest ago first."""
-
-    async def look(self) -> GroupOverview:
-        """The group now. Raises `ConfigError` when there is none of that name."""
-        try:
-            info = await self._control.jetstream.stream_info(self._bucket.stream)
-        except StreamNotFound as exc:
-            raise ConfigError(f"there is no group {self._group!r} on this server") from exc
-        created, now = str(info.raw.get("created", "")), time.monotonic()
-        if created != self._created or now - self._read_all > READ_ALL_EVERY:
-            self._entries, self._revision, self._created, self._read_all = {}, 0, created, now
-            self._ownership = None
-        if info.state.last_seq > self._revision:
-            self._apply(*await self._bucket.since(self._revision))
-        if self._ownership is None:
-            self._ownership = Ownership.of(self._entries)
-        stream = self._ownership.published.stream
-        self._consumers = await group_consumers(self._control.jetstream, stream, self._group) if stream else {}
-        return overview(self._group, self._entries, self._consumers, self._ownership)
-
-    def _apply(self, changed: Mapping[str, Entry | None], revision: int) -> None:
-        self._revision = revision
-        for key, entry in changed.items():
-            if entry is None:
-                self._entries.pop(key, None)
-            else:
-                self._entries[key] = entry
-            if key.startswith((f"{claim_store.CLAIMS}.", f"{assignment.ASSIGNMENT}.")):
-                self._ownership = None
-
-    async def lags(self, group: GroupOverview) -> dict[str, Lag]:
-        """How far partitions are behind, as far as that is known: each look asks for some of them.
-
-        Partitions of a worker that has nothing before it are not asked for.
-        """
-        idle = {worker.id for worker in group.workers if worker.lag == 0}
-        there = {one.id: one for one in group.partitions}
-        known = {name: found for name, found in self._lags.items() if name in there and there[name].owner not in idle}
-        wanted = [one for one in group.partitions if one.owner not in idle and one.id not in known]
-        wanted += [there[name] for name in known]
-        chosen = wanted[:MEASURED]
-        if chosen and group.stream:
-            partitions = [Partition(one.id, one.subjects) for one in chosen]
-            measured = await stored.measure(
-                self._control.connection, self._control.jetstream, group.stream, partitions, self._done(chosen)
-            )
-            for name, found in measured.items():
-                known.pop(name, None)
-                known[name] = found
-        self._lags = known
-        return {**{one.id: Lag(0, 0.0) for one in group.partitions if one.owner in idle}, **known}
-
-    def _done(self, partitions: Collection[PartitionOverview]) -> dict[str, int]:
-        """The sequence up to which everything is done, for certain, by partition."""
-        assert self._ownership is not None
-        claims, workers = self._ownership.claims, workers_in(self._entries)
-        names = {one.owner for one in partitions if one.owner in workers}
-        keys = {name: progress_key(name, workers[name].incarnation) for name in names if name}
-        records = records_in({key: self._entries[key] for key in keys.values() if key in self._entries})
-        found = {}
-        for one in partitions:
-            claim, done = claims.get(one.id), one.handoff
-            if claim and claim.owner in keys:
-                record = records.get(keys[claim.owner])
-                reached = record.of(one.id, claim.token, claim.stream) if record else None
-                done = max(done, reached.done if reached else 0)
-                floors = [info.ack_floor_stream_seq for info in self._consumers.get(claim.owner, ())]
-                done = max(done, min(floors, default=0) if claim.settled else 0)
-            found[one.id] = done
-        return found
-
-
-class GroupWatches:
-    """All groups of a server."""
-
-    def __init__(self) -> None:
-        self.denied: set[str] = set()
-        """Groups that nobody lets us read: they are not asked for again."""
-        self._groups: dict[str, GroupWatch] = {}
-
-    def of(self, control: Control, group: str) -> GroupWatch:
-        if group not in self._groups:
-            self._groups[group] = GroupWatch(control, group)
-        return self._groups[group]
-
-    def keep_only(self, groups: Collection[str]) -> None:
-        """Forget groups that are gone."""
-        for gone in self._groups.keys() - set(groups):
-            del self._groups[gone]

@@ -11,7 +11,6 @@ import logging
 import random
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any, Self
 
 from penstock.consume.handlers import Handler, refuse_what_no_process_can_run
@@ -23,9 +22,8 @@ from penstock.publish.control import Control
 from penstock.retry import is_retryable
 from penstock.settings import Settings
 from penstock.workers.group.assignment import Assignments
-from penstock.workers.group.group_worker import MemberStatistics
 from penstock.workers.group.identity import ClaimLost, Identity, WorkerRecord
-from penstock.workers.group.member import DEGRADED, Member
+from penstock.workers.group.member import DEGRADED, Member, MemberStatistics
 from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.worker import Worker
@@ -71,7 +69,7 @@ class WorkerGroup:
         self._settings = settings
         self._handler = handler
         self._consumer = dict(consumer or {})
-        self._worker_options = replace(worker or WorkerOptions(), catches_up=False)
+        self._worker_options = worker or WorkerOptions()
         check_times(options, self._consumer)
         if self._worker_options.processes:
             refuse_what_no_process_can_run(handler)
@@ -175,7 +173,10 @@ class WorkerGroup:
         async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
             """Where a consumer that must be made begins: behind what the claims say is done."""
             if any(claims.token(p.id) is None for p in partitions if p.id in claims.mine):
-                raise Unavailable(f"{worker_id} is not sure of its partitions, and makes no consumer for them")
+                raise Unavailable(
+                    f"{worker_id} lost its lease and cannot create a consumer until its claims are confirmed again; "
+                    "it will retry"
+                )
             return {p.id: claims.mine[p.id].handoff for p in partitions if p.id in claims.mine}
 
         consumer = ConsumerOptions(

@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Protocol
 
+from penstock.consume.metrics import WorkerMetrics
 from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
 from penstock.jetstream import features
 from penstock.jetstream.api import JetStream
@@ -35,7 +35,7 @@ class UpdateFailed(Unavailable):
     """A consumer could not be updated; it goes on with its last good filters, and the change is tried again."""
 
 
-class Status(Enum):
+class UpdateStatus(Enum):
     """What became of an update."""
 
     CREATED = "created"
@@ -49,18 +49,14 @@ class Status(Enum):
 class UpdateOutcome:
     """The filters are now those of the partitions given, or of those given to a later call."""
 
-    status: Status
+    status: UpdateStatus
     subjects: int
     """Filter subjects now."""
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     passed_over: frozenset[str] = frozenset()
-    """Subjects that must be caught up with: what they had in the stream up to `cursor` will not be delivered.
-
-    They were added to a consumer that existed, now or by an earlier update, and `all_caught_up` was not called since.
-    """
-    cursor: int = 0
-    """Stream sequence: whatever lies above it is delivered, whichever consumer has the subject."""
+    """Subjects whose backlog will not be delivered: they were added to a consumer that existed, now or by an earlier
+    update, and `all_caught_up` was not called since."""
 
 
 SHOWN = 5
@@ -76,24 +72,6 @@ def difference(before: Set[str], after: Set[str]) -> str:
     more = sum(max(len(some) - SHOWN, 0) for some in signed)
     shown = [one for some in signed for one in some[:SHOWN]]
     return " ".join([*shown, f"and {more} more"] if more else shown) or "no other subjects"
-
-
-class Events(Protocol):
-    """What a consumer tells about its updates; `consume.metrics` counts it."""
-
-    def update_applied(self, seconds: float, subjects: int) -> None: ...
-    def update_failed(self) -> None: ...
-    def update_skipped(self) -> None: ...
-    def duplicate_subjects(self, count: int) -> None: ...
-
-
-class NoEvents:
-    """Nobody listens."""
-
-    def update_applied(self, seconds: float, subjects: int) -> None: ...
-    def update_failed(self) -> None: ...
-    def update_skipped(self) -> None: ...
-    def duplicate_subjects(self, count: int) -> None: ...
 
 
 Permission = Callable[[], bool]
@@ -133,7 +111,7 @@ class WorkerConsumer:
         options: ConsumerOptions,
         *,
         positions: Positions | None = None,
-        events: Events | None = None,
+        metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
         before_removal: Callable[[str], None] = lambda name: None,
@@ -161,7 +139,7 @@ class WorkerConsumer:
         """Whether messages of the stream can be read many at a time, without a consumer; known with it."""
         self._jetstream = jetstream
         self._positions = positions or no_positions()
-        self._events = events or NoEvents()
+        self._metrics = metrics or WorkerMetrics(options.worker_id, options.consumer)
         self._on_trouble = on_trouble
         self._permitted = permitted
         self._before_removal = before_removal
@@ -176,8 +154,8 @@ class WorkerConsumer:
         self._adopted = False
         self._doubtful = False
         """Whether a write failed: the server may have other filters than `applied`."""
-        self._behind: dict[str, int] = {}
-        """Subjects that were passed over, and up to where."""
+        self._behind: frozenset[str] = frozenset()
+        """Subjects whose backlog was passed over."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -199,17 +177,17 @@ class WorkerConsumer:
         chosen = tuple(partitions)
         found = filters.subject_set(chosen)
         if found.duplicates:
-            self._events.duplicate_subjects(found.duplicates)
+            self._metrics.duplicate_subjects(found.duplicates)
             log.warning("%d subjects of %s overlap others", found.duplicates, self.options.consumer)
         await self._adopt()
         options = self.options
         target = filters.plan(chosen, self.applied, options.max_subjects, options.max_consumers, options.universe)
         self._partitions = chosen
         if self._desired is not None:
-            self._events.update_skipped()  # an update that was not made yet is replaced by this one
+            self._metrics.update_skipped()  # an update that was not made yet is replaced by this one
         elif target == self.applied and not self._doubtful:
-            self._events.update_skipped()
-            return self._outcome(Status.SKIPPED, self.applied, self.applied)
+            self._metrics.update_skipped()
+            return self._outcome(UpdateStatus.SKIPPED, self.applied, self.applied)
         self._desired = target
         waiting: asyncio.Future[UpdateOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
@@ -229,7 +207,7 @@ class WorkerConsumer:
     def forget(self) -> None:
         """Know nothing of the stream and of the consumers any more."""
         self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
-        self._behind.clear()
+        self._behind = frozenset()
 
     async def close(self) -> None:
         """Stop updating. The consumer stays, so that the worker finds it again."""
@@ -252,7 +230,7 @@ class WorkerConsumer:
                 continue
             self._last_applied = _now()
             self.failures, self.trouble, tries = 0, "", 0
-            self._events.update_applied(self._last_applied - started, outcome.subjects)
+            self._metrics.update_applied(self._last_applied - started, outcome.subjects)
             if self._desired == target:
                 self._desired = None
                 self._answer(outcome)
@@ -265,7 +243,7 @@ class WorkerConsumer:
 
     def _failed(self, error: PenstockError, tries: int) -> None:
         self.failures += 1
-        self._events.update_failed()
+        self._metrics.update_failed()
         change = difference(_union(self.applied), _union(self._desired or ()))
         self.trouble = (
             f"update of consumer {self.options.consumer} failed ({self.failures} in a row; {change}): {error}"
@@ -304,13 +282,12 @@ class WorkerConsumer:
                     created = await self._put(shard, wanted) or created
                 self.applied = _replaced(self.applied, shard, wanted)
             self._doubtful = False
-        return self._outcome(Status.CREATED if created else Status.UPDATED, before, target)
+        return self._outcome(UpdateStatus.CREATED if created else UpdateStatus.UPDATED, before, target)
 
-    def _outcome(self, status: Status, before: Shards, after: Shards) -> UpdateOutcome:
+    def _outcome(self, status: UpdateStatus, before: Shards, after: Shards) -> UpdateOutcome:
         old, new = _union(before), _union(after)
-        self._behind = {subject: cursor for subject, cursor in self._behind.items() if subject in new}
-        cursor = max(self._behind.values(), default=0)
-        return UpdateOutcome(status, len(new), new - old, old - new, frozenset(self._behind), cursor)
+        self._behind &= new
+        return UpdateOutcome(status, len(new), new - old, old - new, self._behind)
 
     async def _adopt(self) -> None:
         """Learn what an earlier run of this worker left: subjects that its consumer has are not passed over."""
@@ -325,7 +302,7 @@ class WorkerConsumer:
                 with suppress(ConsumerNotFound):
                     info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
                     self.applied = _replaced(self.applied, shard, frozenset(info.filters))
-                    self._behind |= dict.fromkeys(passed_over(info), info.delivered_stream_seq)
+                    self._behind |= set(passed_over(info))
             self._adopted = True
 
     async def _can_read_batches(self) -> bool:
@@ -357,20 +334,19 @@ class WorkerConsumer:
         except ConsumerNotFound:
             await self._create(shard, subjects)
             return True
-        new = behind - self._behind.keys()
-        self._behind |= dict.fromkeys(new, info.delivered_stream_seq)
-        log.debug("%s passes over %s up to %d", info.name, sorted(new), info.delivered_stream_seq)
+        log.debug("%s passes over %s up to %d", info.name, sorted(behind), info.delivered_stream_seq)
+        self._behind |= behind
         return False
 
     async def all_caught_up(self) -> None:
         """What was passed over has been read: take the notes away."""
-        if not self._behind:
+        if not self._behind or self._desired is not None:
             return
-        self._behind.clear()
         async with self._writing:
             self._ask_permission()
             for name in self.names:
                 await self._jetstream.update_consumer(self.options.stream, name, _without_note)
+            self._behind = frozenset()
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
         """Make the consumer so that it begins behind what is done of every partition."""
@@ -436,7 +412,10 @@ class WorkerConsumer:
 
     def _ask_permission(self) -> None:
         if not self._permitted():
-            raise Unavailable(f"{self.options.worker_id} is not sure of its id, and leaves its consumer as it is")
+            raise Unavailable(
+                f"{self.options.worker_id} lost its lease and cannot change its consumer until its id is confirmed "
+                "again; it will retry"
+            )
 
 
 def _now() -> float:

@@ -123,3 +123,13 @@ def plan(partitions: Iterable[Partition], current: Shards, cap: int, most: int, 
     if universe and len(wanted) > cap:
         wanted = compressed(wanted, universe, cap)
     return placed(wanted, current, cap, most)
+
+
+def left_out(count: int) -> list[str]:
+    """Partitions that are not served for lack of room."""
+    if not count:
+        return []
+    return [
+        f"{count} partitions are not served: their subjects do not fit. Add workers, give partitions wildcard "
+        "subjects, raise max_subjects, or allow another consumer with max_consumers"
+    ]

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 from penstock import subjects
 from penstock.consume import messages
-from penstock.consume.dead_letters import Reader, keep
+from penstock.consume.dead_letters import GivenUpBy, keep
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.metrics import WorkerMetrics
-from penstock.consume.verdicts import DeadLetter
+from penstock.consume.verdicts import GiveUp
 from penstock.deadletter import headers as deadletter_headers
 from penstock.deadletter import letters
 from penstock.errors import ConfigError, PenstockError
@@ -21,19 +21,27 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo
 from penstock.retry import Tries, always
 from penstock.wire import aio
-from penstock.workers.dispatch.dispatcher import Dispatcher
+from penstock.workers.dispatch.dispatcher import Dispatcher, LongRunning
 from penstock.workers.dispatch.lanes import Lane
-from penstock.workers.dispatch.troubles import LongRunning
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.pull import session
 from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
-from penstock.workers.pull.session import Session, WentElsewhere
+from penstock.workers.pull.session import (
+    AVERAGE_DECAY,
+    BATCH_SECONDS,
+    BatchSize,
+    DeliveriesMissing,
+    PullSession,
+    bounded,
+    capacity,
+    pending_needed,
+    request_bytes,
+)
 
 log = logging.getLogger(__name__)
 
 
-REMEMBERED = 100_000
+MAX_REMEMBERED_SUBJECTS = 100_000
 """Subjects below wildcards that are remembered with their lane."""
 
 
@@ -67,7 +75,7 @@ class Routes:
         if (lane := self.literal.get(subject)) or not self._wild:
             return lane
         if subject not in self._found:
-            if len(self._found) >= REMEMBERED:
+            if len(self._found) >= MAX_REMEMBERED_SUBJECTS:
                 self._found.clear()
             self._found[subject] = _first(self._wild, subject)
         return self._found[subject]
@@ -97,7 +105,7 @@ class SessionAnswers:
 
         `worker` is one that belongs to no group: it gives up for itself alone, whoever else has that name.
         """
-        self.session: Session | None = None
+        self.session: PullSession | None = None
         self._on_trial = on_trial
         self.acks: list[str] = []
         """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""
@@ -121,26 +129,26 @@ class SessionAnswers:
     async def on_trial(self, partition_id: str, sequence: int) -> None:
         await self._on_trial(partition_id, sequence)
 
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+    async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         """Store the message with its reason below the subject for dead letters."""
         if self._dlq is None:
             raise NoDeadLetters(f"{letter.reason}; name a subject for dead letters (dlq) to get past such a message")
-        reader = Reader(self._stream, self._reader, self._worker)
+        reader = GivenUpBy(self._stream, self._reader, self._worker)
         await keep(self._connection, self._dlq, reader, message, context.delivery_count, letter, error)
 
 
-TICK = 0.1
-"""Seconds between two looks while something waits here."""
-REST = 0.5
-"""The same while nothing does: to be woken costs a worker that has little to do more than its messages."""
-MANY = 500
-"""Messages since the last look after which the next one is soon: batch sizes are to follow the handlers quickly."""
-PATIENT_FOR = 3
-"""The server is asked for patience so many times within its `ack_wait`."""
+LOOK_INTERVAL = 0.1
+"""Seconds between two maintenance passes while messages wait here."""
+IDLE_LOOK_INTERVAL = 0.5
+"""The same while none wait: waking up would cost an idle worker more than its messages do."""
+BUSY_MESSAGES = 500
+"""Messages since the last pass after which the next one comes soon, so that batch sizes follow the handlers."""
+EXTENSIONS_PER_ACK_WAIT = 3
+"""How often the ack deadline of a waiting message is extended within one `ack_wait`."""
 
 
 class Upkeep:
-    """Looks at the lanes from time to time."""
+    """Periodic maintenance of a worker: extends ack deadlines, resumes reclaimed partitions, adjusts pull capacity."""
 
     def __init__(
         self,
@@ -150,13 +158,13 @@ class Upkeep:
         read: Callable[[Lane, list[int]], object],
     ) -> None:
         """`read` begins to read messages from the stream that a lane has put aside."""
-        self.batch = session.BatchSize(session.capacity(consumer.options.max_ack_pending))
+        self.batch = BatchSize(capacity(consumer.options.max_ack_pending))
         self._dispatcher = dispatcher
         self._consumer = consumer
         self._options = options
         self._read = read
         self._allowed = consumer.options.max_ack_pending
-        self._touch_every = consumer.options.ack_wait / PATIENT_FOR
+        self._touch_every = consumer.options.ack_wait / EXTENSIONS_PER_ACK_WAIT
         self._touched = self._observed = time.monotonic()
         self._handled = self._seen = 0
         self.long_running = LongRunning()
@@ -169,31 +177,31 @@ class Upkeep:
 
     @property
     def _most(self) -> int:
-        most = session.capacity(self._consumer.options.max_ack_pending)
-        return session.bounded(most, self._options.max_bytes, self._message_size)
+        most = capacity(self._consumer.options.max_ack_pending)
+        return bounded(most, self._options.max_bytes, self._message_size)
 
     @property
     def _kept(self) -> int:
         """Messages that a slow partition may hold: of large ones fewer, so that it leaves room for others."""
-        large = self._most < session.capacity(self._consumer.options.max_ack_pending)
+        large = self._most < capacity(self._consumer.options.max_ack_pending)
         return min(self._options.max_in_flight, max(1, self._most // 4)) if large else self._options.max_in_flight
 
     def request_bytes(self, max_payload: int) -> int:
         """Bytes that one request may bring."""
-        return session.request_bytes(self._options.max_bytes, max_payload)
+        return request_bytes(self._options.max_bytes, max_payload)
 
     def came(self, batch: list[Message]) -> None:
         """Learn how large messages are."""
         size = sum([len(message.data) for message in batch]) / len(batch)
-        self._message_size = max(size, session.MEMORY * self._message_size)
+        self._message_size = max(size, AVERAGE_DECAY * self._message_size)
 
-    def pause(self, session: Session | None) -> float:
+    def pause(self, session: PullSession | None) -> float:
         """Seconds until the next look."""
         since, self._seen = self._dispatcher.handled - self._seen, self._dispatcher.handled
         waits = self._dispatcher.held or self._dispatcher.some_parked
-        return TICK if waits or since > MANY or session is None else REST
+        return LOOK_INTERVAL if waits or since > BUSY_MESSAGES or session is None else IDLE_LOOK_INTERVAL
 
-    async def look(self, session: Session) -> None:
+    async def look(self, session: PullSession) -> None:
         """One look. Raises what the server refuses."""
         self._dispatcher.owners_changed()
         self._observe()
@@ -204,7 +212,7 @@ class Upkeep:
         parked = self._dispatcher.parked
         if parked:
             self._bring_back()
-        self._ask_for_patience(session)
+        self._extend_ack_deadlines(session)
         session.top_up()
         await self._widen(parked)
 
@@ -217,11 +225,11 @@ class Upkeep:
     def _observe(self) -> None:
         """Let the batches follow the handlers."""
         now, handled = time.monotonic(), self._dispatcher.handled
-        if now - self._observed >= session.HORIZON / 2:
+        if now - self._observed >= BATCH_SECONDS / 2:
             self.batch.observe(handled - self._handled, now - self._observed, idle=self._dispatcher.held == 0)
             self._observed, self._handled = now, handled
 
-    def _ask_for_patience(self, session: Session) -> None:
+    def _extend_ack_deadlines(self, session: PullSession) -> None:
         now = time.monotonic()
         if now - self._touched < self._touch_every:
             return
@@ -237,7 +245,7 @@ class Upkeep:
 
     async def _widen(self, parked: int) -> None:
         """Let the server have more out while messages of slow partitions wait there."""
-        needed = session.pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
+        needed = pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
         if needed > self._allowed or (needed < self._allowed and not parked):
             self._allowed = needed
             await self._consumer.allow_pending(needed)
@@ -247,7 +255,7 @@ ONLY = deadletter_headers.ONLY.encode()
 FOR_EVER = 10 * 365 * 86400.0  # seconds
 
 
-LASTED = 1.0
+MIN_SESSION_SECONDS = 1.0
 """Seconds after which a session that ends does not count as a failure to begin."""
 
 
@@ -292,20 +300,20 @@ class Puller:
                     tries.succeeded()
                 await self._pull()
             except PenstockError as exc:
-                if isinstance(exc, WentElsewhere) and clock() - began > LASTED:
+                if isinstance(exc, DeliveriesMissing) and clock() - began > MIN_SESSION_SECONDS:
                     self._begins_anew(exc)
                     tries.succeeded()  # not one of many in a row: there is no reason to wait
                 else:
                     await tries.failed(exc)
 
     def _begins_anew(self, error: PenstockError) -> None:
-        level = logging.INFO if isinstance(error, WentElsewhere) else logging.WARNING
+        level = logging.INFO if isinstance(error, DeliveriesMissing) else logging.WARNING
         log.log(level, "%s begins anew: %s", self._consumer.options.consumer, error)
 
     async def _pull(self) -> None:
         """One session, to its end."""
         options = self._consumer.options
-        session = Session(
+        session = PullSession(
             self._connection,
             self._jetstream,
             options.stream,
@@ -349,7 +357,7 @@ class Puller:
         """Have everything that a work queue still has delivered again, to a new session; `settling` is held."""
         if session := self._answers.session:
             self.cursors = {}  # what was added since lies below them, and has not come; the session keeps the old ones
-            session.fail(WentElsewhere(why))
+            session.fail(DeliveriesMissing(why))
         else:
             self.cursors.clear()
 
@@ -384,7 +392,7 @@ class Puller:
         known = [sequence for sequence in needed if sequence is not None]
         return min(known) + 1 if known and len(known) == len(needed) else None
 
-    async def _attach(self, session: Session) -> None:
+    async def _attach(self, session: PullSession) -> None:
         infos = await self._consumer.present()
         for name in session.consumers - infos.keys():
             session.close_consumer(name)

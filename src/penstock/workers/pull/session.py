@@ -23,28 +23,27 @@ from penstock.jetstream.api import JetStream
 from penstock.jetstream.consumer import PullEvent, next_verb, pull_request, pull_status
 from penstock.jetstream.model import ConsumerInfo
 from penstock.wire import aio, deliveries, frames
-from penstock.workers.dispatch.dispatcher import ACKS
-from penstock.workers.pull import session
+from penstock.workers.dispatch.dispatcher import MAX_BUFFERED_ACKS
 
 log = logging.getLogger(__name__)
 
 
-FULL = 0.8
+MAX_HELD_SHARE = 0.8
 """Share of `max_ack_pending` that may wait here before pulling stops."""
-HORIZON = 0.5
+BATCH_SECONDS = 0.5
 """Seconds of work that one batch should be."""
-FIRST = 50
-LEAST = 4
-HEADROOM = 65_536
+FIRST_BATCH = 50
+MIN_BATCH = 4
+MESSAGE_OVERHEAD_BYTES = 65_536
 """Bytes that a server counts besides a message's data: its subject, and where to acknowledge it."""
-MEMORY = 0.7
-"""Share of the old value that a new observation leaves in the average."""
+AVERAGE_DECAY = 0.7
+"""Weight of the previous value in a moving average."""
 
 
 class BatchSize:
-    """Messages to ask for at once: as many as the handlers finish in `HORIZON` seconds."""
+    """Messages to ask for at once: as many as the handlers finish in `BATCH_SECONDS` seconds."""
 
-    def __init__(self, most: int, first: int = FIRST) -> None:
+    def __init__(self, most: int, first: int = FIRST_BATCH) -> None:
         self.most = max(most, 1)
         self.size = min(max(first, 1), self.most)
         self._rate: float | None = None
@@ -56,16 +55,16 @@ class BatchSize:
         rate = handled / max(seconds, 0.001)
         if idle:  # a lull says nothing about how fast the handlers are
             rate = max(rate, self._rate or 0.0)
-        self._rate = rate if self._rate is None else MEMORY * self._rate + (1 - MEMORY) * rate
-        wanted = int(self._rate * HORIZON)
+        self._rate = rate if self._rate is None else AVERAGE_DECAY * self._rate + (1 - AVERAGE_DECAY) * rate
+        wanted = int(self._rate * BATCH_SECONDS)
         # At most doubled at a time: one lucky moment must not flood a slow handler.
-        self.size = min(max(wanted, LEAST), 2 * self.size, self.most)
-        self.size = max(self.size, min(LEAST, self.most))
+        self.size = min(max(wanted, MIN_BATCH), 2 * self.size, self.most)
+        self.size = max(self.size, min(MIN_BATCH, self.most))
 
 
 def capacity(max_ack_pending: int) -> int:
     """Messages that may wait here or be under way to here."""
-    return max(1, int(max_ack_pending * FULL))
+    return max(1, int(max_ack_pending * MAX_HELD_SHARE))
 
 
 def bounded(most: int, max_bytes: int, size: float) -> int:
@@ -78,7 +77,7 @@ def request_bytes(max_bytes: int, max_payload: int) -> int:
 
     One message has room in any case, or the server would refuse every request.
     """
-    return max(max_bytes // 4, max_payload + HEADROOM)
+    return max(max_bytes // 4, max_payload + MESSAGE_OVERHEAD_BYTES)
 
 
 def next_pull(size: int, asked: int, held: int, room: int) -> int:
@@ -107,7 +106,7 @@ HEARTBEAT = 5.0  # seconds
 
 
 @dataclass(slots=True)
-class Pull:
+class OpenPull:
     """What was asked of one consumer."""
 
     name: str
@@ -128,25 +127,25 @@ class Pull:
         return frames.publish(subject, ask, reply=self.inbox)
 
 
-SILENCE = 2.5 * HEARTBEAT
-"""Without a word for that long on an open request, the request is lost, or the consumer is."""
-GONE_WITHIN = 2.5
+MAX_SILENCE = 2.5 * HEARTBEAT
+"""Seconds without any frame on an open request after which the request, or its consumer, counts as lost."""
+STALE_REQUEST_SECONDS = 2.5
 """Seconds until a server has noticed that the sender of a request is gone."""
-ACK_LINGER = 0.005
-"""Seconds that acknowledgements wait for company, and that lie between two writes that have little of it."""
-COMPANY = 64
-"""So many acknowledgements are worth a write of their own, once nothing more can be handled."""
+ACK_FLUSH_INTERVAL = 0.005
+"""Maximum time in seconds that acknowledgements are buffered before they are written."""
+ACK_FLUSH_COUNT = 64
+"""Buffered acknowledgements are flushed at this count when no handler is runnable."""
 
 
-class Interrupted(Unavailable):
+class PullInterrupted(Unavailable):
     """The pull loop cannot go on with this connection or consumer; a new one can."""
 
 
-class WentElsewhere(Interrupted):
+class DeliveriesMissing(PullInterrupted):
     """Deliveries are missing; a new session has them delivered again, at once."""
 
 
-class Session:
+class PullSession:
     """Pulls from the consumers of a worker over one connection, until that ends."""
 
     def __init__(
@@ -181,8 +180,8 @@ class Session:
         self._room = room
         self._size = size
         self._max_bytes = max_bytes
-        self._pulls: dict[str, Pull] = {}
-        self._by_sid: dict[int, Pull] = {}
+        self._pulls: dict[str, OpenPull] = {}
+        self._by_sid: dict[int, OpenPull] = {}
         connection.skim_with(self._skim)
         self._acks = acks
         self._flush_at: asyncio.TimerHandle | None = None
@@ -190,7 +189,7 @@ class Session:
         self._topping_up = False
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Fails with `Interrupted`, or whatever ended the connection."""
+        """Fails with `PullInterrupted`, or whatever ended the connection."""
         self.stalled = False
         """Whether pulling stopped because too much waits here."""
 
@@ -217,14 +216,14 @@ class Session:
         A server takes a request for alive up to two seconds after its sender has gone, and goes on to send there what
         is then missing here.
         """
-        deadline = self._now() + GONE_WITHIN
+        deadline = self._now() + STALE_REQUEST_SECONDS
         while consumer.waiting and self._now() < deadline:
-            await asyncio.sleep(GONE_WITHIN / 25)
+            await asyncio.sleep(STALE_REQUEST_SECONDS / 25)
             consumer = await self._jetstream.consumer_info(self._stream, consumer.name)
 
-    async def _subscribe(self, name: str) -> Pull:
+    async def _subscribe(self, name: str) -> OpenPull:
         inbox = self._inboxes[name]
-        pull = self._pulls[name] = Pull(name, inbox, heard=self._now())
+        pull = self._pulls[name] = OpenPull(name, inbox, heard=self._now())
         pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
         self._by_sid[pull.sid] = pull
         return pull
@@ -250,7 +249,7 @@ class Session:
                 self._take(pull, found)
         return at
 
-    def _take(self, pull: Pull, found: list[Message]) -> None:
+    def _take(self, pull: OpenPull, found: list[Message]) -> None:
         if self.ended.done():
             return
         if pull.opening is not None:
@@ -267,24 +266,24 @@ class Session:
         if pull.asked <= self._size() // 2:
             self._soon()
 
-    def _take_one_by_one(self, pull: Pull, found: list[Message]) -> None:
+    def _take_one_by_one(self, pull: OpenPull, found: list[Message]) -> None:
         """Somewhere the numbers of the deliveries do not follow each other: what comes before that is taken."""
         for message in found:
             pull.asked -= 1
             if message.delivery != pull.delivery + 1:
                 missing = abs(message.delivery - pull.delivery - 1)
-                self.fail(WentElsewhere(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
+                self.fail(DeliveriesMissing(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
                 return
             pull.delivery = message.delivery
             self._hand_on(pull, [message])
 
-    def _hand_on(self, pull: Pull, found: list[Message]) -> None:
+    def _hand_on(self, pull: OpenPull, found: list[Message]) -> None:
         cursor = self._cursors.get(pull.name, 0)
         again = sum(message.sequence <= cursor for message in found) if found[0].sequence <= cursor else 0
         self._deliver(found, again)
         self._cursors[pull.name] = max(cursor, found[-1].sequence)
 
-    def _came(self, pull: Pull, frame: frames.Message) -> None:
+    def _came(self, pull: OpenPull, frame: frames.Message) -> None:
         """Take whatever is not a usual delivery."""
         pull.heard = self._now()
         message = messages.delivered(frame, datetime.now(UTC))
@@ -294,10 +293,10 @@ class Session:
             self._take(pull, [message])
         self._soon()
 
-    def _status(self, pull: Pull, frame: frames.Message) -> None:
+    def _status(self, pull: OpenPull, frame: frames.Message) -> None:
         status = pull_status(frame)
         if status is None or not (status.is_over or status.event is PullEvent.HEARTBEAT):
-            self.fail(Interrupted(f"consumer {pull.name!r} answers {status or frame.subject}"))
+            self.fail(PullInterrupted(f"consumer {pull.name!r} answers {status or frame.subject}"))
         elif status.is_over:
             refused = status.code == 409 and not status.left  # as a whole: nothing of it is open
             pull.asked = 0 if refused else max(0, pull.asked - status.left)
@@ -311,12 +310,12 @@ class Session:
         """Called from time to time: end the session when a request is open and nothing is heard."""
         now = self._now()
         for pull in self._pulls.values():
-            if pull.asked > 0 and now - pull.heard > SILENCE:
-                self.fail(Interrupted(f"consumer {pull.name!r} has been silent for {SILENCE:g} s"))
+            if pull.asked > 0 and now - pull.heard > MAX_SILENCE:
+                self.fail(PullInterrupted(f"consumer {pull.name!r} has been silent for {MAX_SILENCE:g} s"))
             elif pull.asked <= 0:
                 pull.heard = now
         if not self._connection.connected:
-            self.fail(Interrupted("the connection is lost"))
+            self.fail(PullInterrupted("the connection is lost"))
 
     # -- what is asked ---------------------------------------------------------------------------------------------
 
@@ -339,7 +338,7 @@ class Session:
         self._topping_up = False
         requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
         for pull in [pull for pull in self._pulls.values() if pull.opening is None]:
-            count = session.next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
+            count = next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
             if count > 0:
                 requests += self._request(pull, count)
                 pull.asked += count
@@ -347,7 +346,7 @@ class Session:
         self.stalled = room <= 0 and not requests
         return requests
 
-    def _request(self, pull: Pull, count: int) -> bytes:
+    def _request(self, pull: OpenPull, count: int) -> bytes:
         subject = self._jetstream.subject(next_verb(self._stream, pull.name))
         return pull.request(subject, count, self._max_bytes)
 
@@ -355,17 +354,17 @@ class Session:
 
     def acked(self) -> None:
         """There are acknowledgements: send them, soon."""
-        if len(self._acks) >= ACKS:
+        if len(self._acks) >= MAX_BUFFERED_ACKS:
             self.flush()
         elif self._flush_at is None:
-            self._flush_at = self._loop.call_later(ACK_LINGER, self.flush)
+            self._flush_at = self._loop.call_later(ACK_FLUSH_INTERVAL, self.flush)
 
     def settled(self) -> None:
         """Nothing more can be handled now: send what waits, unless it would be one of many small writes.
 
         To be woken for it later costs more than a write.
         """
-        if len(self._acks) >= COMPANY or self._now() - self._flushed >= ACK_LINGER:
+        if len(self._acks) >= ACK_FLUSH_COUNT or self._now() - self._flushed >= ACK_FLUSH_INTERVAL:
             self.flush()
 
     def flush(self) -> None:

@@ -35,7 +35,7 @@ ADDED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoredStream:
     """The stream that is read, and how."""
 
     connection: aio.Connection
@@ -45,7 +45,7 @@ class Place:
     """Whether the stream allows direct get; else its leader is asked for one message after the other."""
 
 
-async def stored(place: Place, subjects: tuple[str, ...], first: int, last: int) -> AsyncGenerator[Message]:
+async def stored(place: StoredStream, subjects: tuple[str, ...], first: int, last: int) -> AsyncGenerator[Message]:
     """The messages of these subjects from sequence `first` to `last`, in order. Those that are gone are left out."""
     ahead = [_Ahead(place, subject, first, last) for subject in subjects]
     try:
@@ -59,7 +59,7 @@ async def stored(place: Place, subjects: tuple[str, ...], first: int, last: int)
 class _Ahead:
     """The messages of one subject: some that have come, and the next ones on their way."""
 
-    def __init__(self, place: Place, subject: str, first: int, last: int) -> None:
+    def __init__(self, place: StoredStream, subject: str, first: int, last: int) -> None:
         self._place = place
         self._subject = subject
         self._last = last
@@ -85,7 +85,7 @@ class _Ahead:
         await asyncio.gather(self._coming, return_exceptions=True)
 
 
-async def _next(place: Place, subject: str, first: int, last: int) -> list[Message]:
+async def _next(place: StoredStream, subject: str, first: int, last: int) -> list[Message]:
     """Some of the messages from `first` to `last`, the first of them included; empty when there are none."""
     if first > last:
         return []
@@ -98,7 +98,7 @@ async def _next(place: Place, subject: str, first: int, last: int) -> list[Messa
     return [_message(one.subject, one.data, one.sequence, one.time, one.headers)] if one.sequence <= last else []
 
 
-async def _batch(place: Place, subject: str, first: int) -> list[Message]:
+async def _batch(place: StoredStream, subject: str, first: int) -> list[Message]:
     """What some replica has from there on: an answer that is empty, or ends, says nothing about the rest."""
     connection, found = place.connection, list[frames.Message]()
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from tests.unit.workers.dispatch.test_dispatch import Answers
 
-from penstock.consume.handlers import Runner
+from penstock.consume.handlers import HandlerRunner
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import Reject, Retries
 from penstock.errors import ConfigError
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
+from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, OwnsAll
 from penstock.workers.dispatch.lanes import Lane
-from penstock.workers.dispatch.ownership import OwnsAll
 from penstock.workers.options import WorkerOptions
 
 
@@ -30,7 +29,7 @@ class World:
         self.by_message = False
         self.answers = Answers()
         options = HandlingOptions(batch=batch, retries=Retries(max_deliver=2, backoff=(0.01,)))
-        runner = Runner(self.plainly if plain else self.handle)
+        runner = HandlerRunner(self.plainly if plain else self.handle)
         self.dispatcher = Dispatcher(runner.call, self.answers, OwnsAll(), options)
         self.lane = self.dispatcher.lanes["p"] = Lane("p")
 

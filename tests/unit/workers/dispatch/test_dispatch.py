@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
 
 from penstock.consume.messages import Message, MessageContext
-from penstock.consume.verdicts import MAX_DELIVER, DeadLetter
+from penstock.consume.verdicts import MAX_DELIVER, GiveUp
 from penstock.errors import Unavailable
 from penstock.testing import eventually_async
-from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions
+from penstock.workers.dispatch.dispatcher import READ_AHEAD, READ_AHEAD_BYTES, Dispatcher, HandlingOptions
 from penstock.workers.dispatch.lanes import Lane
 
 
@@ -29,7 +30,7 @@ class Answers:
 
     async def on_trial(self, partition_id: str, sequence: int) -> None: ...
 
-    async def bury(self, message: Message, context: MessageContext, letter: DeadLetter, error: BaseException) -> None:
+    async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         if not self.keeps_letters:
             raise Unavailable("no stream takes dead letters")
 
@@ -111,12 +112,56 @@ async def test_a_try_that_failed_while_the_lease_was_in_doubt_is_made_again_in_i
 
 async def test_a_message_that_was_read_from_the_stream_is_not_handled_twice_for_a_doubt(world: World) -> None:
     world.changes = {5: None}
-    message = Message("s.p", b"", 5, 1, "", datetime.now(UTC))
-    assert not await world.dispatcher.handle_stored(world.lane, message)
-    world.now = 7
-    assert await world.dispatcher.handle_stored(world.lane, message)
+    world.lane.begin_reading(4, 9)
+    world.dispatcher.read(world.lane, Message("s.p", b"", 5, 1, "", datetime.now(UTC)))
+    await world.rest(1)
+    assert world.lane.done(9) == 4
+    world.own(7)
+    await eventually_async(lambda: world.lane.done(9) == 5)
     assert world.handled == [(5, 7)]
     assert 5 in world.dispatcher.finished
+    assert world.answers.acks == [], "nothing was delivered"
+
+
+async def test_a_delivery_waits_until_the_backlog_below_it_was_read(world: World) -> None:
+    world.lane.begin_reading(0, 3)
+    world.deliver(3, 4)
+    for sequence in (1, 3):
+        world.dispatcher.read(world.lane, Message("s.p", b"", sequence, 1, "", datetime.now(UTC)))
+    await world.rest(2)
+    assert world.handled == [(1, 7), (3, 7)]
+    assert world.answers.acks == ["reply.3"], "a message that was read and delivered is acknowledged"
+    assert not world.lane.has_done(3)
+    world.dispatcher.end_reading(world.lane)
+    await world.rest(3)
+    assert world.handled == [(1, 7), (3, 7), (4, 7)]
+    assert world.lane.has_done(3)
+    assert world.dispatcher.held == 0
+
+
+async def test_of_a_backlog_only_so_much_is_read_ahead(world: World) -> None:
+    world.now = None
+    world.lane.begin_reading(0, 100)
+    for sequence in range(1, READ_AHEAD + 1):
+        world.dispatcher.read(world.lane, Message("s.p", b"", sequence, 1, "", datetime.now(UTC)))
+    reading = asyncio.create_task(world.dispatcher.has_room(world.lane, 10))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    world.own(7)
+    await reading
+    await eventually_async(lambda: len(world.handled) == READ_AHEAD)
+
+
+async def test_large_messages_of_a_backlog_are_read_one_at_a_time(world: World) -> None:
+    world.now = None
+    world.lane.begin_reading(0, 100)
+    world.dispatcher.read(world.lane, Message("s.p", b"", 1, 1, "", datetime.now(UTC)))
+    await world.dispatcher.has_room(world.lane, 1000)
+    reading = asyncio.create_task(world.dispatcher.has_room(world.lane, READ_AHEAD_BYTES))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    world.own(7)
+    await reading
 
 
 @pytest.mark.parametrize("keeps_letters", [True, False])

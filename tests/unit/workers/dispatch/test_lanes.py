@@ -52,11 +52,20 @@ def test_a_lane_that_has_nothing_left_is_done_up_to_the_last_that_came() -> None
     lane.finish(4)
     assert lane.done(cursor=9) == 9
     assert lane.needs_from(cursor=9) == 9
-    lane.live = False
+    lane = Lane("q")
+    lane.limit = 0
     assert lane.done(cursor=9) == 0, "what the consumer passed over is not done"
     assert lane.needs_from(cursor=9) is None
-    lane.live_from = 20
-    assert lane.needs_from(cursor=9) == 20
+    lane.begin_reading(done=2, until=20)
+    assert lane.done(cursor=30) == 2
+    assert lane.needs_from(cursor=30) == 20
+    lane.read(message(7)._replace(reply=""), finished)
+    assert lane.done(cursor=30) == 6
+    lane.finish(7)
+    assert lane.done(cursor=30) == 7
+    lane.end_reading()
+    assert lane.done(cursor=10) == 20
+    assert lane.done(cursor=30) == 30
 
 
 def test_a_message_that_is_done_is_only_acknowledged_again() -> None:

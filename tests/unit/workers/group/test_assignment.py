@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.workers.group.assignment import ConsistentHash, Member, RoundRobin, Strategy, Weighted, assign, moves
+from penstock.workers.group.assignment import Candidate, ConsistentHash, RoundRobin, Strategy, Weighted, assign, moves
 from penstock.workers.partitions import Partition
 
 STRATEGIES: list[Strategy] = [ConsistentHash(), RoundRobin(), Weighted()]
@@ -20,11 +20,11 @@ def partitions(count: int, **more: object) -> list[Partition]:
     return [Partition(f"p{n}", (f"s.{n}",), **more) for n in range(count)]  # type: ignore[arg-type]  # test shorthand
 
 
-def members(count: int) -> list[Member]:
-    return [Member(f"worker-{n}") for n in range(count)]
+def members(count: int) -> list[Candidate]:
+    return [Candidate(f"worker-{n}") for n in range(count)]
 
 
-def sizes(owners: dict[str, str], crowd: list[Member]) -> list[int]:
+def sizes(owners: dict[str, str], crowd: list[Candidate]) -> list[int]:
     return [sum(owner == m.id for owner in owners.values()) for m in crowd]
 
 
@@ -109,7 +109,7 @@ def test_when_a_member_joins_partitions_move_only_to_it(count: int, crowd: int) 
 @settings(max_examples=100, deadline=None)
 def test_weights_follow_the_capacities(weights: list[int], capacities: list[int]) -> None:
     some = [Partition(f"p{n}", (f"s.{n}",), weight) for n, weight in enumerate(weights)]
-    crowd = [Member(f"worker-{n}", capacity) for n, capacity in enumerate(capacities)]
+    crowd = [Candidate(f"worker-{n}", capacity) for n, capacity in enumerate(capacities)]
     owners = assign(some, crowd, strategy=Weighted()).owners
     level = (sum(weights) + len(crowd) * max(weights)) / sum(capacities)
     for member in crowd:
@@ -119,7 +119,7 @@ def test_weights_follow_the_capacities(weights: list[int], capacities: list[int]
 
 def test_labels_tie_partitions_to_the_members_that_have_them() -> None:
     gpu = [Partition(f"g{n}", (f"g.{n}",), labels=frozenset({"gpu"})) for n in range(6)]
-    crowd = [Member("a", labels=frozenset({"gpu"})), Member("b"), Member("c", labels=frozenset({"gpu", "eu"}))]
+    crowd = [Candidate("a", labels=frozenset({"gpu"})), Candidate("b"), Candidate("c", labels=frozenset({"gpu", "eu"}))]
     owners = assign([*gpu, *partitions(6)], crowd, strategy=RoundRobin()).owners
     assert {owners[p.id] for p in gpu} == {"a", "c"}
     assert sizes(dict(owners), crowd) == [4, 4, 4], "what can go anywhere fills the gaps"
@@ -133,7 +133,7 @@ def test_a_partition_that_nobody_may_have_is_parked() -> None:
 
 def test_a_member_that_loses_a_label_loses_its_partitions() -> None:
     labelled = Partition("x", ("x.y",), labels=frozenset({"gpu"}))
-    crowd = [Member("a"), Member("b", labels=frozenset({"gpu"}))]
+    crowd = [Candidate("a"), Candidate("b", labels=frozenset({"gpu"}))]
     assert assign([labelled], crowd, {"x": "a"}).owners == {"x": "b"}
 
 
@@ -167,5 +167,5 @@ def test_a_pinned_partition_is_where_it_should_be_and_the_rest_makes_up_for_it(
 
 def test_a_pin_does_not_overrule_labels() -> None:
     some = partitions(2, labels=frozenset({"gpu"}))
-    crowd = [Member("worker-0", labels=frozenset({"gpu"})), Member("worker-1")]
+    crowd = [Candidate("worker-0", labels=frozenset({"gpu"})), Candidate("worker-1")]
     assert set(assign(some, crowd, pins={"p0": "worker-1"}).owners.values()) == {"worker-0"}

@@ -17,7 +17,7 @@ from penstock.workers.group.assignment import (
     Windows,
     writes,
 )
-from penstock.workers.group.identity import RETIRED, Lease, Pool, Sightings, WorkerRecord, candidates
+from penstock.workers.group.identity import RETIRED, IdPool, Lease, Sightings, WorkerRecord, candidates
 from penstock.workers.partitions import Hashed, Listed, Partition, fnv1a, parse_partitions, partition_json
 
 
@@ -71,7 +71,7 @@ def test_a_key_is_silent_only_when_it_was_seen_unchanged_for_a_whole_lease(now: 
     now.time += 3
     assert sightings.silent("a")
     assert not sightings.silent("b")
-    sightings.blink()
+    sightings.forget_heartbeats()
     assert not sightings.silent("a"), "we could not have seen it change"
 
 
@@ -79,7 +79,7 @@ def test_a_key_is_silent_only_when_it_was_seen_unchanged_for_a_whole_lease(now: 
 
 
 def test_an_id_of_our_own_comes_first_then_free_ones_then_stale_ones() -> None:
-    pool = Pool(size=4)
+    pool = IdPool(size=4)
     taken = {
         "worker-0": WorkerRecord("other"),
         "worker-1": WorkerRecord("me"),
@@ -91,7 +91,7 @@ def test_an_id_of_our_own_comes_first_then_free_ones_then_stale_ones() -> None:
 
 def test_a_retired_id_is_not_for_the_taking_until_it_is_cleared_away() -> None:
     taken = {"worker-0": WorkerRecord("me", state=RETIRED)}
-    assert candidates(Pool(size=1), taken, "me", frozenset({"worker-0"})) == []
+    assert candidates(IdPool(size=1), taken, "me", frozenset({"worker-0"})) == []
 
 
 def test_a_record_survives_its_way_through_the_bucket() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.jetstream.model import ConsumerInfo
-from penstock.workers.group.claims import Claim, Reached, Record
+from penstock.workers.group.claims import Claim, ProgressRecord, Reached
 from penstock.workers.group.handoff import (
     Retention,
     Steps,
@@ -16,7 +16,9 @@ from penstock.workers.group.handoff import (
     ack_floor,
     after_crash,
     dead_claims,
+    freed,
     is_needed,
+    left_behind,
     may_let_go,
     next_steps,
 )
@@ -32,7 +34,7 @@ def view(
 ) -> View:
     claims = {"p": claim} if claim else {}
     some = None if wanted is None else frozenset(wanted)
-    return View("b", "b-1", some, claims, frozenset(running), frozenset(held))
+    return View("b", some, claims, frozenset(running), frozenset(held))
 
 
 def test_a_free_partition_is_taken_and_a_taken_one_waited_for() -> None:
@@ -41,17 +43,23 @@ def test_a_free_partition_is_taken_and_a_taken_one_waited_for() -> None:
     assert next_steps(view({"p"}, None), Retention.LIMITS) == Steps(wait=("p",)), "the leader makes the first claim"
 
 
-def test_a_restarted_worker_takes_over_from_the_process_before_it() -> None:
+def test_a_restarted_worker_frees_what_the_process_before_it_had() -> None:
     before = replace(OWNED, owner="b", incarnation="b-0")
-    assert next_steps(view({"p"}, before), Retention.LIMITS).take == (before,)
+    claims = {"p": before, "q": replace(OWNED, partition="q", owner="b", incarnation="b-1"), "r": FREE}
+    assert left_behind(claims, "b", "b-1") == [before]
+    known = {"p": Partition("p", ("s.p",))}
+    (claim,) = freed([before], known, {"b": [consumer(30, "s.p")]}, {})
+    assert claim == replace(
+        before, owner=None, incarnation=None, settled=False, acquired=None, holders=("b",), handoff=30
+    )
+    assert next_steps(view({"p"}, claim), Retention.LIMITS).take == (claim,)
 
 
 @pytest.mark.parametrize("retention", Retention)
-def test_what_a_predecessor_had_is_taken_before_it_is_given_away(retention: Retention) -> None:
+def test_what_a_predecessor_had_is_not_let_go_before_it_is_freed(retention: Retention) -> None:
     """Its ack floor counts for it as long as nobody has: the filters must not change before."""
     before = replace(OWNED, owner="b", incarnation="b-0")
-    steps = next_steps(view(set(), before, held={"p"}), retention)
-    assert steps == Steps(take=(before,))
+    assert next_steps(view(set(), before, held={"p"}), retention).nothing
     assert next_steps(view(None, before), retention).nothing, "nothing is known yet of who should have what"
 
 
@@ -126,12 +134,12 @@ def test_the_ack_floor_counts_only_for_what_is_settled() -> None:
 
 def test_a_record_counts_under_its_token_and_for_its_stream() -> None:
     owned = replace(OWNED, stream="then")
-    record = Record("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token)})
+    record = ProgressRecord("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token)})
     assert after_crash(owned, 70, record).handoff == 90
     assert after_crash(owned, 70, record).tries == (93, 2)
     assert after_crash(owned, 95, record).handoff == 95
     assert after_crash(replace(owned, settled=False), 70, record).handoff == 90, "what was caught up with is done"
-    other_token = Record("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token - 1)})
+    other_token = ProgressRecord("then", {OWNED.partition: Reached(90, (93, 2), OWNED.token - 1)})
     assert after_crash(owned, 70, other_token).handoff == 70
     assert after_crash(replace(owned, stream="now"), 70, record).handoff == 70
 

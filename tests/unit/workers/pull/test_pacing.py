@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.pull.session import FIRST, BatchSize, capacity, next_pull, pending_needed
+from penstock.workers.pull.session import FIRST_BATCH, BatchSize, capacity, next_pull, pending_needed
 
 
 @given(size=st.integers(1, 1000), asked=st.integers(0, 1000), held=st.integers(0, 1000), limit=st.integers(1, 1000))
@@ -28,7 +28,7 @@ def test_nothing_is_asked_while_half_a_batch_is_under_way() -> None:
 
 def test_batches_grow_with_quick_handlers_and_shrink_with_slow_ones() -> None:
     batch = BatchSize(400)
-    assert batch.size == FIRST
+    assert batch.size == FIRST_BATCH
     for _ in range(10):
         batch.observe(5000, 0.25, idle=False)
     assert batch.size == 400

@@ -8,8 +8,8 @@ from typing import Any, cast
 from penstock.workers.dispatch.dispatcher import Dispatcher
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.pull.consumer import WorkerConsumer
-from penstock.workers.pull.puller import MANY, REST, TICK, Upkeep
-from penstock.workers.pull.session import Session
+from penstock.workers.pull.puller import BUSY_MESSAGES, IDLE_LOOK_INTERVAL, LOOK_INTERVAL, Upkeep
+from penstock.workers.pull.session import PullSession
 
 
 def upkeep(**state: Any) -> tuple[Upkeep, SimpleNamespace]:
@@ -20,26 +20,26 @@ def upkeep(**state: Any) -> tuple[Upkeep, SimpleNamespace]:
     ), dispatcher
 
 
-def session() -> Session:
-    return cast(Session, SimpleNamespace())
+def session() -> PullSession:
+    return cast(PullSession, SimpleNamespace())
 
 
 def test_a_worker_that_has_nothing_to_look_after_rests() -> None:
     made, dispatcher = upkeep()
-    assert made.pause(session()) == REST
-    dispatcher.handled = MANY
-    assert made.pause(session()) == REST, "a few messages between two looks are no reason"
+    assert made.pause(session()) == IDLE_LOOK_INTERVAL
+    dispatcher.handled = BUSY_MESSAGES
+    assert made.pause(session()) == IDLE_LOOK_INTERVAL, "a few messages between two looks are no reason"
 
 
 def test_whatever_waits_here_is_looked_at_soon() -> None:
-    assert upkeep(held=1)[0].pause(session()) == TICK
-    assert upkeep(some_parked=True)[0].pause(session()) == TICK
-    assert upkeep()[0].pause(None) == TICK, "it begins to pull"
+    assert upkeep(held=1)[0].pause(session()) == LOOK_INTERVAL
+    assert upkeep(some_parked=True)[0].pause(session()) == LOOK_INTERVAL
+    assert upkeep()[0].pause(None) == LOOK_INTERVAL, "it begins to pull"
 
 
 def test_batches_follow_handlers_quickly_while_much_is_handled() -> None:
-    made, dispatcher = upkeep(handled=MANY + 1)
-    assert made.pause(session()) == TICK
-    assert made.pause(session()) == REST, "nothing was handled since"
-    dispatcher.handled += MANY + 1
-    assert made.pause(session()) == TICK
+    made, dispatcher = upkeep(handled=BUSY_MESSAGES + 1)
+    assert made.pause(session()) == LOOK_INTERVAL
+    assert made.pause(session()) == IDLE_LOOK_INTERVAL, "nothing was handled since"
+    dispatcher.handled += BUSY_MESSAGES + 1
+    assert made.pause(session()) == LOOK_INTERVAL

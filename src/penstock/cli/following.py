@@ -1,4 +1,4 @@
-"""A worker that is alone takes up partitions as they come, and drops those that go."""
+"""`penstock work --alone` takes up partitions as they come, and drops those that go."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from penstock.errors import PenstockError
-from penstock.workers.dispatch import troubles
 from penstock.workers.group.leader import Holder
 from penstock.workers.partitions import PartitionSource, usable
+from penstock.workers.pull import filters
 from penstock.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Following:
         end, had = await self._holder.end(), self._worker.partitions
         chosen, wrong = usable(await self._source.partitions(), had)
         served = self._worker.fitting(chosen, had.keys())
-        self._tell(wrong + troubles.left_out(len(chosen) - len(served)))
+        self._tell(wrong + filters.left_out(len(chosen) - len(served)))
         await self._worker.update(served)
         if len(served) == len(chosen) and not self._worker.behind:
             await self._holder.release(end)
