@@ -662,7 +662,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="pass-a-backlog",
         file="src/penstock/workers/dispatch/dispatcher.py",
-        old="(sequence := order[0]) > lane.limit or self.paused",
+        old="(sequence := order[0]) > limit or self.paused",
         new="(sequence := order[0]) < 0 or self.paused",
         breaks="What a consumer delivers is handled before the backlog that it has passed over: the order is lost.",
         tests=(

@@ -307,12 +307,12 @@ class Dispatcher:
         turn = MESSAGES_PER_TURN
         while ready:
             lane = ready.popleft()
-            lane_id, items, order = lane.id, lane.items, lane.order
+            lane_id, items, order, limit = lane.id, lane.items, lane.order, lane.limit
             try:
                 if self.options.batch:  # a batch, or one message by itself
                     turn = 0 if await self._handle_batch(lane) else 1
                 for _ in range(turn):
-                    if lane.held or lane.waits or not order or (sequence := order[0]) > lane.limit or self.paused:
+                    if lane.held or lane.waits or not order or (sequence := order[0]) > limit or self.paused:
                         break  # this and the next line are `lane.next()`, in place
                     if (message := items[sequence]) is None:
                         break
