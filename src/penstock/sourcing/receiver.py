@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.jetstream.api import MOVABLE, JetStream
@@ -55,6 +55,13 @@ class ReceivedChunk:
     def rows(self) -> Rows:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
         return self._scanner.pieces(self._first, self._stop)
+
+    def record_batch(self) -> Any:
+        """The same as an Arrow record batch of `wire.scan.SCHEMA`. Only once a chunk; needs the extra `[arrow]`."""
+        batch = self._scanner.take()
+        if not hasattr(batch, "slice"):
+            raise ConfigError("record batches need Arrow: pip install 'penstock-nats[arrow]'")
+        return batch.slice(self._first, len(self))
 
 
 class Receiver:
