@@ -22,7 +22,7 @@ HalfName = Literal["asyncio", "blocking"]
 class ThreadedConnection:
     """A blocking connection with the calls of `aio.Connection`."""
 
-    def __init__(self, inner: blocking.Connection) -> None:
+    def __init__(self, inner: blocking.BlockingConnection) -> None:
         self.inner = inner
 
     async def reconnect(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.jetstream import JetStream
 from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.wire import frames, headers
-from penstock.wire.blocking import Connection, run
+from penstock.wire.blocking import BlockingConnection, run
 
 
 def stream_config(name: str = "S", **config: Any) -> Json:
@@ -32,7 +32,7 @@ async def delete_streams(jetstream: JetStream) -> None:
 class Streams:
     """The streams of a server, over a connection that blocks."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: BlockingConnection) -> None:
         self.connection = connection
         self.api = JetStream(connection.requester())
 

@@ -20,6 +20,7 @@ MOST = {
     "API prefixes outside the client": 0,
     "metrics implementations": 1,
     "package cycles": 0,
+    "class names with two or more meanings": 15,
 }
 """What the source has today. Lower a number when it falls; never raise one."""
 
@@ -71,7 +72,7 @@ def source(tmp_path: Path) -> Path:
 def test_each_thing_is_found_where_it_is(source: Path) -> None:
     found = json.loads(house("--json", "--source", str(source)).stdout)
     assert {name: one["count"] for name, one in found.items()} == {
-        **{name: 2 for name in MOST if name != "package cycles"},
+        **dict.fromkeys(MOST, 2),
         "package cycles": 1,
         "class names with two or more meanings": 1,
         "modules of workers/": 1,

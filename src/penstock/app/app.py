@@ -26,7 +26,7 @@ from penstock.app import arguments
 from penstock.app.groups import GroupMember, OnPartitions, Resolved
 from penstock.app.handled import Handled
 from penstock.app.message import Message
-from penstock.app.once import Once, Origin
+from penstock.app.once import Once, ResultOrigin
 from penstock.consume import messages
 from penstock.consume.durable import Durable, DurableOptions
 from penstock.consume.handlers import is_async, place_of
@@ -266,7 +266,7 @@ class App:
     async def _durable(
         self, settings: Settings, declared: OnConsumer, stream: str, publisher: Publisher, once: Once
     ) -> Durable:
-        origin = Origin.named(stream, await _created(publisher, stream), declared.name)
+        origin = ResultOrigin.named(stream, await _created(publisher, stream), declared.name)
 
         def wrapped(delivery: messages.Message) -> Message:
             return Message(delivery, origin, once.batch)
@@ -289,7 +289,9 @@ class App:
         self, settings: Settings, declared: OnPartitions, resolved: Resolved, publisher: Publisher, once: Once
     ) -> GroupMember:
         options = resolved.options
-        origin = Origin.named(options.stream, await _created(publisher, options.stream), options.group, group=True)
+        origin = ResultOrigin.named(
+            options.stream, await _created(publisher, options.stream), options.group, group=True
+        )
 
         def wrapped(delivery: messages.Message, context: MessageContext) -> Message:
             return Message(delivery, origin, once.batch, context)

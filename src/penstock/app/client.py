@@ -18,7 +18,7 @@ from penstock.app import payloads
 from penstock.app.browse import Browser
 from penstock.app.buckets import Bucket
 from penstock.deadletter.capture import capture
-from penstock.deadletter.letters import Delivery, Failure
+from penstock.deadletter.letters import FailedDelivery, Failure
 from penstock.errors import PenstockError
 from penstock.facts import Appended, Confirmation, Fact, Facts, Page
 from penstock.jetstream.api import JetStream
@@ -104,7 +104,7 @@ class Client:
         `message` is what that client has received through a consumer, not yet acknowledged. `dlq` is the subject that
         the platform file names for the consumer. Returns False when the letter was there already.
         """
-        letter = Delivery.parse(message.reply).letter(
+        letter = FailedDelivery.parse(message.reply).letter(
             subject=message.subject,
             body=message.data,
             headers=_values(getattr(message, "headers", None)),

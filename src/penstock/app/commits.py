@@ -29,7 +29,7 @@ UNDER_WAY = 2
 
 
 @dataclass(slots=True)
-class Wanted:
+class PendingCommit:
     """One batch to be stored, unless its marker is."""
 
     marker: str
@@ -59,10 +59,10 @@ class Commits:
     def __init__(self, publisher: Publisher, stream: str) -> None:
         self._publisher = publisher
         self._stream = stream
-        self._waiting: deque[Wanted] = deque()
+        self._waiting: deque[PendingCommit] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
-    async def store(self, wanted: Wanted) -> bool:
+    async def store(self, wanted: PendingCommit) -> bool:
         """Store a batch; whether this call has done it. Raises why it is not stored."""
         if len(wanted.members) >= MAX_MESSAGES:
             raise TooLarge(self._stream, wanted.marker, 400, 0, "with its marker")
@@ -93,9 +93,9 @@ class Commits:
                 if isinstance(exc, asyncio.CancelledError):
                     raise
 
-    def _next(self) -> list[Wanted]:
+    def _next(self) -> list[PendingCommit]:
         """As many as fit into one commit; of one marker only the first."""
-        group: list[Wanted] = []
+        group: list[PendingCommit] = []
         markers: set[str] = set()
         messages = size = 0
         while self._waiting:
@@ -107,7 +107,7 @@ class Commits:
             markers.add(one.marker)
         return group
 
-    async def _commit(self, group: Sequence[Wanted]) -> None:
+    async def _commit(self, group: Sequence[PendingCommit]) -> None:
         left = _allowed(group)
         while left:
             try:
@@ -129,7 +129,7 @@ class Commits:
                     await self._commit([one])
                 return
 
-    async def _send(self, group: Sequence[Wanted]) -> None:
+    async def _send(self, group: Sequence[PendingCommit]) -> None:
         batch = self._publisher.atomic(self._stream)
         for one in group:
             for subject, data, headers in one.members:
@@ -146,7 +146,7 @@ class Commits:
         if await batch.resolve() is None:
             raise RetryLater(f"results for {self._stream} are not stored: {error}") from error
 
-    async def _is_stored(self, wanted: Wanted) -> bool:
+    async def _is_stored(self, wanted: PendingCommit) -> bool:
         try:
             await self._publisher.jetstream.get_message(self._stream, last_of=wanted.marker)
         except MessageNotFound:
@@ -154,7 +154,7 @@ class Commits:
         return True
 
 
-def _allowed(group: Sequence[Wanted]) -> list[Wanted]:
+def _allowed(group: Sequence[PendingCommit]) -> list[PendingCommit]:
     """Those that may be sent now; the others are told why not."""
     allowed = []
     for one in group:

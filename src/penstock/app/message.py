@@ -6,11 +6,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from penstock.app.once import OnceBatch, Origin
+from penstock.app.once import OnceBatch, ResultOrigin
 from penstock.consume import messages
 from penstock.consume.messages import MessageContext
 
-Atomic = Callable[[str, Origin], OnceBatch]
+Atomic = Callable[[str, ResultOrigin], OnceBatch]
 
 
 class Message:
@@ -19,7 +19,7 @@ class Message:
     __slots__ = ("_atomic", "_batches", "_context", "_origin", "delivery")
 
     def __init__(
-        self, delivery: messages.Message, origin: Origin, atomic: Atomic, context: MessageContext | None = None
+        self, delivery: messages.Message, origin: ResultOrigin, atomic: Atomic, context: MessageContext | None = None
     ) -> None:
         """`context`: what a group knows about it."""
         self.delivery = delivery

@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from penstock.app import payloads
-from penstock.app.commits import Commits, Wanted
+from penstock.app.commits import Commits, PendingCommit
 from penstock.consume.durable import GoneToOthers
 from penstock.errors import AccessDenied, ConfigError, PenstockError, StreamNotFound
 from penstock.jetstream.api import JetStream
@@ -47,7 +47,7 @@ TIDY_EVERY = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ResultOrigin:
     """What a result comes from."""
 
     stream: str
@@ -61,10 +61,10 @@ class Origin:
     """Whether `consumer` is a group, which has no one ack floor: markers of groups stay for `KEPT_OF_GROUPS`."""
 
     @classmethod
-    def named(cls, stream: str, created: datetime | None, consumer: str, group: bool = False) -> Origin:
+    def named(cls, stream: str, created: datetime | None, consumer: str, group: bool = False) -> ResultOrigin:
         return cls(stream, f"{int(created.timestamp() * 1e6):x}" if created else "0", consumer, group=group)
 
-    def of(self, sequence: int, batch: int) -> Origin:
+    def of(self, sequence: int, batch: int) -> ResultOrigin:
         return replace(self, sequence=sequence, batch=batch)
 
     def markers(self, target: str) -> str:
@@ -120,12 +120,12 @@ class Once:
         self._stood_still = stood_still
         self._learning: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._commits: dict[str, Commits] = {}
-        self._written: dict[tuple[str, Origin], dict[int, float | None]] = {}
+        self._written: dict[tuple[str, ResultOrigin], dict[int, float | None]] = {}
         """Markers that may be there, by target and by place; when the ack floor was seen to have passed them."""
-        self._unlisted: set[tuple[str, Origin]] = set()
+        self._unlisted: set[tuple[str, ResultOrigin]] = set()
         """Where an earlier process may have left markers that nobody has looked for."""
 
-    def batch(self, target: str, origin: Origin) -> OnceBatch:
+    def batch(self, target: str, origin: ResultOrigin) -> OnceBatch:
         def check() -> None:
             if self._stood_still(origin.consumer) > 1.0:
                 raise GoneToOthers(
@@ -134,11 +134,11 @@ class Once:
 
         async def store(batch: OnceBatch) -> bool:
             await self._require(target, origin)
-            return await self._commits[target].store(Wanted(origin.marker(target), batch.members, check))
+            return await self._commits[target].store(PendingCommit(origin.marker(target), batch.members, check))
 
         return OnceBatch(store)
 
-    async def _require(self, target: str, origin: Origin) -> None:
+    async def _require(self, target: str, origin: ResultOrigin) -> None:
         """Be sure that the stream can take results, and remember where the marker will lie."""
         if target not in self._commits:
             async with self._learning[target]:
@@ -159,7 +159,7 @@ class Once:
             raise
         check_target(target, config)
 
-    async def _left(self, target: str, origin: Origin) -> dict[int, float | None]:
+    async def _left(self, target: str, origin: ResultOrigin) -> dict[int, float | None]:
         """Places of markers that an earlier process has left."""
         prefix = origin.markers(target)
         found = (await self._jetstream.stream_info(target, subjects_filter=f"{prefix}.>")).state.subjects
@@ -183,7 +183,7 @@ class Once:
                     await self._jetstream.purge_stream(target, subject=f"{origin.markers(target)}.{place}.>")
                     del places[place]
 
-    async def _floor(self, origin: Origin) -> int:
+    async def _floor(self, origin: ResultOrigin) -> int:
         return (await self._jetstream.consumer_info(origin.stream, origin.consumer)).ack_floor_stream_seq
 
     async def keep_tidy(self) -> None:

@@ -264,5 +264,5 @@ def _create_destination(made: Bridge) -> None:
         err.print(f"made stream {config.destination} with subjects {', '.join(subjects)}", markup=False)
 
 
-def _jetstream(connection: blocking.Connection, settings: Settings) -> JetStream:
+def _jetstream(connection: blocking.BlockingConnection, settings: Settings) -> JetStream:
     return JetStream(connection.requester(), settings.domain, settings.timeout)

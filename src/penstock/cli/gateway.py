@@ -66,12 +66,12 @@ async def gateway(
     _check_tls(host, cert, key, client_ca, require_certificate, insecure)
     _check_admin(operators[0] if operators else None, admin_exposed)
     try:
-        from penstock.gateway.server import Listen, serve
+        from penstock.gateway.server import GatewayListen, serve
     except ImportError as exc:
         raise ConfigError(
             f"the gateway needs more packages ({exc.name} is missing): pip install 'penstock-nats[gateway]'"
         ) from exc
-    where = Listen(
+    where = GatewayListen(
         host=host,
         port=port,
         admin_host=operators[0] if operators else "127.0.0.1",

@@ -24,7 +24,7 @@ from penstock.cli.common import (
     table,
     usage,
 )
-from penstock.facts.governance import Governance, Position, described
+from penstock.facts.governance import Governance, PrunedPosition, described
 from penstock.jetstream import ConsumerInfo, metadata
 from penstock.jetstream.connection import Broker
 from penstock.settings import Settings
@@ -131,7 +131,7 @@ async def prune(
     return EXIT_ATTENTION if unknown else EXIT_OK
 
 
-async def _remove(settings: Settings, chosen: Iterable[Idle], limit: timedelta) -> list[Position]:
+async def _remove(settings: Settings, chosen: Iterable[Idle], limit: timedelta) -> list[PrunedPosition]:
     """Remove each, unless somebody began to read through it since it was listed."""
     link = Broker(settings, "penstock consumer")
     try:
@@ -182,7 +182,7 @@ async def restore(context: Context, stream: str | None, name: str | None, as_jso
     return EXIT_OK
 
 
-def _list(found: list[Position], as_json: bool) -> int:
+def _list(found: list[PrunedPosition], as_json: bool) -> int:
     if as_json:
         print_json([_removed(one) for one in found])
     elif found:
@@ -193,7 +193,7 @@ def _list(found: list[Position], as_json: bool) -> int:
     return EXIT_OK
 
 
-def _removed(one: Position) -> dict[str, Any]:
+def _removed(one: PrunedPosition) -> dict[str, Any]:
     return {
         "stream": one.stream,
         "name": one.name,

@@ -20,7 +20,7 @@ RESERVED = ("dlq", "handled", "penstock")
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ProjectAnswers:
     """What the project is about."""
 
     name: str
@@ -79,14 +79,14 @@ def init(context: Context, /, directory: Path, yes: bool, **given: Any) -> int:
     stream = answer("Stream that its events are in", given["stream"], "EVENTS")
     subject = answer("Subject of the events that it handles", given["subject"], f"{plain(stream)}.created")
     owner = answer("Team that answers for it", given["owner"], "my-team")
-    answers = Answers(name, servers, stream, subject, owner)
+    answers = ProjectAnswers(name, servers, stream, subject, owner)
     _check(answers)
     _write(folder, answers)
     _tell(directory, list(FILES))
     return EXIT_OK
 
 
-def _check(answers: Answers) -> None:
+def _check(answers: ProjectAnswers) -> None:
     for what, name in (("service", answers.name), ("stream", answers.stream)):
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             usage(f"{name!r} cannot be the name of a {what}: use letters, digits, _ and -")
@@ -106,7 +106,7 @@ def _check(answers: Answers) -> None:
         usage("the name of a team is one line without quotes")
 
 
-def _write(folder: Path, answers: Answers) -> None:
+def _write(folder: Path, answers: ProjectAnswers) -> None:
     """Write all files, or none where one of them is there."""
     taken = [name for name in FILES if (folder / name).exists()]
     if taken:

@@ -15,7 +15,7 @@ from penstock.observe.pipelines import PipelineStatus
 from penstock.observe.status import ConsumerStatus, consumer_status
 from penstock.settings import Settings
 from penstock.spark.link import Link
-from penstock.spark.progress import Progress, now
+from penstock.spark.progress import PipelineProgress, now
 from penstock.topology.model import PipelineSpec, Platform
 from penstock.units import format_duration, format_size
 
@@ -106,7 +106,7 @@ class LiveView:
             self._live.stop()
         self._link.close()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: PipelineProgress) -> None:
         """One more micro-batch of a pipeline."""
         if self._quiet:
             return
@@ -118,7 +118,7 @@ class LiveView:
             cells = (f"{name} {cell}" for name, cell in zip(LIVE_COLUMNS, row[1:], strict=True) if cell)
             err.print(f"{progress.pipeline}: {', '.join(cells)}", soft_wrap=True)
 
-    def _row(self, progress: Progress) -> tuple[str, ...]:
+    def _row(self, progress: PipelineProgress) -> tuple[str, ...]:
         return (
             progress.pipeline,
             str(progress.batch),
@@ -130,7 +130,7 @@ class LiveView:
             format_size(progress.state_bytes),
         )
 
-    def _behind(self, progress: Progress) -> tuple[str, str]:
+    def _behind(self, progress: PipelineProgress) -> tuple[str, str]:
         """Rows and time behind, by the durable consumers; blank when the server does not say."""
         try:
             found = [self._consumer(stream, progress.consumer) for stream in progress.streams]

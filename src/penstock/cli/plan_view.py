@@ -15,11 +15,10 @@ from penstock.topology.compare import FieldChange
 from penstock.topology.fields import CONSUMER_BY_WIRE, CONSUMER_LIMITS, STREAM_BY_WIRE
 from penstock.topology.kinds import Duration, Kind, ListOf, Size
 from penstock.topology.lint import Concerns
-from penstock.topology.plan import Change, Plan
-from penstock.topology.plan import Kind as ChangeKind
+from penstock.topology.plan import Change, ChangeKind, Plan
 from penstock.topology.resource import Resource
 from penstock.topology.risk import Risk
-from penstock.topology.verify import Check, Finding
+from penstock.topology.verify import Check, Deviation
 from penstock.units import counted, format_duration, format_size, from_nanoseconds
 
 SYMBOLS = {
@@ -121,7 +120,7 @@ def summary(plan: Plan) -> Text:
 # -- findings ----------------------------------------------------------------------------------------------------------
 
 
-def finding_lines(findings: Sequence[Finding], counts: dict[Check, int]) -> Iterator[Text]:
+def finding_lines(findings: Sequence[Deviation], counts: dict[Check, int]) -> Iterator[Text]:
     """Each check with its result, and below it what is wrong."""
     for check in Check:
         found = [finding for finding in findings if finding.check is check]
@@ -131,7 +130,7 @@ def finding_lines(findings: Sequence[Finding], counts: dict[Check, int]) -> Iter
             yield from _finding_block(finding)
 
 
-def _finding_block(finding: Finding) -> Iterator[Text]:
+def _finding_block(finding: Deviation) -> Iterator[Text]:
     yield Text.assemble("    ", (str(finding.resource), "bold"), f": {finding.problem}")
     for field in finding.fields:
         declared, actual = (human(field, value, finding.resource) for value in (field.after, field.before))

@@ -38,15 +38,15 @@ from penstock.topology import actual, needs, plan_json
 from penstock.topology import apply as carrying_out
 from penstock.topology import plan as planning
 from penstock.topology import verify as verification
-from penstock.topology.apply import ApplyError, Refused
+from penstock.topology.apply import ApplyError, ApplyRefused
 from penstock.topology.lint import Concerns, LintErrors, NamesGone, require_names, require_sound
 from penstock.topology.load import load
 from penstock.topology.lock import lock_of, lock_path, read_lock, write_lock
 from penstock.topology.model import Platform
-from penstock.topology.plan import Change, Kind, Plan
+from penstock.topology.plan import Change, ChangeKind, Plan
 from penstock.topology.resource import Actual, Desired
 from penstock.topology.risk import Risk
-from penstock.topology.verify import Check, Finding
+from penstock.topology.verify import Check, Deviation
 from penstock.units import counted
 
 SETTLES_WITHIN = 5.0
@@ -64,7 +64,7 @@ prune_option = click.option("--prune", is_flag=True, help="Also delete what this
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PlatformSession:
     """A platform file and the server it is held against."""
 
     platform: Platform
@@ -106,7 +106,7 @@ class Session:
         actual.require_answers(found)
         return planning.plan(self.desired, found, allow_destroy=allow_destroy, prune=prune, take_over=take_over)
 
-    async def verify(self, wait: float) -> tuple[Actual, list[Finding]]:
+    async def verify(self, wait: float) -> tuple[Actual, list[Deviation]]:
         deadline = time.monotonic() + wait
         while True:
             found, lost = await self.read(), await given_up(self.broker.jetstream)
@@ -132,7 +132,7 @@ def _heading(platform: Platform, settings: Settings) -> Json:
 
 
 @asynccontextmanager
-async def session(context: Context, platform: Platform) -> AsyncIterator[Session]:
+async def session(context: Context, platform: Platform) -> AsyncIterator[PlatformSession]:
     """The platform and a connection to its environment's servers; flags and variables win over the file."""
     settings = _settings(context, platform)
     overridden = context.overriding(platform.environment.settings_overrides(), settings)
@@ -140,7 +140,7 @@ async def session(context: Context, platform: Platform) -> AsyncIterator[Session
         account = await broker.jetstream.account_info()  # says so when there is no JetStream
         desired = Desired.of(platform, account.domain)
         needs.require(desired, broker)
-        yield Session(platform, desired, broker, tuple(overridden))
+        yield PlatformSession(platform, desired, broker, tuple(overridden))
 
 
 def _settings(context: Context, platform: Platform) -> Settings:
@@ -260,7 +260,7 @@ class Outcome:
 
     done: tuple[Change, ...] = ()
     failed: Change | None = None
-    error: Refused | NamesGone | ApplyError | None = None
+    error: ApplyRefused | NamesGone | ApplyError | None = None
 
     @property
     def reason(self) -> str | None:
@@ -270,12 +270,12 @@ class Outcome:
         return str(self.error.cause if isinstance(self.error, ApplyError) else self.error)
 
 
-async def _outcome(s: Session, made: Plan, concerns: Concerns, allow_destroy: bool) -> Outcome:
+async def _outcome(s: PlatformSession, made: Plan, concerns: Concerns, allow_destroy: bool) -> Outcome:
     try:
         if not allow_destroy:
             require_names(s.platform, concerns)
         return Outcome(await _carry_out(s, made, allow_destroy))
-    except (Refused, NamesGone) as exc:
+    except (ApplyRefused, NamesGone) as exc:
         return Outcome(error=exc)
     except ApplyError as exc:
         return Outcome(exc.done, exc.failed, exc)
@@ -283,7 +283,7 @@ async def _outcome(s: Session, made: Plan, concerns: Concerns, allow_destroy: bo
 
 def _deleted_empty(made: Plan) -> set[str]:
     """Names of what a plan deletes without losing anything."""
-    return {one.resource.name for one in made.with_risk(Risk.SAFE) if one.kind is Kind.DELETE}
+    return {one.resource.name for one in made.with_risk(Risk.SAFE) if one.kind is ChangeKind.DELETE}
 
 
 def _lock(platform: Platform) -> None:
@@ -296,7 +296,7 @@ def _lock(platform: Platform) -> None:
         err.print(Text(f"warning: {exc}", style="yellow"), soft_wrap=True)
 
 
-async def _carry_out(s: Session, made: Plan, allow_destroy: bool) -> tuple[Change, ...]:
+async def _carry_out(s: PlatformSession, made: Plan, allow_destroy: bool) -> tuple[Change, ...]:
     with progress_bar() as bar:
         task = bar.add_task("applying", total=len(made.changes))
         return await carrying_out.apply(
@@ -355,7 +355,7 @@ def _show_illness(exc: PenstockError, platform: Platform, settings: Settings, as
     out.print(Text.assemble(("✗", "bold red"), f" JetStream is not well at {where}: {exc}"), soft_wrap=True)
 
 
-def _show_findings(s: Session, found: Actual, findings: list[Finding]) -> None:
+def _show_findings(s: PlatformSession, found: Actual, findings: list[Deviation]) -> None:
     where = ", ".join(s.broker.settings.servers)
     out.print(Text.assemble(("✓", "bold green"), f" JetStream answers at {where} ", (s.broker.server_version, "dim")))
     replicated = [stream for stream in found.streams.values() if stream.config.get("num_replicas", 1) > 1]

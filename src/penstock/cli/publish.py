@@ -38,7 +38,7 @@ SHOWN_BAD_LINES = 10
 
 
 @dataclass(slots=True)
-class Plan:
+class PublishPlan:
     """What the command was asked to do."""
 
     settings: Settings
@@ -189,7 +189,7 @@ def _plan(
     skip_bad: bool,
     allow_dlq: bool,
     fields: dict[str, Any],
-) -> Plan:
+) -> PublishPlan:
     if batch_size is not None and mode != "atomic":
         raise UsageError("--batch-size goes with --atomic")
     if stream is not None and mode == "plain":
@@ -200,7 +200,7 @@ def _plan(
         made = LineFormat(subject=subject, headers=_pairs(headers), allow_dead_letters=allow_dlq, **fields)
     except ConfigError as exc:
         raise UsageError(str(exc)) from exc
-    return Plan(context.settings(), made, open_lines(file), mode, stream, batch_size, skip_bad)
+    return PublishPlan(context.settings(), made, open_lines(file), mode, stream, batch_size, skip_bad)
 
 
 def _pairs(headers: tuple[str, ...]) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _pairs(headers: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-async def _load(plan: Plan) -> None:
+async def _load(plan: PublishPlan) -> None:
     async with AsyncExitStack() as stack:
         advance = stack.enter_context(_progress(plan.reader))
         load: Load | None = None
@@ -235,7 +235,7 @@ async def _load(plan: Plan) -> None:
             await load.finish()
 
 
-async def _opened(plan: Plan, subject: str, stack: AsyncExitStack) -> Load:
+async def _opened(plan: PublishPlan, subject: str, stack: AsyncExitStack) -> Load:
     if plan.mode == "plain":
         return PlainLoad(plan.settings)
     broker = await stack.enter_async_context(connect(plan.settings))
@@ -263,7 +263,7 @@ def _range(first: int | None, last: int, count: int) -> tuple[int | str, int | s
     return ("?" if first is None else first, last) if count else ("", "")
 
 
-def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
+def _tell(plan: PublishPlan, failure: PenstockError | None, as_json: bool) -> None:
     """What is stored where: also, and above all, when it ended early."""
     report = plan.report or LoadReport(plan.mode)
     if as_json:
@@ -282,7 +282,7 @@ def _tell(plan: Plan, failure: PenstockError | None, as_json: bool) -> None:
         err.print(note, soft_wrap=True, markup=False)
 
 
-def _notes(plan: Plan, report: LoadReport) -> Iterator[str]:
+def _notes(plan: PublishPlan, report: LoadReport) -> Iterator[str]:
     if report.batches > 1:
         yield f"{report.batches} batches: each is atomic by itself, the whole is not"
     if report.maybe_twice:
@@ -300,7 +300,7 @@ def _notes(plan: Plan, report: LoadReport) -> Iterator[str]:
             yield f"  … and {plan.skipped - len(plan.bad)} more"
 
 
-def _document(plan: Plan, report: LoadReport, failure: PenstockError | None) -> dict[str, Any]:
+def _document(plan: PublishPlan, report: LoadReport, failure: PenstockError | None) -> dict[str, Any]:
     return {
         "mode": report.mode,
         "lines": plan.reader.lines,

@@ -41,7 +41,7 @@ from penstock.topology.resource import Desired
 from penstock.units import counted
 
 if TYPE_CHECKING:  # Spark takes a second to import
-    from penstock.spark.progress import Progress
+    from penstock.spark.progress import PipelineProgress
     from penstock.spark.runs import PipelineResult
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ async def _run_pipelines(platform: Platform, settings: Settings) -> list[Pipelin
         task = bar.add_task("starting Spark", total=len(platform.pipelines))
         done: set[str] = set()
 
-        def show(seen: Progress) -> None:
+        def show(seen: PipelineProgress) -> None:
             done.add(seen.pipeline)
             words = f"{seen.pipeline}: {seen.rows_read:,} rows read"
             bar.update(task, description=words, completed=len(done) - 1)

@@ -28,7 +28,7 @@ DEFAULT_DATA = ".penstock/server"
 HIGHEST_PORT = 65_535
 
 
-class Stop(Exception):
+class StopSignal(Exception):
     """We were told to end: SIGINT or SIGTERM."""
 
 
@@ -76,7 +76,7 @@ def server(nodes: str, port: int, leaf_port: int | None, data: Path, as_json: bo
             made.start()
             _announce(made, as_json)
             _complain(died.get())
-        except Stop:
+        except StopSignal:
             err.print("stopping")
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,7 +183,7 @@ def _row(first: int, count: int) -> list[int]:
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
     def stop(*_: object) -> None:
-        raise Stop
+        raise StopSignal
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

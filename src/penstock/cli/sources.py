@@ -38,8 +38,8 @@ from penstock.settings import Settings
 from penstock.sourcing import migrate as migrating
 from penstock.sourcing import mirrors, modes
 from penstock.sourcing.accounts import API, Grant, needs_grant
-from penstock.sourcing.links import Link, State, links
-from penstock.sourcing.migrate import Migration, MigrationRefused
+from penstock.sourcing.links import SourceLink, State, links
+from penstock.sourcing.migrate import MigrationRefused, SourceMigration
 from penstock.topology import actual, delivery, ownership
 from penstock.topology.load import load
 from penstock.topology.model import Platform, SourceSpec, StreamSpec
@@ -101,7 +101,7 @@ async def ls(context: Context, stream: str | None, as_json: bool) -> int:
     return EXIT_ATTENTION if ill else EXIT_OK
 
 
-def _facts(link: Link) -> Json:
+def _facts(link: SourceLink) -> Json:
     """A source for machines; these names stay."""
     return {
         "stream": link.stream,
@@ -121,11 +121,11 @@ def _facts(link: Link) -> Json:
     }
 
 
-def _until(link: Link) -> str | None:
+def _until(link: SourceLink) -> str | None:
     return (datetime.now(UTC) + link.paused_for).isoformat(timespec="seconds") if link.paused_for else None
 
 
-def _row(link: Link) -> list[Any]:
+def _row(link: SourceLink) -> list[Any]:
     state = f"paused until {_until(link)}" if link.paused_for else str(link.state)
     where = f"{link.origin} ({link.api})" if link.api else link.origin
     seconds = None if link.lag_time is None else f"{link.lag_time.total_seconds():.0f}"
@@ -318,12 +318,12 @@ async def migrate(context: Context, file: str, env: str | None, yes: bool, backu
     return EXIT_ATTENTION if wanted and not yes else EXIT_OK
 
 
-def _refused(wanted: list[Migration], found: Actual) -> list[tuple[Migration, MigrationRefused]]:
+def _refused(wanted: list[SourceMigration], found: Actual) -> list[tuple[SourceMigration, MigrationRefused]]:
     """The migrations that cannot be done, with the reason; they keep no other from being done."""
     refused = []
     for migration in wanted:
         info = found.streams.get(migration.stream)
-        if info and Migration.noted(info) is None:
+        if info and SourceMigration.noted(info) is None:
             try:
                 migrating.check(migration, info)
             except MigrationRefused as exc:
@@ -331,13 +331,13 @@ def _refused(wanted: list[Migration], found: Actual) -> list[tuple[Migration, Mi
     return refused
 
 
-async def _migrated(js: JetStream, settings: Settings, migration: Migration, folder: Path) -> int:
+async def _migrated(js: JetStream, settings: Settings, migration: SourceMigration, folder: Path) -> int:
     if migration.mirror:
         return await mirrors.run(js, settings, migration, folder)
     return await migrating.run(js, migration)
 
 
-def _show_migrations(wanted: list[Migration]) -> None:
+def _show_migrations(wanted: list[SourceMigration]) -> None:
     for one in wanted:
         echo(f"{one.stream} from {one.origin}: {_reads(one.old)} -> {_reads(one.new)}")
         if one.mirror:
@@ -354,33 +354,33 @@ def _reads(source: Json) -> str:
     return f"through {consumer['name']}" if consumer else "ephemeral"
 
 
-def _migration_facts(migration: Migration) -> Json:
+def _migration_facts(migration: SourceMigration) -> Json:
     return {"stream": migration.stream, "origin": migration.origin, "from": migration.old, "to": migration.new}
 
 
 def migrations(
-    platform: Platform, desired: Desired, found: Actual, interrupted: Sequence[Migration] = ()
-) -> list[Migration]:
+    platform: Platform, desired: Desired, found: Actual, interrupted: Sequence[SourceMigration] = ()
+) -> list[SourceMigration]:
     """The sources and mirrors whose consumer differs from what the file declares, and migrations begun. Pure."""
     left = {one.stream: one for one in interrupted}
     made = []
     for name, spec in platform.streams.items():
         info = found.streams.get(name)
-        if begun := (Migration.noted(info) if info else None) or left.get(name):
+        if begun := (SourceMigration.noted(info) if info else None) or left.get(name):
             made.append(begun)
         elif info:
             made += _changed(platform, spec, desired, info.config)
     return made
 
 
-def _changed(platform: Platform, spec: StreamSpec, desired: Desired, shown: Json) -> Iterator[Migration]:
+def _changed(platform: Platform, spec: StreamSpec, desired: Desired, shown: Json) -> Iterator[SourceMigration]:
     wanted, managed = desired.configs[Resource(spec.name)], managed_consumers(platform)
     consumers = {resource: desired.configs[resource] for resource in managed}
     for source, new, old in zip(spec.origins, _origins(wanted), _paired(wanted, shown), strict=True):
         if old is not None and (old.get("consumer") or None) != (new.get("consumer") or None):
             config = consumers.get(source_consumer(source)) if source.consumer else None
             marked = ownership.marked(config, platform.name) if config else {}
-            yield Migration(spec.name, old, new, marked, mirror=spec.mirror is not None)
+            yield SourceMigration(spec.name, old, new, marked, mirror=spec.mirror is not None)
 
 
 def _origins(config: Json) -> list[Json]:

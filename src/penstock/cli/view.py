@@ -59,7 +59,7 @@ async def view(
     filters = [FieldFilter.parse(path) for path in paths]
     fields, wanted = [one.path for one in filters], [one for one in filters if one.value is not None]
     documents = _documents(context)
-    show = Lines(raw, fields, documents) if raw or as_json or follow else Rows(fields, documents)
+    show = Lines(raw, fields, documents) if raw or as_json or follow else ViewRows(fields, documents)
     with flag_values("--since"):
         moment = None if since is None else parse_since(since)
     async with connect(context.settings()) as client:
@@ -107,7 +107,7 @@ class Lines:
     def end(self, stream: str) -> None: ...
 
 
-class Rows:
+class ViewRows:
     """A table."""
 
     def __init__(self, fields: list[str], documents: Documents) -> None:

@@ -51,7 +51,7 @@ class Deed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class AuditRecord:
     """A letter that was replayed or discarded."""
 
     action: str
@@ -109,7 +109,7 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
+class ReplayChunk:
     """Letters that are about to be replayed together."""
 
     deed: Deed
@@ -144,14 +144,14 @@ def _encoded(value: Json) -> bytes:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def open_chunks(records: Iterable[Json]) -> list[Chunk]:
+def open_chunks(records: Iterable[Json]) -> list[ReplayChunk]:
     """The chunks that were begun and whose end nobody has written."""
-    found: dict[tuple[str, int], Chunk] = {}
+    found: dict[tuple[str, int], ReplayChunk] = {}
     for raw in records:
         key = (raw["run"], raw["chunk"])
         if raw["state"] == BEGUN:
             deed = Deed(run=raw["run"], actor=raw.get("actor", ""), reason=raw.get("reason", ""))
-            found[key] = Chunk(
+            found[key] = ReplayChunk(
                 deed=deed,
                 number=raw["chunk"],
                 letters=tuple(raw["letters"]),

@@ -30,7 +30,7 @@ RESERVE: Final = 256
 """Bytes for the headers that are added last."""
 
 
-class Connection(Protocol):
+class CaptureConnection(Protocol):
     """What capturing needs of a connection; `penstock.wire.aio.Connection` is one."""
 
     async def request(
@@ -63,7 +63,7 @@ class Captured:
 
 
 async def capture(
-    connection: Connection,
+    connection: CaptureConnection,
     letter: DeadLetter,
     dlq: str,
     *,
@@ -111,7 +111,7 @@ async def _settled(jetstream: JetStream, letter_id: str, began: datetime | None)
     return began is None or record.time is None or record.time >= began
 
 
-async def _store(connection: Connection, subject: str, letter: DeadLetter) -> tuple[str, int] | None:
+async def _store(connection: CaptureConnection, subject: str, letter: DeadLetter) -> tuple[str, int] | None:
     """Publish, and return stream and sequence; None when a letter is there."""
     # No message id: inside the duplicate window it would swallow a new letter of a message that failed again after its
     # first letter was removed.
@@ -128,7 +128,7 @@ async def _store(connection: Connection, subject: str, letter: DeadLetter) -> tu
         raise ProtocolError(f"an answer to a publish that makes no sense: {answer.data[:200]!r}") from exc
 
 
-def _fitting(letter: DeadLetter, connection: Connection) -> dict[str, list[str] | str]:
+def _fitting(letter: DeadLetter, connection: CaptureConnection) -> dict[str, list[str] | str]:
     """The letter's headers, without the stack when it would make the message larger than the server takes."""
     headers = letter.message_headers()
     limit = getattr(getattr(connection, "info", None), "max_payload", None)
@@ -146,14 +146,16 @@ def _may_repeat(error: BaseException) -> bool:
 class _Requester:
     """A connection in the shape that the JetStream API asks for."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: CaptureConnection) -> None:
         self._connection = connection
 
     async def __call__(self, subject: str, payload: bytes, timeout: float) -> bytes:
         return (await self._connection.request(subject, payload, timeout=timeout)).data
 
 
-async def let_go(connection: Connection, stream: str, consumer: str, sequence: int, timeout: float = 5.0) -> None:
+async def let_go(
+    connection: CaptureConnection, stream: str, consumer: str, sequence: int, timeout: float = 5.0
+) -> None:
     """Acknowledge a message for a consumer that has given up on it: only then may WorkQueue and Interest remove it.
 
     After its last delivery a message is no longer pending, and the server keeps it all the same, as something this

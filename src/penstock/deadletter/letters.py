@@ -251,7 +251,7 @@ def read(message: StoredMessage) -> FiledLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class FailedDelivery:
     """What the reply subject of a delivered message tells."""
 
     stream: str
@@ -261,7 +261,7 @@ class Delivery:
     stored: datetime
 
     @classmethod
-    def parse(cls, reply: str) -> Delivery:
+    def parse(cls, reply: str) -> FailedDelivery:
         told = AckSubject.parse(reply)
         return cls(told.stream, told.consumer, told.deliveries, told.sequence, told.stored)
 

@@ -28,7 +28,7 @@ from typing import Final
 
 from penstock.deadletter import addresses, audit, headers, inventory, steps, streams
 from penstock.deadletter.addresses import Address, Addresses
-from penstock.deadletter.audit import Chunk, Deed, FiledPlace, Record
+from penstock.deadletter.audit import AuditRecord, Deed, FiledPlace, ReplayChunk
 from penstock.deadletter.editing import Edit, NotEditable, edited
 from penstock.deadletter.letters import EPOCH, FiledLetter
 from penstock.deadletter.selection import Selection
@@ -233,14 +233,14 @@ class Room:
     def _records(self, info: StreamInfo, subject: str, first: int = 0) -> Iterator[Json]:
         return (raw for _, raw in audit.records(self._settings, info, subject, first))
 
-    async def _finish(self, chunk: Chunk, letters: Mapping[str, FiledLetter], there: Mapping[str, Place]) -> None:
+    async def _finish(self, chunk: ReplayChunk, letters: Mapping[str, FiledLetter], there: Mapping[str, Place]) -> None:
         found = [(letters[id_], there[id_]) for id_ in chunk.letters if id_ in letters and id_ in there]
         new = [(filed, at) for filed, at in found if audit.place(filed) not in self.settled]
         await self._note([_replayed(filed, at, chunk) for filed, at in new])
         self.settled |= {audit.place(filed) for filed, _ in new}
         await self._say(chunk.subject, chunk.ended("found by a later run"))
 
-    async def _published(self, chunks: Sequence[Chunk]) -> dict[str, Place]:
+    async def _published(self, chunks: Sequence[ReplayChunk]) -> dict[str, Place]:
         """Which messages of interrupted chunks are in their streams, and where."""
         expected = {id_ for chunk in chunks for id_ in chunk.letters}
         there: dict[str, Place] = {}
@@ -334,12 +334,12 @@ class Room:
 
     async def _chunk(
         self, ready: Sequence[tuple[FiledLetter, bytes]], deed: Deed, number: int, options: ReplayOptions
-    ) -> Chunk:
+    ) -> ReplayChunk:
         floors = {}
         for stream in sorted({filed.letter.stream for filed, _ in ready} - {""}):
             with suppress(NotFound):
                 floors[stream] = (await self._jetstream.stream_info(stream)).state.last_seq
-        return Chunk(
+        return ReplayChunk(
             deed=deed,
             number=number,
             letters=tuple(filed.message_id for filed, _ in ready),
@@ -368,12 +368,12 @@ class Room:
         return stored
 
     async def discard(self, letters: Sequence[FiledLetter], deed: Deed) -> None:
-        await self._note([Record(action=audit.DISCARDED, deed=deed, letter=filed) for filed in letters])
+        await self._note([AuditRecord(action=audit.DISCARDED, deed=deed, letter=filed) for filed in letters])
         steps.reached(steps.REPLAY_NOTED)
         await self._remove(letters)
         self.tally.done += len(letters)
 
-    async def _note(self, records: Sequence[Record]) -> None:
+    async def _note(self, records: Sequence[AuditRecord]) -> None:
         """Write what was done, and return when all of it is stored."""
         outcomes: list[PubAck | PenstockError] = []
         for record in records:
@@ -410,8 +410,8 @@ class Room:
         self._free_at = max(now, self._free_at) + 1 / rate
 
 
-def _replayed(filed: FiledLetter, at: Place, chunk: Chunk) -> Record:
-    return Record(
+def _replayed(filed: FiledLetter, at: Place, chunk: ReplayChunk) -> AuditRecord:
+    return AuditRecord(
         action=audit.REPLAYED,
         deed=chunk.deed,
         letter=filed,

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MISSING: Any = object()
 
 
-class Reader(Protocol):
+class DocumentReader(Protocol):
     """Reads bodies of one format."""
 
     def read(self, body: bytes) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Schema:
     streams: tuple[str, ...]
     subjects: tuple[str, ...]
     """Filters; empty: all subjects."""
-    reader: Reader
+    reader: DocumentReader
 
     def is_for(self, stream: str, subject: str) -> bool:
         return stream in self.streams and (
@@ -78,7 +78,7 @@ class Documents:
             return MISSING
 
 
-def reader_of(event: PipelineEvent, folder: Path) -> Reader | None:
+def reader_of(event: PipelineEvent, folder: Path) -> DocumentReader | None:
     """The reader for an `event:` block with a binary schema; None where bodies are JSON or text."""
     if event.schema is None or event.format not in ("avro", "protobuf"):
         return None

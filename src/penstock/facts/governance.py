@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
 from penstock.errors import AlreadyExists, ConfigError, FeatureMissing
-from penstock.facts.store import Store
+from penstock.facts.store import FactStore
 from penstock.jetstream.api import JetStream, refuse_beyond_end
 from penstock.jetstream.connection import Broker
 from penstock.jetstream.features import CONSUMER_RESET
@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class PrunedPosition:
     """A consumer that was pruned: all that is needed to bring it back."""
 
     stream: str
@@ -76,7 +76,7 @@ def idle_since(info: ConsumerInfo, seen: Seen | None, now: datetime) -> datetime
     return datetime.fromisoformat(seen.at) if seen and seen.fits(info) else now
 
 
-def restored(position: Position) -> Json:
+def restored(position: PrunedPosition) -> Json:
     """The configuration of a consumer that starts at its position, whatever it was made with."""
     start = {"deliver_policy": "by_start_sequence", "opt_start_seq": position.ack_floor + 1}
     kept = {key: value for key, value in position.config.items() if key not in ("opt_start_time", "pause_until")}
@@ -88,7 +88,7 @@ class Governance:
 
     def __init__(self, link: Broker) -> None:
         self._js: JetStream = link.jetstream
-        self._store = Store(link)
+        self._store = FactStore(link)
 
     async def idle(self, consumers: Iterable[ConsumerInfo], now: datetime) -> list[tuple[ConsumerInfo, timedelta]]:
         """How long each consumer has been idle. What the server does not know is written down for the next look."""
@@ -104,9 +104,9 @@ class Governance:
             found.append((info, max(now - since, timedelta())))
         return found
 
-    async def prune(self, info: ConsumerInfo, idle: timedelta, now: datetime) -> Position:
+    async def prune(self, info: ConsumerInfo, idle: timedelta, now: datetime) -> PrunedPosition:
         """Record where the consumer is, then remove it."""
-        position = Position(
+        position = PrunedPosition(
             stream=info.stream,
             name=info.name,
             config=info.config,
@@ -122,10 +122,10 @@ class Governance:
         await self._js.delete_consumer(info.stream, info.name)
         return position
 
-    async def pruned(self) -> list[Position]:
+    async def pruned(self) -> list[PrunedPosition]:
         """What was pruned and not brought back."""
         values = [await self._store.get(key) for key in await self._store.keys("pruned.>")]
-        return [Position.parse(value[0]) for value in values if value and value[0]]
+        return [PrunedPosition.parse(value[0]) for value in values if value and value[0]]
 
     async def restore(self, stream: str, name: str) -> ConsumerInfo:
         """Bring a pruned consumer back to its position; what lies behind its ack floor is delivered (again)."""
@@ -135,7 +135,7 @@ class Governance:
             raise ConfigError(
                 f"no consumer {name!r} of stream {stream!r} was pruned; `penstock consumer restore` lists them"
             )
-        position = Position.parse(kept[0])
+        position = PrunedPosition.parse(kept[0])
         refuse_beyond_end(await self._js.stream_info(stream), position.ack_floor + 1)
         try:
             await self._bring_back(position)
@@ -147,7 +147,7 @@ class Governance:
         await self._store.put(key, b"", kept[1])
         return await self._js.consumer_info(stream, name)
 
-    async def _bring_back(self, position: Position) -> None:
+    async def _bring_back(self, position: PrunedPosition) -> None:
         """With its own configuration where the server can move it, so that it is as declared; else with a new start."""
         stream, name = position.stream, position.name
         if position.config.get("deliver_policy") in MOVABLE and await self._can_reset():
@@ -158,7 +158,7 @@ class Governance:
         else:
             await self._js.create_consumer(stream, restored(position))
 
-    async def _make(self, config: Json, position: Position) -> None:
+    async def _make(self, config: Json, position: PrunedPosition) -> None:
         """Make the consumer, or find the one that an earlier try has made and not moved."""
         try:
             await self._js.create_consumer(position.stream, config)

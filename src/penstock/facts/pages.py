@@ -40,7 +40,7 @@ class Delivery(NamedTuple):
     """How often the message was delivered, with this time."""
 
 
-class Run(NamedTuple):
+class SequenceRun(NamedTuple):
     """Deliveries of which each counts sequence and number on by one."""
 
     sequence: int
@@ -56,20 +56,20 @@ class Span(NamedTuple):
     last: int
 
 
-def runs(deliveries: Iterable[Delivery]) -> tuple[Run, ...]:
+def runs(deliveries: Iterable[Delivery]) -> tuple[SequenceRun, ...]:
     """Deliveries as few numbers as they can be."""
-    found: list[Run] = []
+    found: list[SequenceRun] = []
     for one in deliveries:
         if found:
             sequence, number, count, attempt = found[-1]
             if (sequence + count, number + count, attempt) == one:
-                found[-1] = Run(sequence, number, count + 1, attempt)
+                found[-1] = SequenceRun(sequence, number, count + 1, attempt)
                 continue
-        found.append(Run(one.sequence, one.number, 1, one.attempt))
+        found.append(SequenceRun(one.sequence, one.number, 1, one.attempt))
     return tuple(found)
 
 
-def deliveries_of(made: Iterable[Run]) -> Iterator[Delivery]:
+def deliveries_of(made: Iterable[SequenceRun]) -> Iterator[Delivery]:
     """The deliveries that `runs` made short."""
     for sequence, number, count, attempt in made:
         for step in range(count):
@@ -83,7 +83,7 @@ class OpenPage:
     id: str
     at: float
     """When it was handed out, in seconds since 1970."""
-    runs: tuple[Run, ...]
+    runs: tuple[SequenceRun, ...]
 
     def deliveries(self) -> Iterator[Delivery]:
         return deliveries_of(self.runs)
@@ -116,7 +116,7 @@ class DonePage:
     spans: tuple[Span, ...]
 
 
-class Claim(NamedTuple):
+class FetchClaim(NamedTuple):
     """An instance of a dedicated reader that is about to reset the consumer and to pull its next page."""
 
     id: str
@@ -124,7 +124,7 @@ class Claim(NamedTuple):
     """Server time of the claim, in seconds since 1970."""
 
 
-class Tries(NamedTuple):
+class LostPages(NamedTuple):
     """How many pages, which began with the lowest fact that was not confirmed, ended with `last` and were lost."""
 
     last: int
@@ -148,7 +148,7 @@ def within(spans: Sequence[Span], sequence: int) -> bool:
     return at >= 0 and sequence <= spans[at].last
 
 
-class Admission(NamedTuple):
+class PageAdmission(NamedTuple):
     """What becomes of a page's deliveries."""
 
     book: Book
@@ -174,9 +174,9 @@ class Book:
     done: tuple[DonePage, ...] = ()
     stale: tuple[str, ...] = field(default=())
     """Pages that can no longer be confirmed."""
-    claim: Claim | None = None
+    claim: FetchClaim | None = None
     """Of a dedicated reader: who resets the consumer at the moment."""
-    tries: tuple[Tries, ...] = ()
+    tries: tuple[LostPages, ...] = ()
     """Of a dedicated reader: pages that were handed out and not confirmed. A reset makes the server forget that."""
 
     # -- as bytes --------------------------------------------------------------------------------------------------
@@ -204,11 +204,11 @@ class Book:
             server=value["server"],
             delivered=value["delivered"],
             ack=value["ack"],
-            open=tuple(OpenPage(id, at, tuple(Run(*run) for run in made)) for id, at, made in value["open"]),
+            open=tuple(OpenPage(id, at, tuple(SequenceRun(*run) for run in made)) for id, at, made in value["open"]),
             done=tuple(DonePage(id, at, tuple(Span(*span) for span in spans)) for id, at, spans in value["done"]),
             stale=tuple(value["stale"]),
-            claim=Claim(*value["claim"]) if value.get("claim") else None,
-            tries=tuple(Tries(*one) for one in value.get("tries", ())),
+            claim=FetchClaim(*value["claim"]) if value.get("claim") else None,
+            tries=tuple(LostPages(*one) for one in value.get("tries", ())),
         )
 
     # -- questions -------------------------------------------------------------------------------------------------
@@ -275,13 +275,13 @@ class Book:
         """The book while `call` resets the consumer of a dedicated reader: all open pages are stale."""
         tries = Counter({one.last: one.times for one in self.tries})
         tries.update(page.last for page in self.open)
-        most = [Tries(*pair) for pair in sorted(tries.items())[-REMEMBER_PAGES:]]
+        most = [LostPages(*pair) for pair in sorted(tries.items())[-REMEMBER_PAGES:]]
         stale = self._stale(*(page.id for page in self.open))
-        return replace(self, delivered=0, open=(), stale=stale, claim=Claim(call, at), tries=tuple(most))
+        return replace(self, delivered=0, open=(), stale=stale, claim=FetchClaim(call, at), tries=tuple(most))
 
     def admit(
         self, page_id: str, deliveries: Sequence[Delivery], before: Iterable[str], ack: str, at: float
-    ) -> Admission:
+    ) -> PageAdmission:
         """Hand out deliveries as a page.
 
         What a page of `before` holds (those that were open before these deliveries were asked for) was taken from it
@@ -304,7 +304,7 @@ class Book:
         highest = max([self.delivered, *(one.number for one in deliveries)])
         told = self._stale(*sorted(stale))
         book = replace(self, delivered=highest, ack=ack, open=rest + opened, stale=told, claim=None)
-        return Admission(book, kept, confirmed)
+        return PageAdmission(book, kept, confirmed)
 
     def confirmed(self, page_id: str, at: float) -> Book:
         """The book with an open page confirmed."""

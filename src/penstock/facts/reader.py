@@ -49,7 +49,7 @@ from penstock.facts.fact import Fact, fact_of
 from penstock.facts.pages import Book, Delivery, OpenPage
 from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
-from penstock.facts.store import Kept, Store
+from penstock.facts.store import FactStore, Kept
 from penstock.jetstream import features, metadata
 from penstock.jetstream.connection import Broker, WrongRevision
 from penstock.jetstream.model import ConsumerInfo, parse_time, seconds
@@ -104,12 +104,12 @@ class Confirmation:
     already: bool
 
 
-class Reader:
+class PageReader:
     """Fetches and confirms for any number of consumers, over one link."""
 
     def __init__(self, link: Broker) -> None:
         self._link = link
-        self._store = Store(link)
+        self._store = FactStore(link)
         self._books: dict[tuple[str, str], Kept] = {}
         """As last seen. A write on top of an older state is refused, so that being late costs one more try."""
         self._streams: dict[str, str] = {}
@@ -157,7 +157,7 @@ class Reader:
             if page is not None and (page.facts or time.monotonic() >= deadline):
                 return page
 
-    async def _page(self, look: Look, want: Want, patience: Patience) -> Page | None:
+    async def _page(self, look: ConsumerLook, want: Want, patience: Patience) -> Page | None:
         """One try: pull, write into the book, hand out. None when nothing of what came was to be handed out."""
         info, began = look.info, time.monotonic()
         found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
@@ -168,13 +168,13 @@ class Reader:
             return None
         return await self._handed_out(look, found, opened, await self._behind(info, found))
 
-    async def _handed_out(self, look: Look, found: Sequence[Delivered], opened: OpenPage, pending: int) -> Page:
+    async def _handed_out(self, look: ConsumerLook, found: Sequence[Delivered], opened: OpenPage, pending: int) -> Page:
         wanted = {one.sequence: one for one in opened.deliveries()}
         mine = [one for one in found if wanted.get(one.delivery.sequence) == one.delivery]
         facts = tuple(_fact(look, one) for one in mine)
         return Page(look.info.stream, look.info.name, facts, await self._receipt(look.info, opened), pending)
 
-    async def _next_page(self, look: Look, want: Want, call: str, patience: Patience) -> Page | None:
+    async def _next_page(self, look: ConsumerLook, want: Want, call: str, patience: Patience) -> Page | None:
         """One try for a dedicated reader: the facts behind the last one confirmed, in order.
 
         None when nothing of what came was to be handed out, or when another instance was at it too.
@@ -195,7 +195,7 @@ class Reader:
         opened = await self._open_next(look, found, began + min(_ack_waits(info)), patience)
         return await self._handed_out(look, found, opened, now.pending) if opened else None
 
-    async def _begin_anew(self, look: Look, call: str, patience: Patience) -> Look | None:
+    async def _begin_anew(self, look: ConsumerLook, call: str, patience: Patience) -> ConsumerLook | None:
         """Have the server deliver all that is not confirmed, in order; None when it has to be tried again."""
         js, at = self._link.jetstream, (look.info.stream, look.info.name)
         await js.require(features.CONSUMER_RESET)
@@ -210,7 +210,7 @@ class Reader:
         return look._replace(book=book, revision=self._books[at].revision)
 
     async def _open_next(
-        self, look: Look, found: Sequence[Delivered], expires: float, patience: Patience
+        self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
     ) -> OpenPage | None:
         """Write the only open page of a dedicated reader into the book; None when anybody else wrote since the look."""
         page_id, deliveries, ack = _new_id(), _latest(one.delivery for one in found), found[0].ack
@@ -243,7 +243,7 @@ class Reader:
         return look.info.pending + max(look.info.ack_pending - held, 0)
 
     async def _open(
-        self, look: Look, found: Sequence[Delivered], expires: float, patience: Patience
+        self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
     ) -> OpenPage | None:
         """Write the page into the book; None when all of it was confirmed before, or is somebody else's by now."""
         page_id = _new_id()
@@ -300,7 +300,7 @@ class Reader:
         keys = await self._store.rotate_signing_key()
         return key_id(keys.current), key_id(keys.previous) if keys.previous else None
 
-    async def _close(self, look: Look, receipt: Receipt) -> tuple[bool, Look, list[Delivery]]:
+    async def _close(self, look: ConsumerLook, receipt: Receipt) -> tuple[bool, ConsumerLook, list[Delivery]]:
         """Move the page from open to done; says whether it was done before this call, and what to acknowledge."""
         mine: OpenPage | None = None
         patience = self._patience()
@@ -335,7 +335,7 @@ class Reader:
         self._books.pop((stream, consumer), None)
         await self._store.forget(stream, consumer)
 
-    async def _look(self, stream: str, consumer: str, fresh: bool = False) -> Look:
+    async def _look(self, stream: str, consumer: str, fresh: bool = False) -> ConsumerLook:
         """The consumer, and its book next to it. The book is the older of the two, whatever others do meanwhile."""
         at = (stream, consumer)
         kept = None if fresh else self._books.get(at)
@@ -349,7 +349,7 @@ class Reader:
         (self._dedicated.add if dedicated else self._dedicated.discard)(at)
         floor, delivered = info.ack_floor_stream_seq, info.delivered_consumer_seq
         book = kept.book.seen(_made(info), server, delivered, floor, info.leader is not None, dedicated)
-        return Look(info, book, kept.revision, dedicated, asked_at)
+        return ConsumerLook(info, book, kept.revision, dedicated, asked_at)
 
     async def _asked(self, stream: str, consumer: str) -> tuple[ConsumerInfo, str]:
         """The consumer, and the id of the server that told us about it."""
@@ -363,7 +363,7 @@ class Reader:
             if (await self._link.ready()).info.server_id == server:
                 return info, server
 
-    async def _write(self, look: Look, book: Book, patience: Patience) -> bool:
+    async def _write(self, look: ConsumerLook, book: Book, patience: Patience) -> bool:
         """Replace the book that was looked at; False when it has changed since, or when the answer was lost.
 
         Raises what the server says when it has refused for as long as the call may take, as when its store is full.
@@ -403,7 +403,7 @@ class Patience:
         await asyncio.sleep(pause)
 
 
-class Look(NamedTuple):
+class ConsumerLook(NamedTuple):
     """A consumer and its book, as they are next to each other."""
 
     info: ConsumerInfo
@@ -424,7 +424,7 @@ class Look(NamedTuple):
         return told.timestamp() + time.monotonic() - self.at if told else time.time()
 
 
-def _refuse_unless_done(look: Look, receipt: Receipt) -> None:
+def _refuse_unless_done(look: ConsumerLook, receipt: Receipt) -> None:
     """Raise unless the page is done, or so old that it is not known any more and all of its facts are acknowledged."""
     if look.book.is_done(receipt.page):
         return
@@ -442,13 +442,13 @@ def _latest(deliveries: Iterable[Delivery]) -> list[Delivery]:
     return sorted({one.sequence: one for one in sorted(deliveries, key=lambda one: one.number)}.values())
 
 
-def _fact(look: Look, one: Delivered) -> Fact:
+def _fact(look: ConsumerLook, one: Delivered) -> Fact:
     sequence, _, attempt = one.delivery
     times = look.book.tries_of(sequence) + 1 if look.dedicated else attempt
     return fact_of(look.info.stream, one.message, sequence, times, one.stored_ns)
 
 
-def _empty(look: Look) -> Page:
+def _empty(look: ConsumerLook) -> Page:
     """A page without facts, which says how many are held and when they come again."""
     info = look.info
     in_pages = sum(1 for page in look.book.open for one in page.deliveries() if one.sequence > look.floor)
@@ -457,7 +457,7 @@ def _empty(look: Look) -> Page:
     return Page(info.stream, info.name, (), None, info.unprocessed, after, held)
 
 
-def _held_until(look: Look) -> float:
+def _held_until(look: ConsumerLook) -> float:
     """Server time at which the first of the facts that are held unconfirmed come again, as far as that is known."""
     if look.book.open:
         return min(page.at for page in look.book.open) + min(_ack_waits(look.info))
@@ -491,7 +491,7 @@ def _ack_waits(info: ConsumerInfo) -> list[float]:
     return [seconds(one) for one in info.config.get("backoff") or [info.config.get("ack_wait", DEFAULT_ACK_WAIT)]]
 
 
-def _taken_for(info: ConsumerInfo, look: Look, call: str) -> float:
+def _taken_for(info: ConsumerInfo, look: ConsumerLook, call: str) -> float:
     """Seconds that a dedicated reader has to wait: while a page is open, what lies behind would be out of order."""
     if not look.dedicated:
         return 0.0

@@ -12,7 +12,7 @@ from typing import Self
 
 from penstock.facts.append import Writer
 from penstock.facts.fact import Appended
-from penstock.facts.reader import PAGE_BYTES, Confirmation, Page, Reader
+from penstock.facts.reader import PAGE_BYTES, Confirmation, Page, PageReader
 from penstock.jetstream.connection import Broker
 from penstock.settings import Settings
 from penstock.wire.headers import Headers
@@ -27,7 +27,7 @@ class Facts:
 
     def __init__(self, settings: Settings, name: str = "penstock facts") -> None:
         self.link = Broker(settings, name)
-        self._reader = Reader(self.link)
+        self._reader = PageReader(self.link)
         self._writer = Writer(self.link)
 
     async def fetch_facts(

@@ -49,7 +49,7 @@ def book_key(stream: str, consumer: str) -> str:
     return f"book.{stream}.{consumer}"
 
 
-class Store:
+class FactStore:
     """The bucket over one link."""
 
     def __init__(self, link: Broker) -> None:

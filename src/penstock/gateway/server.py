@@ -25,7 +25,7 @@ from penstock.web.server import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listen:
+class GatewayListen:
     """Where and how the gateway listens."""
 
     host: str = "127.0.0.1"
@@ -53,7 +53,7 @@ class Listen:
 
 
 async def serve(
-    settings: Settings, spec: GatewaySpec, listen: Listen, on_ready: Callable[[str, str | None], None]
+    settings: Settings, spec: GatewaySpec, listen: GatewayListen, on_ready: Callable[[str, str | None], None]
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 

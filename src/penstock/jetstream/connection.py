@@ -156,7 +156,7 @@ async def reconnect(
 
 
 def reconnect_blocking(
-    connection: blocking.Connection, within: float | None, begin: Callable[[], None] | None = None
+    connection: blocking.BlockingConnection, within: float | None, begin: Callable[[], None] | None = None
 ) -> None:
     """`reconnect` for blocking code."""
 

@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavai
 from penstock.jetstream.rows import ScannerMaker
 from penstock.subjects import api_prefix
 from penstock.wire import frames
-from penstock.wire.blocking import Connection
+from penstock.wire.blocking import BlockingConnection
 from penstock.wire.scanning import REPLACE, Stop
 
 BATCH = 1000
@@ -41,7 +41,7 @@ class DirectRead:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: BlockingConnection,
         stream: str,
         first: int,
         last: int,

@@ -25,7 +25,7 @@ from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_r
 from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
 from penstock.jetstream.rows import ScannerMaker
 from penstock.wire import frames
-from penstock.wire.blocking import Connection, run
+from penstock.wire.blocking import BlockingConnection, run
 from penstock.wire.scanning import REPLACE, Stop
 
 PULL_MESSAGES = 20_000
@@ -43,7 +43,7 @@ MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
 FINISH_WITHIN = 2.0  # seconds
 
 
-class Interrupted(Unavailable):
+class ReadInterrupted(Unavailable):
     """The consumer of a read is no longer there, or messages were lost on the way; a new one goes on where it was."""
 
 
@@ -52,7 +52,7 @@ class PullRead:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: BlockingConnection,
         stream: str,
         first: int,
         last: int,
@@ -129,7 +129,7 @@ class PullRead:
         try:
             self._scanner.received(self._connection.recv_into(self._scanner.space(), SILENCE))
         except DeadlineExceeded as exc:
-            raise Interrupted(f"consumer {self._name!r} has been silent for {SILENCE:g} s") from exc
+            raise ReadInterrupted(f"consumer {self._name!r} has been silent for {SILENCE:g} s") from exc
 
     def _look(self) -> Stop:
         """Look at what was received, until more is needed or the rows must be taken."""
@@ -138,7 +138,7 @@ class PullRead:
             found = self._scanner.next()
             self._count(self._scanner.total_rows - before)
             if found is Stop.GAP:
-                raise Interrupted(f"messages of {self._stream!r} behind {self._position} were lost on the way")
+                raise ReadInterrupted(f"messages of {self._stream!r} behind {self._position} were lost on the way")
             if found is Stop.DONE:
                 self._position = self._last
             if isinstance(found, Stop):
@@ -156,7 +156,7 @@ class PullRead:
         if isinstance(frame, frames.Ping):
             self._connection.send(frames.PONG)
         elif isinstance(frame, frames.Err):
-            raise Interrupted(f"the server says: {frame.text}")
+            raise ReadInterrupted(f"the server says: {frame.text}")
         elif isinstance(frame, frames.Message):
             self._status(pull_status(frame))
 
@@ -172,7 +172,7 @@ class PullRead:
         elif status.event is PullEvent.UNKNOWN:
             raise ProtocolError(f"consumer {self._name!r} answers {status}")
         else:
-            raise Interrupted(f"consumer {self._name!r}: {status}")
+            raise ReadInterrupted(f"consumer {self._name!r}: {status}")
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

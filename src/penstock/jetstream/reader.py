@@ -21,7 +21,7 @@ from penstock.jetstream.model import StoredMessage
 from penstock.jetstream.rows import RowScanner, ScannerMaker
 from penstock.retry import Backoff, Tries, is_retryable
 from penstock.settings import Settings
-from penstock.wire.blocking import Connection, connect, run
+from penstock.wire.blocking import BlockingConnection, connect, run
 from penstock.wire.scanning import REPLACE
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0  # seconds
 KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
-_idle: dict[Settings, tuple[Connection, float]] = {}
+_idle: dict[Settings, tuple[BlockingConnection, float]] = {}
 """Connections that wait for another read, and since when: one for each way to connect."""
 
 
@@ -150,7 +150,7 @@ def _attempt(settings: Settings, wanted: Range, position: int, keep: bool, scann
 
 
 @contextmanager
-def _opened(settings: Settings, keep: bool) -> Iterator[Connection]:
+def _opened(settings: Settings, keep: bool) -> Iterator[BlockingConnection]:
     """A connection that an earlier read has kept, or a new one; kept when the block ends well, else closed."""
     connection = _kept(settings) if keep else None
     connection = connection or connect(settings, name="penstock reader", shuffle=True)
@@ -164,7 +164,7 @@ def _opened(settings: Settings, keep: bool) -> Iterator[Connection]:
             connection.close()
 
 
-def _kept(settings: Settings) -> Connection | None:
+def _kept(settings: Settings) -> BlockingConnection | None:
     """The connection that an earlier read has kept, if it is still good for another one."""
     connection, since = _idle.pop(settings, (None, 0.0))
     if connection is None:

@@ -26,7 +26,7 @@ FATES: dict[Fate, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ResetCounts:
     """Messages that match the consumer's filters, from a sequence to the stream's end."""
 
     from_target: int
@@ -53,7 +53,7 @@ class ResetEffect:
     """What becomes of the messages that are skipped."""
 
 
-def effect(consumer: ConsumerInfo, target: int, counts: Counts) -> ResetEffect:
+def effect(consumer: ConsumerInfo, target: int, counts: ResetCounts) -> ResetEffect:
     """Pure: the effect of a reset on a Limits stream.
 
     Up to the ack floor everything is acknowledged, behind the last one delivered nothing is. In between, only the
@@ -93,7 +93,7 @@ async def foresee(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo, tar
     if stream.config.get("retention", "limits") != "limits":
         return bounds(consumer, target, stream)
     floor, delivered = consumer.ack_floor_stream_seq, consumer.delivered_stream_seq
-    counts = Counts(*[await _count_from(js, stream, consumer, seq) for seq in (target, floor + 1, delivered + 1)])
+    counts = ResetCounts(*[await _count_from(js, stream, consumer, seq) for seq in (target, floor + 1, delivered + 1)])
     return effect(consumer, target, counts)
 
 

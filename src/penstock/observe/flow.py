@@ -22,7 +22,7 @@ INTERNAL = ("KV_", "OBJ_", "DLQ_ADVISORIES", "DLQ_AUDIT", "BATCH_ADVISORIES", "P
 """So begin the names of streams that only lists show: buckets, and what Penstock keeps for itself."""
 
 
-class State(StrEnum):
+class NodeState(StrEnum):
     """How something is, from good to bad."""
 
     OK = "ok"
@@ -32,10 +32,10 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-BADNESS = {state: place for place, state in enumerate(State)}
+BADNESS = {state: place for place, state in enumerate(NodeState)}
 
 
-class Kind(StrEnum):
+class NodeKind(StrEnum):
     """What a node of the graph is."""
 
     PUBLISHER = "publisher"
@@ -51,19 +51,19 @@ class Kind(StrEnum):
 
 
 COLUMN = {
-    Kind.PUBLISHER: 0, Kind.ORIGIN: 0, Kind.STREAM: 1, Kind.SERVICE: 2, Kind.CONSUMER: 2, Kind.GROUP: 2,
-    Kind.PIPELINE: 2, Kind.OUTPUT: 3, Kind.TABLE: 3, Kind.LETTERS: 3,
+    NodeKind.PUBLISHER: 0, NodeKind.ORIGIN: 0, NodeKind.STREAM: 1, NodeKind.SERVICE: 2, NodeKind.CONSUMER: 2,
+    NodeKind.GROUP: 2, NodeKind.PIPELINE: 2, NodeKind.OUTPUT: 3, NodeKind.TABLE: 3, NodeKind.LETTERS: 3,
 }  # fmt: skip
 COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class FlowNode:
     """Something that messages flow through."""
 
-    kind: Kind
+    kind: NodeKind
     name: str
-    state: State = State.OK
+    state: NodeState = NodeState.OK
     detail: str = ""
     declared: bool = True
 
@@ -83,17 +83,17 @@ class Edge:
     lag: int = 0
     seconds: float = 0.0
     """Age of the oldest message that waits."""
-    state: State = State.OK
+    state: NodeState = NodeState.OK
 
 
 @dataclass(slots=True)
-class Flow:
+class FlowPicture:
     """The whole graph."""
 
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, FlowNode] = field(default_factory=dict)
     edges: dict[tuple[str, str], Edge] = field(default_factory=dict)
 
-    def add(self, node: Node) -> str:
+    def add(self, node: FlowNode) -> str:
         """Add a node, or make one that is there as bad as this one says."""
         known = self.nodes.get(node.id)
         if known is None:
@@ -117,22 +117,22 @@ class Flow:
         self.edges[at] = edge
 
 
-def worst(states: Iterable[State]) -> State:
-    return max(states, key=BADNESS.__getitem__, default=State.OK)
+def worst(states: Iterable[NodeState]) -> NodeState:
+    return max(states, key=BADNESS.__getitem__, default=NodeState.OK)
 
 
-def state_of(consumer: ConsumerStatus) -> State:
+def state_of(consumer: ConsumerStatus) -> NodeState:
     """How a consumer gets on."""
     if consumer.is_unattended:
-        return State.UNATTENDED
+        return NodeState.UNATTENDED
     if consumer.lag_messages and consumer.lag.total_seconds() >= BEHIND_SECONDS:
-        return State.BEHIND
-    return State.OK
+        return NodeState.BEHIND
+    return NodeState.OK
 
 
-def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> Flow:
+def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> FlowPicture:
     """The graph of a snapshot. What the platform declares and the server lacks is in it, as failed."""
-    graph = Flow()
+    graph = FlowPicture()
     shown = {one.name: one for one in snapshot.status.streams if not one.name.startswith(INTERNAL)}
     for stream in shown.values():
         graph.add(_stream_node(stream, rates, platform))
@@ -141,8 +141,8 @@ def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> 
     if platform:
         for name, spec in platform.streams.items():
             if name not in shown:
-                kind = Kind.LETTERS if spec.is_dead_letters else Kind.STREAM
-                graph.add(Node(kind, name, State.FAILED, "declared, not on the server"))
+                kind = NodeKind.LETTERS if spec.is_dead_letters else NodeKind.STREAM
+                graph.add(FlowNode(kind, name, NodeState.FAILED, "declared, not on the server"))
         _add_publishers(graph, platform, shown.values())
     _add_consumers(graph, snapshot, rates, shown, platform)
     _add_groups(graph, snapshot, rates, platform)
@@ -150,38 +150,42 @@ def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> 
     return graph
 
 
-def _stream_node(stream: StreamStatus, rates: Rates, platform: Platform | None) -> Node:
-    kind = Kind.LETTERS if stream.is_dead_letters else Kind.STREAM
+def _stream_node(stream: StreamStatus, rates: Rates, platform: Platform | None) -> FlowNode:
+    kind = NodeKind.LETTERS if stream.is_dead_letters else NodeKind.STREAM
     rate = rates.stored.get(stream.name, 0.0)
     detail = f"{stream.messages:,} messages" + (f", {per_second(rate)}" if rate else "")
     bad = stream.healthy_replicas < stream.replicas
-    state = State.FAILED if bad else State.BEHIND if kind is Kind.LETTERS and stream.messages else State.OK
-    return Node(kind, stream.name, state, detail, platform is None or stream.name in platform.streams)
+    state = (
+        NodeState.FAILED if bad else NodeState.BEHIND if kind is NodeKind.LETTERS and stream.messages else NodeState.OK
+    )
+    return FlowNode(kind, stream.name, state, detail, platform is None or stream.name in platform.streams)
 
 
 def _add_source(
-    graph: Flow, stream: StreamStatus, origin: str, lag: int, failing: bool, shown: dict[str, StreamStatus]
+    graph: FlowPicture, stream: StreamStatus, origin: str, lag: int, failing: bool, shown: dict[str, StreamStatus]
 ) -> None:
     here = origin in shown and origin != stream.name
-    source = f"{Kind.STREAM}:{origin}" if here else graph.add(Node(Kind.ORIGIN, origin, detail="another place"))
-    graph.connect(Edge(source, _id_of(stream), None, lag, state=State.FAILED if failing else State.OK))
+    source = (
+        f"{NodeKind.STREAM}:{origin}" if here else graph.add(FlowNode(NodeKind.ORIGIN, origin, detail="another place"))
+    )
+    graph.connect(Edge(source, _id_of(stream), None, lag, state=NodeState.FAILED if failing else NodeState.OK))
 
 
 def _id_of(stream: StreamStatus) -> str:
-    return f"{Kind.LETTERS if stream.is_dead_letters else Kind.STREAM}:{stream.name}"
+    return f"{NodeKind.LETTERS if stream.is_dead_letters else NodeKind.STREAM}:{stream.name}"
 
 
-def _add_publishers(graph: Flow, platform: Platform, streams: Iterable[StreamStatus]) -> None:
+def _add_publishers(graph: FlowPicture, platform: Platform, streams: Iterable[StreamStatus]) -> None:
     listed = list(streams)
     for service in platform.services.values():
         written = (*service.publishes, *service.appends)
         for stream in listed:
             if not stream.is_dead_letters and subjects.any_overlap(written, stream.subjects):
-                graph.connect(Edge(graph.add(Node(Kind.PUBLISHER, service.name)), _id_of(stream)))
+                graph.connect(Edge(graph.add(FlowNode(NodeKind.PUBLISHER, service.name)), _id_of(stream)))
 
 
 def _add_consumers(
-    graph: Flow, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
+    graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
 ) -> None:
     known = platform.consumers if platform else {}
     of_pipelines = {(stream, one.consumer) for one in snapshot.pipelines for stream in one.streams}
@@ -191,8 +195,8 @@ def _add_consumers(
             continue
         declared = platform is None or consumer.name in known
         state = state_of(consumer)
-        kind, name = (Kind.SERVICE, consumer.service) if consumer.service else (Kind.CONSUMER, consumer.name)
-        target = graph.add(Node(kind, name, state, declared=declared))
+        kind, name = (NodeKind.SERVICE, consumer.service) if consumer.service else (NodeKind.CONSUMER, consumer.name)
+        target = graph.add(FlowNode(kind, name, state, declared=declared))
         source = _id_of(shown[consumer.stream])
         seconds = consumer.lag.total_seconds()
         graph.connect(Edge(source, target, rates.settled.get(key, 0.0), consumer.lag_messages, seconds, state))
@@ -200,31 +204,37 @@ def _add_consumers(
             for letters in shown.values():
                 if consumer.dlq and letters.is_dead_letters and subjects.any_overlap([consumer.dlq], letters.subjects):
                     count = (consumer.dead_letters or 0) + consumer.given_up
-                    graph.connect(Edge(target, _id_of(letters), None, count, state=State.BEHIND))
+                    graph.connect(Edge(target, _id_of(letters), None, count, state=NodeState.BEHIND))
 
 
-def _add_groups(graph: Flow, snapshot: Snapshot, rates: Rates, platform: Platform | None) -> None:
+def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, platform: Platform | None) -> None:
     for group in snapshot.groups:
         theirs = [one for one in snapshot.status.consumers if one.group == group.group and one.stream == group.stream]
         active = sum(worker.state == "active" for worker in group.workers)
         lag = sum(one.lag_messages for one in theirs)
         seconds = max((one.lag.total_seconds() for one in theirs), default=0.0)
-        idle = State.UNATTENDED if lag else State.IDLE
-        state = (State.BEHIND if lag and seconds >= BEHIND_SECONDS else State.OK) if active else idle
+        idle = NodeState.UNATTENDED if lag else NodeState.IDLE
+        state = (NodeState.BEHIND if lag and seconds >= BEHIND_SECONDS else NodeState.OK) if active else idle
         detail = f"{active} workers, {len(group.partitions)} partitions"
-        target = graph.add(Node(Kind.GROUP, group.group, state, detail))
-        if f"{Kind.STREAM}:{group.stream}" in graph.nodes:
+        target = graph.add(FlowNode(NodeKind.GROUP, group.group, state, detail))
+        if f"{NodeKind.STREAM}:{group.stream}" in graph.nodes:
             rate = sum(rates.settled.get((one.stream, one.name), 0.0) for one in theirs)
-            graph.connect(Edge(f"{Kind.STREAM}:{group.stream}", target, rate, lag, seconds, state))
+            graph.connect(Edge(f"{NodeKind.STREAM}:{group.stream}", target, rate, lag, seconds, state))
 
 
 def _add_pipelines(
-    graph: Flow, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
+    graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
 ) -> None:
     for one in snapshot.pipelines:
-        state = State.FAILED if one.state in (FAILED, SILENT) else State.IDLE if one.state == NEVER else State.OK
+        state = (
+            NodeState.FAILED
+            if one.state in (FAILED, SILENT)
+            else NodeState.IDLE
+            if one.state == NEVER
+            else NodeState.OK
+        )
         spec = platform.pipelines.get(one.name) if platform else None
-        name = graph.add(Node(Kind.PIPELINE, one.name, state, one.state, platform is None or spec is not None))
+        name = graph.add(FlowNode(NodeKind.PIPELINE, one.name, state, one.state, platform is None or spec is not None))
         for stream in one.streams:
             if stream in shown:
                 consumer = snapshot.consumer(stream, one.consumer)
@@ -233,8 +243,8 @@ def _add_pipelines(
                 rate = rates.settled.get((stream, one.consumer), 0.0)
                 graph.connect(Edge(_id_of(shown[stream]), name, rate, lag, seconds, state))
         for sink in spec.sinks if spec else ():
-            kind = Kind.OUTPUT if sink.stream else Kind.TABLE
-            written = graph.add(Node(kind, sink.stream or sink.path or "console", detail=sink.format or ""))
+            kind = NodeKind.OUTPUT if sink.stream else NodeKind.TABLE
+            written = graph.add(FlowNode(kind, sink.stream or sink.path or "console", detail=sink.format or ""))
             graph.connect(Edge(name, written))
 
 
@@ -249,7 +259,7 @@ def per_second(rate: float) -> str:
 class Placed:
     """A node and its place."""
 
-    node: Node
+    node: FlowNode
     column: int
     row: int
 
@@ -265,9 +275,9 @@ class Layout:
     """Nodes that are not in the picture, since there are too many; those that need attention are in it."""
 
 
-def layout(graph: Flow, most: int = 60) -> Layout:
+def layout(graph: FlowPicture, most: int = 60) -> Layout:
     """Place at most `most` nodes a column."""
-    columns: list[list[Node]] = [[] for _ in range(COLUMNS)]
+    columns: list[list[FlowNode]] = [[] for _ in range(COLUMNS)]
     for node in graph.nodes.values():
         columns[COLUMN[node.kind]].append(node)
     weight = _weights(graph)
@@ -286,7 +296,7 @@ def layout(graph: Flow, most: int = 60) -> Layout:
     return Layout(placed, edges, max(map(len, columns), default=0), left_out)
 
 
-def _weights(graph: Flow) -> dict[str, float]:
+def _weights(graph: FlowPicture) -> dict[str, float]:
     weight: dict[str, float] = defaultdict(float)
     for edge in graph.edges.values():
         for end in (edge.source, edge.target):
@@ -294,7 +304,7 @@ def _weights(graph: Flow) -> dict[str, float]:
     return weight
 
 
-def _neighbours(graph: Flow) -> dict[str, list[str]]:
+def _neighbours(graph: FlowPicture) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for source, target in graph.edges:
         found[source].append(target)
@@ -302,7 +312,7 @@ def _neighbours(graph: Flow) -> dict[str, list[str]]:
     return found
 
 
-def _untangle(columns: list[list[Node]], place: int, neighbours: dict[str, list[str]]) -> None:
+def _untangle(columns: list[list[FlowNode]], place: int, neighbours: dict[str, list[str]]) -> None:
     """Order a column by where the neighbours of its nodes are; those without any stay at the end."""
     rows = {
         node.id: row / max(1, len(nodes))
@@ -311,15 +321,15 @@ def _untangle(columns: list[list[Node]], place: int, neighbours: dict[str, list[
         for row, node in enumerate(nodes)
     }
 
-    def middle(node: Node) -> float:
+    def middle(node: FlowNode) -> float:
         found = [rows[one] for one in neighbours[node.id] if one in rows]
         return sum(found) / len(found) if found else 2.0
 
     columns[place].sort(key=lambda node: (middle(node), node.kind, node.name))
 
 
-def needs_attention(graph: Flow) -> Iterator[tuple[Node, list[Edge]]]:
+def needs_attention(graph: FlowPicture) -> Iterator[tuple[FlowNode, list[Edge]]]:
     """What is behind, not read or failed, with the edges that show it, the worst first."""
-    bad = [node for node in graph.nodes.values() if BADNESS[node.state] >= BADNESS[State.BEHIND]]
+    bad = [node for node in graph.nodes.values() if BADNESS[node.state] >= BADNESS[NodeState.BEHIND]]
     for node in sorted(bad, key=lambda node: (-BADNESS[node.state], node.kind, node.name)):
-        yield node, [edge for edge in graph.edges.values() if edge.target == node.id and edge.state is not State.OK]
+        yield node, [edge for edge in graph.edges.values() if edge.target == node.id and edge.state is not NodeState.OK]

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from penstock.jetstream import JetStream
 from penstock.observe.status import ConsumerStatus, consumer_status
-from penstock.spark.progress import FAILED, NEVER, SILENT, Progress, now, recorded
+from penstock.spark.progress import FAILED, NEVER, SILENT, PipelineProgress, now, recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PipelineStatus:
     """Messages it has not committed yet; None when it has no consumer on the server, so never ran."""
     behind: timedelta
     """Age of the oldest of them."""
-    progress: Progress | None
+    progress: PipelineProgress | None
 
     @property
     def needs_attention(self) -> bool:
@@ -50,7 +50,7 @@ async def collect_pipelines(js: JetStream, declared: Iterable[Declared] = ()) ->
     return [await _status(js, one, records.get(one.name)) for one in known.values()]
 
 
-async def _status(js: JetStream, one: Declared, record: Progress | None) -> PipelineStatus:
+async def _status(js: JetStream, one: Declared, record: PipelineProgress | None) -> PipelineStatus:
     found = [await consumer_status(js, stream, one.consumer) for stream in one.streams]
     there: list[ConsumerStatus] = [status for status in found if status is not None]
     return PipelineStatus(

@@ -66,7 +66,7 @@ class SinkSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AnnouncedChunk:
     """A chunk of a task, as it was announced before it was written."""
 
     partition: int
@@ -85,7 +85,7 @@ class SinkBatch:
 
     series: SinkSeries
     number: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[AnnouncedChunk, ...]
     refused: int
     """Rows that the server had already, by their message ids."""
 
@@ -160,11 +160,11 @@ async def sink_batch(js: JetStream, series: SinkSeries, batch: int) -> SinkBatch
     return SinkBatch(series, batch, tuple(chunks), refused)
 
 
-def _chunks(partition: int, history: History) -> Iterator[Chunk]:
+def _chunks(partition: int, history: History) -> Iterator[AnnouncedChunk]:
     for written in history.written:
-        yield Chunk(partition, written.intent, written.last)
+        yield AnnouncedChunk(partition, written.intent, written.last)
     if history.doubtful:
-        yield Chunk(partition, history.doubtful, None)
+        yield AnnouncedChunk(partition, history.doubtful, None)
 
 
 async def recount_sink(js: JetStream, settings: Settings, batch: SinkBatch) -> Recount:
@@ -200,14 +200,14 @@ def _recounted(settings: Settings, info: StreamInfo, batch: SinkBatch) -> Recoun
     return Recount(expected, found, tuple(problems), tuple(notes))
 
 
-def _digests(settings: Settings, info: StreamInfo, chunk: Chunk) -> Counter[bytes]:
+def _digests(settings: Settings, info: StreamInfo, chunk: AnnouncedChunk) -> Counter[bytes]:
     assert chunk.first is not None
     assert chunk.last is not None
     rows = _read(settings, info, chunk.first, chunk.last)
     return Counter(stored_row_digest(subject, headers, data) for _, subject, headers, data in rows)
 
 
-def _compared(name: str, chunk: Chunk, wanted: Counter[bytes], there: Counter[bytes]) -> Iterator[str]:
+def _compared(name: str, chunk: AnnouncedChunk, wanted: Counter[bytes], there: Counter[bytes]) -> Iterator[str]:
     if not wanted:  # an entry of an earlier version
         if there.total() != chunk.intent.rows:
             yield f"{name}: {chunk.intent.rows:,} rows were announced, and {there.total():,} messages are there"

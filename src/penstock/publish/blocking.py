@@ -55,7 +55,7 @@ class BlockingPublisher:
 
     def __init__(
         self,
-        connection: blocking.Connection,
+        connection: blocking.BlockingConnection,
         *,
         patience: float = PATIENCE,
         no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,

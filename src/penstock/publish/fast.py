@@ -19,7 +19,7 @@ from penstock.jetstream.connection import reconnect
 from penstock.publish.ingest import Ingest
 from penstock.publish.interruptions import IngestInterrupted
 from penstock.publish.options import FastAck, IngestOptions, Lost
-from penstock.publish.rows import Publication, Row, Rows
+from penstock.publish.rows import Publication, Row, RowEncoder
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.frames import Message
@@ -46,7 +46,7 @@ class FastIngestBase:
         """`on_lost` is called for messages that are known to be lost; only with `on_gap="continue"`."""
         self.settings = settings
         self._core = Ingest(stream, options or IngestOptions(), settings.new_inbox(INBOX_BYTES), on_lost or _ignore)
-        self._rows = Rows(max_payload=0)
+        self._rows = RowEncoder(max_payload=0)
         self._send_at = CHUNK
         """The position at which rows that were added one by one are sent."""
         self._is_open = False

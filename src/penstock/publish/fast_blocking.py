@@ -36,7 +36,7 @@ class BlockingFastIngest(FastIngestBase):
         self, settings: Settings, stream: str, options: IngestOptions | None = None, on_lost: OnLost | None = None
     ) -> None:
         super().__init__(settings, stream, options, on_lost)
-        self._connection = blocking.Connection(settings, name="penstock fast ingest")
+        self._connection = blocking.BlockingConnection(settings, name="penstock fast ingest")
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="penstock fast ingest", daemon=True)

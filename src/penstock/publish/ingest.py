@@ -292,15 +292,15 @@ class Ingest:
             case replies.Ack(seq, every):
                 self._started(segment, every)
                 self._settle(segment, seq)
-            case replies.Gap() as gap:
+            case replies.GapReply() as gap:
                 self._gap(segment, gap, now)
-            case replies.Refused(error):
+            case replies.RefusedReply(error):
                 self._refused(segment, reply.seq, error, now)
             case replies.Ended(_, sequence, count):
                 self._ended(segment, sequence, count, now)
             case replies.Failed(stream, error):
                 self._failed(segment, reply, stream, error, now)
-            case replies.NobodyListens():
+            case replies.NobodyListensReply():
                 self._nobody_listens(segment, reply, now)
             case replies.Plain():
                 self.error = FeatureMissing(FAST_INGEST.name, "older where the stream is", FAST_INGEST.version)
@@ -320,7 +320,7 @@ class Ingest:
             self.stored += count
             segment.settle(segment.acked + count)
 
-    def _gap(self, segment: Segment, gap: replies.Gap, now: float) -> None:
+    def _gap(self, segment: Segment, gap: replies.GapReply, now: float) -> None:
         last = min(gap.next - 1, segment.sent)
         if self.options.on_gap == "continue":
             if segment.resumed and gap.next > segment.sent:
@@ -377,7 +377,7 @@ class Ingest:
         match reply.answer:
             case replies.Failed(stream, error) if stream != self.stream:
                 self.error = self._refusal(segment, reply.seq, error, stream)
-            case replies.NobodyListens():
+            case replies.NobodyListensReply():
                 self._verdict = None
                 self._try_unheard_later(self._rows[0][0], now)
 

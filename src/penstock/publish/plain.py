@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.jetstream.codes import api_error
 from penstock.publish.model import NO_RESPONDERS_TIMEOUT
-from penstock.publish.rows import Rows
+from penstock.publish.rows import RowEncoder
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.frames import Message
@@ -94,7 +94,7 @@ class PlainPublisher:
         self.no_responders_timeout = no_responders_timeout
         self._connection = aio.Connection(settings, name="penstock publish")
         self._window = window
-        self._rows = Rows(max_payload=0)
+        self._rows = RowEncoder(max_payload=0)
         self._inbox = settings.new_inbox(8)
         self._first = 1
         """The number of the first message whose outcome was not handed out."""

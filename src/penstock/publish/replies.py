@@ -24,14 +24,14 @@ class Ack(NamedTuple):
     every: int
 
 
-class Gap(NamedTuple):
+class GapReply(NamedTuple):
     """The messages from `first` up to, not including, `next` never reached the stream."""
 
     first: int
     next: int
 
 
-class Refused(NamedTuple):
+class RefusedReply(NamedTuple):
     """The message was read and not stored; in mode `fail` the batch ends here."""
 
     error: dict[str, Any]
@@ -59,11 +59,11 @@ class Plain(NamedTuple):
     """A server that knows no fast ingest has stored the message by itself."""
 
 
-class NobodyListens(NamedTuple):
+class NobodyListensReply(NamedTuple):
     """No stream takes the subject right now."""
 
 
-Answer = Ack | Gap | Refused | Ended | Failed | Plain | NobodyListens
+Answer = Ack | GapReply | RefusedReply | Ended | Failed | Plain | NobodyListensReply
 
 
 class Reply(NamedTuple):
@@ -95,7 +95,7 @@ def parse(message: Message) -> Reply:
 
 def _answer(message: Message) -> Answer:
     if message.status:
-        return NobodyListens()
+        return NobodyListensReply()
     try:
         fields = json.loads(message.data)
         return _parsed(fields)
@@ -108,9 +108,9 @@ def _parsed(fields: dict[str, Any]) -> Answer:
         case "ack":
             return Ack(int(fields["seq"]), max(1, int(fields["msgs"])))
         case "gap":
-            return Gap(int(fields["last_seq"]), int(fields["seq"]))
+            return GapReply(int(fields["last_seq"]), int(fields["seq"]))
         case "err":
-            return Refused(dict(fields["error"]))
+            return RefusedReply(dict(fields["error"]))
         case None if "error" in fields:
             return Failed(str(fields.get("stream", "")), dict(fields["error"]))
         case None if "count" not in fields and "seq" in fields:

@@ -37,7 +37,7 @@ def has_id(row: Row) -> bool:
     return _ID_LINE in row[1]
 
 
-class Rows:
+class RowEncoder:
     """Makes rows: subjects are checked once each, sizes always."""
 
     def __init__(self, max_payload: int) -> None:

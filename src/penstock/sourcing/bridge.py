@@ -35,11 +35,11 @@ from penstock.publish.errors import DuplicateId, StreamFull, WrongSequence
 from penstock.retry import Backoff, Tries, is_retryable
 from penstock.settings import Settings
 from penstock.sourcing import copies, modes
-from penstock.sourcing.copies import Backlog, Copier, Mark, Part
+from penstock.sourcing.copies import Backlog, BatchPart, Copier, Mark
 from penstock.sourcing.flow import Flow
 from penstock.sourcing.leftovers import Leftovers
 from penstock.sourcing.mapping import Mapping, SubjectMap
-from penstock.sourcing.receiver import Chunk, Interrupted, Receiver, consumer_config
+from penstock.sourcing.receiver import ReceivedChunk, Receiver, ReceiverInterrupted, consumer_config
 from penstock.wire import blocking, headers
 
 BRIDGE_SUBJECTS = "penstock.bridge"
@@ -227,7 +227,7 @@ class Bridge:
     def _note(self, **changes: object) -> None:
         self._statistics = replace(self._statistics, **changes)  # type: ignore[arg-type]  # names of its own fields
 
-    def noted(self, part: Part, receiver: Receiver) -> None:
+    def noted(self, part: BatchPart, receiver: Receiver) -> None:
         """A part is stored."""
         now = self._statistics
         self._note(
@@ -245,7 +245,7 @@ class Bridge:
         """The origin's server has said how many messages it has not delivered yet."""
         self._note(lag=lag)
 
-    def renames_ids(self, part: Part) -> None:
+    def renames_ids(self, part: BatchPart) -> None:
         """The destination has seen a message id of this part before: store it under another header name."""
         self._rename_ids_until = part.last_sequence
 
@@ -269,7 +269,7 @@ class _Pump:
         self._last = last
         """The destination's last sequence, with everything under way."""
         self._backlog = Backlog(BATCH, BATCH_BYTES)
-        self._flights: deque[tuple[Flight, Part]] = deque()
+        self._flights: deque[tuple[Flight, BatchPart]] = deque()
         self._pace = Pace(bridge.config.rate)
         self._idle_since: float | None = None
         """Since when nothing comes although the origin has more."""
@@ -300,12 +300,12 @@ class _Pump:
             if time.monotonic() - self._idle_since > STUCK_FOR:
                 if left.kept_alone:
                     self._leftovers.take_back(self._publisher.jetstream)
-                raise Interrupted(
+                raise ReceiverInterrupted(
                     f"stream {self._bridge.config.origin!r} has {left}, and delivered none for {STUCK_FOR:g} s"
                 )
         return not left
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: ReceivedChunk) -> None:
         rows = chunk.rows()
         self._backlog.add(self._bridge.mapped(rows.subjects), self._copier.lines(rows), rows)
 
@@ -316,7 +316,7 @@ class _Pump:
             self._pace.wait(len(part.data))
             self._begin(part)
 
-    def _begin(self, part: Part) -> None:
+    def _begin(self, part: BatchPart) -> None:
         batch = Batch(self._bridge.config.destination)
         part.lines[0] += headers.line(EXPECTED_LAST, str(self._last))
         batch.extend_encoded(part.subjects, part.data, part.lines, expected=self._last)

@@ -84,7 +84,7 @@ def _ended(lines: bytes) -> bytes:
     return lines if not lines or lines.endswith(b"\r\n") else lines + b"\r\n"
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """Some messages that fit one atomic batch."""
 
     subjects: list[bytes]
@@ -114,12 +114,12 @@ class Backlog:
         self._data += rows.data
         self._sequences += rows.sequences
 
-    def take(self) -> Part:
+    def take(self) -> BatchPart:
         """The oldest of them, as many as fit one batch."""
         stop = min(self._most, len(self))
         while stop > 1 and self._size(stop) > self._most_bytes:
             stop = (stop + 1) // 2
-        part = Part(self._subjects[:stop], self._lines[:stop], self._data[:stop], self._sequences[stop - 1])
+        part = BatchPart(self._subjects[:stop], self._lines[:stop], self._data[:stop], self._sequences[stop - 1])
         for one in (self._subjects, self._lines, self._data, self._sequences):
             del one[:stop]
         return part

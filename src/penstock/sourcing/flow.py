@@ -29,7 +29,7 @@ class Question(NamedTuple):
     sequence: int
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """Which of some rows belong to the current numbering."""
 
     first: int
@@ -71,11 +71,11 @@ class Flow:
         self.delivery += count
         self.sequence = sequence
 
-    def resynchronized(self, deliveries: Sequence[int], asked: bool) -> Kept:
+    def resynchronized(self, deliveries: Sequence[int], asked: bool) -> KeptRows:
         """Find the newest numbering in deliveries of any order; without one, nothing is kept."""
         start = next((i for i in range(len(deliveries) - 1, -1, -1) if deliveries[i] == 1), None)
         if start is None:
-            return Kept(0, 0, False)
+            return KeptRows(0, 0, False)
         self.renumbered()
         self.lost = False
         self._beats_while_lost = 0
@@ -83,7 +83,7 @@ class Flow:
         stop = start
         while stop < len(deliveries) and deliveries[stop] == stop - start + 1:
             stop += 1
-        return Kept(start, stop, stop < len(deliveries))
+        return KeptRows(start, stop, stop < len(deliveries))
 
     def renumbered(self) -> None:
         """The origin counts from 1 again. What it asked before, it no longer wants to know."""

@@ -28,7 +28,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class SourceLink:
     """One source, or the mirror, of a stream."""
 
     stream: str
@@ -54,7 +54,7 @@ class Link:
     problem: str | None
 
 
-async def links(js: JetStream, only: str | None = None) -> list[Link]:
+async def links(js: JetStream, only: str | None = None) -> list[SourceLink]:
     """All of them, or those of one stream; origins are asked where they can be reached."""
     streams = [await js.stream_info(only)] if only else await js.streams()
     return [await _link(js, stream, report) for stream in streams for report in reports(stream)]
@@ -90,7 +90,7 @@ def _same(config: Json, shown: Json) -> bool:
     return all((config.get(key) or None) == (shown.get(key) or None) for key in keys)
 
 
-async def _link(js: JetStream, stream: StreamInfo, report: Report) -> Link:
+async def _link(js: JetStream, stream: StreamInfo, report: Report) -> SourceLink:
     source, config = report.source, report.config
     api = (config.get("external") or {}).get("api")
     there = js.at_prefix(api) if api else js
@@ -98,7 +98,7 @@ async def _link(js: JetStream, stream: StreamInfo, report: Report) -> Link:
     lag = lag_of(consumer, report.arrived) if consumer else source.lag if asked else None
     age = await _age(there, config["name"], consumer, lag, report.arrived) if consumer and lag is not None else None
     named = (config.get("consumer") or {}).get("name")
-    return Link(
+    return SourceLink(
         stream=stream.name,
         origin=config["name"],
         api=api,

@@ -43,7 +43,7 @@ class MigrationRefused(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class SourceMigration:
     """One source, or the mirror, that is to be read in another way."""
 
     stream: str
@@ -91,7 +91,7 @@ class Migration:
         return cls(**json.loads(text)) if text else None
 
 
-def check(migration: Migration, info: StreamInfo) -> None:
+def check(migration: SourceMigration, info: StreamInfo) -> None:
     """Raise `MigrationRefused` for what cannot be done."""
     who = f"the source {migration.origin!r} of {migration.stream!r}"
     twins = [one for one in info.config.get("sources") or () if migration.reads(one)]
@@ -104,11 +104,11 @@ def check(migration: Migration, info: StreamInfo) -> None:
         )
 
 
-async def run(js: JetStream, migration: Migration) -> int:
+async def run(js: JetStream, migration: SourceMigration) -> int:
     """Carry it out, or finish what was begun; returns the origin sequence behind which the new source begins."""
     there = js.at_prefix(migration.api) if migration.api else js
     info = await js.stream_info(migration.stream)
-    begun = Migration.noted(info)
+    begun = SourceMigration.noted(info)
     retention = (await there.stream_info(migration.origin)).config.get("retention", "limits")
     if begun is None:
         check(migration, info)
@@ -126,7 +126,7 @@ async def run(js: JetStream, migration: Migration) -> int:
 # -- consumers ---------------------------------------------------------------------------------------------------------
 
 
-async def with_consumer(there: JetStream, migration: Migration) -> Migration:
+async def with_consumer(there: JetStream, migration: SourceMigration) -> SourceMigration:
     """The migration with all that is needed of both consumers; one of the user's must fit, or is made like the old."""
     migration = replace(migration, filters=await _filters(there, migration))
     if migration.consumer or migration.new_name is None:
@@ -144,7 +144,7 @@ async def with_consumer(there: JetStream, migration: Migration) -> Migration:
     return migration
 
 
-async def _filters(there: JetStream, migration: Migration) -> list[str] | None:
+async def _filters(there: JetStream, migration: SourceMigration) -> list[str] | None:
     """What the old source reads, asked while its consumer is there: afterwards nobody could tell."""
     if migration.old_name is None:
         return modes.filters(migration.old)
@@ -154,7 +154,7 @@ async def _filters(there: JetStream, migration: Migration) -> list[str] | None:
         return None
 
 
-def _like_the_old(migration: Migration, name: str, subject: str) -> Json:
+def _like_the_old(migration: SourceMigration, name: str, subject: str) -> Json:
     """The configuration of a consumer of the user's own that is not there yet: it reads what the old source reads."""
     if migration.filters is None:
         raise MigrationRefused(
@@ -165,7 +165,7 @@ def _like_the_old(migration: Migration, name: str, subject: str) -> Json:
     return {**base, **modes.filtered(migration.filters)}
 
 
-async def have_consumer(there: JetStream, migration: Migration) -> None:
+async def have_consumer(there: JetStream, migration: SourceMigration) -> None:
     """Make the new consumer if it is ours to make, and not there."""
     if migration.consumer:
         try:
@@ -174,7 +174,7 @@ async def have_consumer(there: JetStream, migration: Migration) -> None:
             await there.create_consumer(migration.origin, migration.consumer)
 
 
-async def place(there: JetStream, begun: Migration, copied: int, retention: str) -> None:
+async def place(there: JetStream, begun: SourceMigration, copied: int, retention: str) -> None:
     """Have the new consumer right behind what is copied; what the old one left unacknowledged is copied, too."""
     if retention == "workqueue":
         await _delete(there, begun, await _old(there, begun))
@@ -189,7 +189,7 @@ async def place(there: JetStream, begun: Migration, copied: int, retention: str)
         await there.reset_consumer(begun.origin, begun.old_name, copied + 1)
 
 
-async def _remove_copied(there: JetStream, begun: Migration, copied: int) -> None:
+async def _remove_copied(there: JetStream, begun: SourceMigration, copied: int) -> None:
     """Remove what is copied and was not acknowledged. Only what the old source reads: the rest is not ours."""
     if begun.filters is None or not copied:
         return
@@ -197,7 +197,7 @@ async def _remove_copied(there: JetStream, begun: Migration, copied: int) -> Non
         await there.purge_stream(begun.origin, subject=subject, before_seq=copied + 1)
 
 
-async def remove_old(there: JetStream, begun: Migration) -> None:
+async def remove_old(there: JetStream, begun: SourceMigration) -> None:
     """Remove the consumer of the old source: the server's own, or ours. One of the user's stays."""
     if begun.new_name is None:
         await _server_has_its_own(there, begun)
@@ -206,7 +206,7 @@ async def remove_old(there: JetStream, begun: Migration) -> None:
         await _delete(there, begun, found)
 
 
-async def _old(there: JetStream, begun: Migration) -> ConsumerInfo | None:
+async def _old(there: JetStream, begun: SourceMigration) -> ConsumerInfo | None:
     """The consumer of the old source, if it is another than the new one, and can be seen."""
     if begun.old_name is None:
         return await links.automatic(there, begun.origin, begun.stream) if begun.new_name else None
@@ -215,7 +215,7 @@ async def _old(there: JetStream, begun: Migration) -> ConsumerInfo | None:
     return next((one for one in await there.consumers(begun.origin) if one.name == begun.old_name), None)
 
 
-async def _delete(there: JetStream, begun: Migration, found: ConsumerInfo | None) -> None:
+async def _delete(there: JetStream, begun: SourceMigration, found: ConsumerInfo | None) -> None:
     if found:
         try:
             await there.delete_consumer(begun.origin, found.name)
@@ -223,7 +223,7 @@ async def _delete(there: JetStream, begun: Migration, found: ConsumerInfo | None
             return  # the server was faster: it removes its own
 
 
-async def _server_has_its_own(there: JetStream, begun: Migration) -> None:
+async def _server_has_its_own(there: JetStream, begun: SourceMigration) -> None:
     """On WorkQueue and Interest origins, wait for the durable that the server makes itself."""
     if (await there.stream_info(begun.origin)).config.get("retention", "limits") == "limits":
         return
@@ -240,7 +240,7 @@ async def _server_has_its_own(there: JetStream, begun: Migration) -> None:
 # -- the stream --------------------------------------------------------------------------------------------------------
 
 
-async def _take_out(js: JetStream, migration: Migration, info: StreamInfo) -> Migration:
+async def _take_out(js: JetStream, migration: SourceMigration, info: StreamInfo) -> SourceMigration:
     source = next((one for one in info.sources if migration.reads(one.raw)), None)
     begun = replace(migration, copied=source.raw.get("seq", 0) if source else 0, above=info.state.last_seq)
 
@@ -252,7 +252,7 @@ async def _take_out(js: JetStream, migration: Migration, info: StreamInfo) -> Mi
     return begun
 
 
-async def _copied(js: JetStream, begun: Migration) -> int:
+async def _copied(js: JetStream, begun: SourceMigration) -> int:
     """Origin sequence of the last message that the old source has copied, once nothing more of it comes."""
     last = await still(js, begun.stream)
     copied, sequence = begun.copied, begun.above
@@ -293,7 +293,7 @@ def server_hash(text: str) -> str:
     return "".join(DIGITS[byte % len(DIGITS)] for byte in hashlib.sha256(text.encode()).digest()[:8])
 
 
-async def _bind(js: JetStream, begun: Migration, copied: int) -> None:
+async def _bind(js: JetStream, begun: SourceMigration, copied: int) -> None:
     def change(config: Json) -> Json:
         rest = [one for one in config.get("sources") or () if not begun.reads(one)]
         kept = {key: value for key, value in (config.get("metadata") or {}).items() if key != NOTE}

@@ -28,7 +28,7 @@ from penstock.private import open_private, write_private
 from penstock.retry import retrying_blocking
 from penstock.settings import Settings
 from penstock.sourcing import migrate
-from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
+from penstock.sourcing.migrate import NOTE, MigrationRefused, SourceMigration
 from penstock.subjects import api_prefix
 from penstock.wire import blocking
 
@@ -66,18 +66,18 @@ class Backup:
         self.data.unlink(missing_ok=True)
 
 
-def interrupted(folder: Path) -> list[Migration]:
+def interrupted(folder: Path) -> list[SourceMigration]:
     """Migrations whose mirror may be in a file alone."""
     found = sorted(folder.glob("*.json")) if folder.is_dir() else []
-    return [Migration(**json.loads(path.read_text())["migration"]) for path in found]
+    return [SourceMigration(**json.loads(path.read_text())["migration"]) for path in found]
 
 
-async def run(js: JetStream, settings: Settings, migration: Migration, folder: Path) -> int:
+async def run(js: JetStream, settings: Settings, migration: SourceMigration, folder: Path) -> int:
     """Carry it out, or finish what was begun; returns the sequence behind which the mirror goes on."""
     there = js.at_prefix(migration.api) if migration.api else js
     retention = (await there.stream_info(migration.origin)).config.get("retention", "limits")
     backup, info = Backup(folder, migration.stream), await _info(js, migration.stream)
-    begun = Migration.noted(info) if info else migration
+    begun = SourceMigration.noted(info) if info else migration
     if info and begun is None:
         if backup.about.exists():
             _require_restored(info, backup)
@@ -103,8 +103,8 @@ async def _info(js: JetStream, stream: str) -> StreamInfo | None:
 
 
 async def _stopped(
-    js: JetStream, there: JetStream, migration: Migration, info: StreamInfo, retention: str
-) -> Migration:
+    js: JetStream, there: JetStream, migration: SourceMigration, info: StreamInfo, retention: str
+) -> SourceMigration:
     """Step 1."""
     if info.config.get("storage") == "memory":
         raise MigrationRefused(f"mirror {migration.stream!r} lives in memory, and the server saves only files")
@@ -125,7 +125,7 @@ def _require_restored(info: StreamInfo, backup: Backup) -> None:
         )
 
 
-def _plain(config: Json, begun: Migration) -> Json:
+def _plain(config: Json, begun: SourceMigration) -> Json:
     """A plain stream, with a subject that nobody publishes to: without one the server would take its name."""
     metadata = {**(config.get("metadata") or {}), NOTE: begun.note()}
     return {**config, "mirror": None, "subjects": [_nobodys(begun.stream)], "metadata": metadata}
@@ -135,13 +135,13 @@ def _nobodys(stream: str) -> str:
     return f"_penstock.migrating.{stream}"
 
 
-def _restored(config: Json, begun: Migration, mark: str) -> Json:
+def _restored(config: Json, begun: SourceMigration, mark: str) -> Json:
     kept = {key: value for key, value in config.items() if key not in ("subjects", "mirror")}
     metadata = {key: value for key, value in (config.get("metadata") or {}).items() if key != NOTE}
     return {**kept, "mirror": begun.new, "metadata": {**metadata, RESTORED: mark}}
 
 
-async def _finished(there: JetStream, begun: Migration, copied: int, backup: Backup) -> int:
+async def _finished(there: JetStream, begun: SourceMigration, copied: int, backup: Backup) -> int:
     await migrate.remove_old(there, begun)
     backup.remove()
     return copied
@@ -150,7 +150,7 @@ async def _finished(there: JetStream, begun: Migration, copied: int, backup: Bac
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def save(settings: Settings, begun: Migration, backup: Backup) -> None:
+def save(settings: Settings, begun: SourceMigration, backup: Backup) -> None:
     """Step 2: the data first, what it is about last, both forced to disk."""
     backup.folder.mkdir(parents=True, exist_ok=True)
     backup.about.unlink(missing_ok=True)
@@ -171,7 +171,7 @@ def save(settings: Settings, begun: Migration, backup: Backup) -> None:
     draft.replace(backup.about)
 
 
-def _chunks(connection: blocking.Connection, stream: str) -> Iterator[bytes]:
+def _chunks(connection: blocking.BlockingConnection, stream: str) -> Iterator[bytes]:
     while True:
         message = connection.receive(ANSWER_WITHIN)
         code, text = message.status or (0, "")
@@ -229,7 +229,7 @@ def _refused(backup: Backup, answer: bytes) -> None:
         raise NotRestored(backup.stream, str(error.get("description")), str(backup.data), transient)
 
 
-def _asked(connection: blocking.Connection, settings: Settings, verb: str, body: bytes) -> Json:
+def _asked(connection: blocking.BlockingConnection, settings: Settings, verb: str, body: bytes) -> Json:
     subject = f"{api_prefix(settings.domain)}.{verb}"
     answer: Json = json.loads(connection.request(subject, body, timeout=ANSWER_WITHIN).data)
     if error := answer.get("error"):

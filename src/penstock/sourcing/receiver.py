@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.jetstream.api import MOVABLE, JetStream
@@ -21,6 +21,9 @@ from penstock.sourcing import modes
 from penstock.sourcing.flow import Flow
 from penstock.wire import blocking, frames
 from penstock.wire.scanning import Rows, Scanning, Stop
+
+if TYPE_CHECKING:
+    from penstock.wire.scan import RecordBatch
 
 SILENCE = 5.0
 """Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
@@ -35,11 +38,11 @@ GATHER = 0.0005
 """Seconds that a smaller chunk waits for more messages."""
 
 
-class Interrupted(Unavailable):
+class ReceiverInterrupted(Unavailable):
     """The origin has gone silent, or refuses a reset; a new receiver goes on where the sink is."""
 
 
-class Chunk:
+class ReceivedChunk:
     """Messages in the order of the stream, valid until the next one is asked for."""
 
     def __init__(self, scanner: Scanning, first: int, stop: int, last_sequence: int) -> None:
@@ -55,6 +58,13 @@ class Chunk:
     def rows(self) -> Rows:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
         return self._scanner.pieces(self._first, self._stop)
+
+    def record_batch(self) -> RecordBatch:
+        """The same as an Arrow record batch of `wire.scan.SCHEMA`, once a chunk. Needs `penstock-nats[arrow]`."""
+        batch = self._scanner.take()
+        if isinstance(batch, list):
+            raise ConfigError("record batches need Arrow and NumPy: pip install 'penstock-nats[arrow]'")
+        return batch.slice(self._first, len(self))
 
 
 class Receiver:
@@ -119,14 +129,16 @@ class Receiver:
 
     # -- the sink's side -------------------------------------------------------------------------------------------
 
-    def chunks(self) -> Iterator[Chunk | None]:
+    def chunks(self) -> Iterator[ReceivedChunk | None]:
         """Messages as they come; None from time to time when there are none. Never ends by itself."""
         quiet = 0.0
         while True:
             if not self._receive():
                 quiet += LOOK
                 if quiet >= SILENCE:
-                    raise Interrupted(f"consumer {self.consumer!r} of {self.stream!r} is silent for {SILENCE:g} s")
+                    raise ReceiverInterrupted(
+                        f"consumer {self.consumer!r} of {self.stream!r} is silent for {SILENCE:g} s"
+                    )
                 yield None
                 continue
             quiet = 0.0
@@ -151,7 +163,7 @@ class Receiver:
             return False
         return True
 
-    def _found(self) -> Iterator[Chunk]:
+    def _found(self) -> Iterator[ReceivedChunk]:
         """Everything in the buffer: rows as chunks, control messages handled in their place between them."""
         while True:
             found = self._scanner.next()
@@ -186,7 +198,7 @@ class Receiver:
             self.flow.advance(new, self._scanner.last_sequence)
             self._counted = self._scanner.rows
 
-    def _rows(self) -> Iterator[Chunk]:
+    def _rows(self) -> Iterator[ReceivedChunk]:
         if self.flow.lost and self._scanner.rows:
             yield from self._resynchronize()
         elif self._scanner.rows:
@@ -195,16 +207,16 @@ class Receiver:
         self._counted = 0
         self._scanner.drop()
 
-    def _new(self, first: int, stop: int) -> Iterator[Chunk]:
+    def _new(self, first: int, stop: int) -> Iterator[ReceivedChunk]:
         """The rows behind what the sink has: a reset may have brought some a second time."""
         self.lag = self._scanner.last_pending
         sequences = self._scanner.sequences()
         first = bisect_right(sequences, self.flow.position, first, stop)
         if first < stop:
             self.flow.position = sequences[stop - 1]
-            yield Chunk(self._scanner, first, stop, self.flow.position)
+            yield ReceivedChunk(self._scanner, first, stop, self.flow.position)
 
-    def _resynchronize(self) -> Iterator[Chunk]:
+    def _resynchronize(self) -> Iterator[ReceivedChunk]:
         kept = self.flow.resynchronized([delivery_of(reply) for reply in self._scanner.replies()], self._asked)
         if kept.stop > kept.first:
             self._asked, self._resets = False, 0
@@ -239,7 +251,7 @@ class Receiver:
         self._reset_at = time.monotonic()
         self._resets += 1
         if self._resets > RESETS:
-            raise Interrupted(f"consumer {self.consumer!r} of {self.stream!r} was reset {RESETS} times in vain")
+            raise ReceiverInterrupted(f"consumer {self.consumer!r} of {self.stream!r} was reset {RESETS} times in vain")
         subject = self._jetstream.subject(f"CONSUMER.RESET.{self.stream}.{self.consumer}")
         self._connection.send(frames.publish(subject, b"", reply=self._nobody))
 
@@ -249,7 +261,7 @@ class Receiver:
         if isinstance(frame, frames.Ping):
             self._connection.send(frames.PONG)
         elif isinstance(frame, frames.Err):
-            raise Interrupted(f"the server says: {frame.text}")
+            raise ReceiverInterrupted(f"the server says: {frame.text}")
         elif isinstance(frame, frames.Message):
             self._control(frame)
 

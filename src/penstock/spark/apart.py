@@ -50,7 +50,7 @@ def _by_value(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.Reco
         yield value, batch.filter(pc.equal(values, value))
 
 
-class GivenUp(Exception):
+class WriteAborted(Exception):
     """The rows end here because another writer, or whoever makes them, has failed."""
 
 
@@ -95,7 +95,7 @@ class _Lane(threading.Thread, Generic[T]):
         """Let the writer fail at its next rows, and wait until it has."""
         while not self._done.done():
             try:
-                self._rows.put(GivenUp(), timeout=LOOK)
+                self._rows.put(WriteAborted(), timeout=LOOK)
             except Full:
                 self._drop_one()
         self.join()

@@ -34,8 +34,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Messages to publish, as columns. A chunk is a `Rows` too."""
+class ChunkRows:
+    """Messages to publish, as columns. A chunk is a `ChunkRows` too."""
 
     subjects: pa.Array
     """UTF-8, without nulls."""
@@ -47,15 +47,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def slice(self, start: int, length: int) -> Rows:
+    def slice(self, start: int, length: int) -> ChunkRows:
         return self._each(lambda column: column.slice(start, length))
 
-    def take(self, indices: Any) -> Rows:
+    def take(self, indices: Any) -> ChunkRows:
         """The rows at these positions, in this order."""
         return self._each(lambda column: column.take(pa.array(indices, pa.int64())))
 
-    def _each(self, change: Any) -> Rows:
-        return Rows(change(self.subjects), change(self.bodies), None if self.headers is None else change(self.headers))
+    def _each(self, change: Any) -> ChunkRows:
+        return ChunkRows(
+            change(self.subjects), change(self.bodies), None if self.headers is None else change(self.headers)
+        )
 
     def columns(self) -> list[pa.Array]:
         return [self.subjects, self.bodies] if self.headers is None else [self.subjects, self.bodies, self.headers]
@@ -98,10 +100,10 @@ def chunk_id(series: str, batch: int, partition: int, number: int, digest: str) 
     return f"{series}.{batch}.{partition}.{number}.{digest}"
 
 
-def cut(batches: Iterable[Rows], limits: Limits | None = None) -> Iterator[Rows]:
+def cut(batches: Iterable[ChunkRows], limits: Limits | None = None) -> Iterator[ChunkRows]:
     """The same rows in chunks: as many rows as fit into the limits, a row that alone is too large by itself."""
     limits = limits or Limits()
-    pending: list[Rows] = []
+    pending: list[ChunkRows] = []
     rows = size = 0
     for batch in batches:
         ends = np.cumsum(batch.sizes())
@@ -124,19 +126,19 @@ def cut(batches: Iterable[Rows], limits: Limits | None = None) -> Iterator[Rows]
         yield joined(pending)
 
 
-def joined(parts: list[Rows]) -> Rows:
+def joined(parts: list[ChunkRows]) -> ChunkRows:
     """Several groups of rows as one."""
     if len(parts) == 1:
         return parts[0]
     headers = None
     if any(part.headers is not None for part in parts):
         headers = pa.concat_arrays([_headers_or_nulls(part) for part in parts])
-    return Rows(
+    return ChunkRows(
         pa.concat_arrays([part.subjects for part in parts]), pa.concat_arrays([part.bodies for part in parts]), headers
     )
 
 
-def without(batches: Iterable[Rows], stored: Counter[bytes]) -> Iterator[Rows]:
+def without(batches: Iterable[ChunkRows], stored: Counter[bytes]) -> Iterator[ChunkRows]:
     """The rows that are not in `stored`, each occurrence counting once; what was found is taken out of `stored`."""
     for batch in batches:
         missing = [index for index, digest in enumerate(batch.row_digests()) if not _taken(stored, digest)]
@@ -151,7 +153,7 @@ def _taken(stored: Counter[bytes], digest: bytes) -> bool:
     return True
 
 
-def _headers_or_nulls(part: Rows) -> pa.Array:
+def _headers_or_nulls(part: ChunkRows) -> pa.Array:
     return pa.nulls(len(part), pa.binary()) if part.headers is None else part.headers
 
 

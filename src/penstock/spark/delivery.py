@@ -18,7 +18,7 @@ from penstock.publish.fast_blocking import BlockingFastIngest
 from penstock.publish.model import BatchAck, BatchRef
 from penstock.publish.options import IngestOptions
 from penstock.retry import is_retryable
-from penstock.spark.chunks import Limits, Rows
+from penstock.spark.chunks import ChunkRows, Limits
 from penstock.spark.history import Intent, Written
 from penstock.spark.link import Link
 from penstock.spark.stored import CHUNK_HEADER, MESSAGE_ID, stored_row_digest
@@ -44,7 +44,7 @@ class Chunk:
     """Whether a row carries a message id of its own."""
 
     @classmethod
-    def of(cls, rows: Rows) -> Chunk:
+    def of(cls, rows: ChunkRows) -> Chunk:
         lines = [b""] * len(rows) if rows.headers is None else rows.headers.to_pylist()
         has_ids = rows.headers is not None and any(_ID_LINE in one for one in lines)
         return cls(rows.subjects.cast("binary").to_pylist(), rows.bodies.to_pylist(), lines, has_ids)
@@ -59,7 +59,7 @@ class Stored:
     refused: bool = False
 
 
-class Delivery(Protocol):
+class ChunkDelivery(Protocol):
     """How chunks get into the stream: `begin` each, then `finish` it before the next begins."""
 
     limits: Limits
@@ -83,7 +83,7 @@ Confirm = Callable[[], None]
 """Raises when another attempt has taken the task over."""
 
 
-def delivery(kind: str, link: Link, stream: str, confirm: Confirm) -> Delivery:
+def delivery(kind: str, link: Link, stream: str, confirm: Confirm) -> ChunkDelivery:
     """The delivery of that name."""
     if kind == "fast":
         return FastDelivery(link, stream)

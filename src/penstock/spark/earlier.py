@@ -26,15 +26,15 @@ from dataclasses import dataclass, field
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.model import Json
 from penstock.jetstream.reader import Range, read_range
-from penstock.spark.delivery import Delivery
-from penstock.spark.history import History, Intent, Place, Series, Written, history_of, packed, unpacked
+from penstock.spark.delivery import ChunkDelivery
+from penstock.spark.history import History, Intent, LedgerPlace, Series, Written, history_of, packed, unpacked
 from penstock.spark.ledger import REPLACE, STREAM, SUBJECTS, VERSION, Ledger, Superseded, is_of
 
 CLAIMED_AT_ONCE = 20_000
 """Rows of one claim. Their digests must fit into a message."""
 
 
-def begin_run(ledger: Ledger, place: Place, run: int) -> bool:
+def begin_run(ledger: Ledger, place: LedgerPlace, run: int) -> bool:
     """Step 1: make this run the current one of its batch. Returns whether earlier runs have left logs.
 
     Raises `Superseded` when a later run has begun.
@@ -108,7 +108,7 @@ def batch_logs(ledger: Ledger, series: Series, batch: int) -> dict[str, BatchLog
 class EarlierRuns:
     """The rows that are written, as one task of a new run sees them."""
 
-    def __init__(self, ledger: Ledger, place: Place, run: int, delivery: Delivery) -> None:
+    def __init__(self, ledger: Ledger, place: LedgerPlace, run: int, delivery: ChunkDelivery) -> None:
         self._ledger = ledger
         self._place = place
         self._run = run

@@ -39,7 +39,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LedgerPlace:
     """Whose log it is: one partition of one batch of one series that goes into one stream."""
 
     stream: str

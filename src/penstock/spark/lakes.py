@@ -100,7 +100,7 @@ class Commit:
     """Nothing in it depends on what the table holds, so that it may follow any other commit."""
 
 
-class Log(Protocol):
+class LakeLog(Protocol):
     """The log of one table."""
 
     def last_batch(self, query: str) -> int | None:
@@ -155,7 +155,7 @@ class Lake:
         steps.reached(steps.FILES_STAGED)
         self._commit(log, Commit(query, batch, added, tuple(old), is_blind=key is None))
 
-    def _commit(self, log: Log, commit: Commit) -> None:
+    def _commit(self, log: LakeLog, commit: Commit) -> None:
         """Commit, also behind commits of others where they do not matter."""
         for _ in range(COMMITS if commit.is_blind else 0):
             with suppress(OtherWriter):
@@ -173,7 +173,7 @@ class Lake:
             return rows
         return rows.withColumns({name: F.col(f"`{name}`").cast("int") for name in small})
 
-    def _log(self) -> Log:
+    def _log(self) -> LakeLog:
         if self.format == DELTA:
             from penstock.spark.delta_log import DeltaLog
 
@@ -223,7 +223,7 @@ class Lake:
         return {name: value for name, value in (self.options or {}).items() if "." not in name and name != "table"}
 
 
-def _has(log: Log, query: str, batch: int) -> bool:
+def _has(log: LakeLog, query: str, batch: int) -> bool:
     last = log.last_batch(query)
     return last is not None and last >= batch
 

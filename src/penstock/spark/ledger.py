@@ -39,7 +39,7 @@ from penstock.jetstream.codes import WRITE_UNDER_WAY
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.kv import KeyValue, stream_of, write_prefix
 from penstock.jetstream.model import Json, StoredMessage
-from penstock.spark.history import History, Intent, Place, Series, history_of, packed
+from penstock.spark.history import History, Intent, LedgerPlace, Series, history_of, packed
 from penstock.spark.link import Link
 from penstock.spark.options import FAIL, SKIP
 
@@ -156,7 +156,7 @@ class Ledger:
         """A number for a run of a write, larger than those of all runs before."""
         return self.put(RUNS, {"version": VERSION}, headers=REPLACE)
 
-    def open_log(self, place: Place, ttl: str | None = None, run: int = 0) -> Log:
+    def open_log(self, place: LedgerPlace, ttl: str | None = None, run: int = 0) -> Log:
         """Begin an attempt: read what earlier ones wrote, and stop them."""
         return Log(self, place.key, ttl, run).open()
 
@@ -182,7 +182,7 @@ class Ledger:
             return Closed(int(json.loads(old.data)["closed"]))
         return Closed()
 
-    def finished(self, place: Place) -> Closed | None:
+    def finished(self, place: LedgerPlace) -> Closed | None:
         """The record, if the place's batch is the last one closed. Raises `Rewound` when a later one is closed."""
         record = self.record(place.of)
         if record.batch > place.batch:

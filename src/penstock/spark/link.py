@@ -11,7 +11,7 @@ from penstock.jetstream.connection import stored
 from penstock.jetstream.model import Json, StoredMessage, StreamInfo
 from penstock.retry import is_retryable, retrying_blocking
 from penstock.settings import Settings
-from penstock.wire.blocking import Connection, run
+from penstock.wire.blocking import BlockingConnection, run
 from penstock.wire.headers import Headers
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Link:
     def __init__(self, settings: Settings, patience: float = PATIENCE) -> None:
         self.settings = settings
         self.patience = patience
-        self.connection = Connection(settings, name="penstock-spark")
+        self.connection = BlockingConnection(settings, name="penstock-spark")
         self.jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
 
     def persistently(self, call: Callable[[], T], retry_on: Callable[[BaseException], bool] | None = None) -> T:

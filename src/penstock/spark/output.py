@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 from penstock import subjects
 from penstock.errors import ConfigError
 from penstock.publish.reserved import check_unreserved
-from penstock.spark.chunks import Rows
+from penstock.spark.chunks import ChunkRows
 from penstock.spark.options import INVALID_HEADERS
 from penstock.spark.stored import MESSAGE_ID, is_own_header
 from penstock.wire import frames
@@ -166,11 +166,11 @@ class RowMaker:
         self._known: set[str] = set()
         self._taken: dict[str, bool] = {}
 
-    def rows(self, batch: pa.RecordBatch) -> Rows:
+    def rows(self, batch: pa.RecordBatch) -> ChunkRows:
         columns = self._columns
         bodies = pc.fill_null(batch.column("data").cast(pa.binary()), b"")
         headers = self._header_lines(batch) if columns.headers or columns.message_id else None
-        return Rows(self._subjects(batch), bodies, headers)
+        return ChunkRows(self._subjects(batch), bodies, headers)
 
     def problems(self, batch: pa.RecordBatch) -> list[str | None]:
         """Why each row cannot be a message; None for those that can."""

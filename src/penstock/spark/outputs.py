@@ -30,7 +30,7 @@ from penstock.spark.delta import JarDoesNotFit, JarTable
 from penstock.spark.functions import load_function
 from penstock.spark.lakes import DELTA, ICEBERG, Lake
 from penstock.spark.options import DEAD_LETTERS, WRITE
-from penstock.spark.pipelines import Pipeline, Plan
+from penstock.spark.pipelines import Pipeline, PipelinePlan
 from penstock.spark.tables import FORMATS, Table
 from penstock.subjects import matches
 from penstock.topology.model import PipelineSink
@@ -60,7 +60,7 @@ class StopRequested(PenstockError):
 
 
 @dataclass(slots=True)
-class Counts:
+class OutputCounts:
     """What one run has written so far; rows of a micro-batch count once, not once a sink."""
 
     batches: int = 0
@@ -73,14 +73,14 @@ class Outputs:
     """Writes the micro-batches of one query: the function that `foreachBatch` takes."""
 
     flow: Pipeline
-    plan: Plan
+    plan: PipelinePlan
     query: Future[str] = field(default_factory=Future)
     """The query's id; known once it has started."""
     stopping: bool = False
     """Set to let the running micro-batch finish and begin no other."""
     error: BaseException | None = None
     """What ended the query, as it was before Spark wrapped it."""
-    counts: Counts = field(default_factory=Counts)
+    counts: OutputCounts = field(default_factory=OutputCounts)
     jar_fits: bool = True
     """Whether Delta's jar, where there is one, goes with this Spark, as far as is known."""
 
@@ -199,7 +199,7 @@ class Outputs:
         rows.write.format("jetstream").mode("append").options(**given).save()
 
 
-def check(flow: Pipeline, plan: Plan) -> None:
+def check(flow: Pipeline, plan: PipelinePlan) -> None:
     """What can be wrong with the sinks, found before the query starts."""
     if flow.spec.bad_records:
         stream_taking(flow, flow.spec.bad_records)
@@ -215,7 +215,7 @@ def check(flow: Pipeline, plan: Plan) -> None:
             upsert_key(sink, flow, plan)
 
 
-def _check_lake(flow: Pipeline, plan: Plan, sink: PipelineSink) -> None:
+def _check_lake(flow: Pipeline, plan: PipelinePlan, sink: PipelineSink) -> None:
     """The library must be there that writes the log; for Delta, its jar does without."""
     assert sink.format
     upsert_key(sink, flow, plan)
@@ -248,7 +248,7 @@ def check_feedback(rows: DataFrame, sink: PipelineSink, flow: Pipeline) -> None:
                 )
 
 
-def upsert_key(sink: PipelineSink, flow: Pipeline, plan: Plan) -> tuple[str, ...] | None:
+def upsert_key(sink: PipelineSink, flow: Pipeline, plan: PipelinePlan) -> tuple[str, ...] | None:
     """The key by which rows are put in the place of older ones; None when rows are added."""
     upserts = sink.mode == "upsert" or (sink.mode is None and plan.aggregation is not None and not flow.spec.each_batch)
     if not upserts:

@@ -86,7 +86,7 @@ def pipeline(platform: Platform, name: str, settings: Settings, base: Path | Non
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelinePlan:
     """What the streaming query computes."""
 
     frame: DataFrame
@@ -104,7 +104,7 @@ class Plan:
         return "update" if self.aggregation else "append"
 
 
-def planned(spark: SparkSession, flow: Pipeline) -> Plan:
+def planned(spark: SparkSession, flow: Pipeline) -> PipelinePlan:
     """The plan of a pipeline in a session of its own. Raises `ConfigError` for what Spark refuses."""
     try:
         return _planned(spark, flow)
@@ -112,21 +112,21 @@ def planned(spark: SparkSession, flow: Pipeline) -> Plan:
         raise ConfigError(f"pipeline {flow.name!r}: {readable(exc)}") from exc
 
 
-def _planned(spark: SparkSession, flow: Pipeline) -> Plan:
+def _planned(spark: SparkSession, flow: Pipeline) -> PipelinePlan:
     spec = flow.spec
     key = spec.dedupe.key if spec.dedupe else None
     decoded = decode(messages(spark, flow), spec.event, flow.folder, key, refuse=spec.bad_records is None)
     if decoded.whole and plans.is_stateless(_computed(flow, decoded.events.drop(ARRIVED))):
         whole = decoded.whole
         frame = whole.deduped(spec.dedupe.key) if spec.dedupe else whole.frame
-        return Plan(frame, None, partial(_split, flow, whole), _reads(frame, flow))
+        return PipelinePlan(frame, None, partial(_split, flow, whole), _reads(frame, flow))
     result = _computed(flow, _deduped(decoded, flow))
     aggregation = plans.aggregation(result)
     if decoded.bad is None:
-        return Plan(result, aggregation, None, _reads(result, flow))
+        return PipelinePlan(result, aggregation, None, _reads(result, flow))
     assert decoded.whole
     spark.conf.set(*WHOLE_STRUCTS)
-    return Plan(_together(result, decoded.bad), aggregation, _apart, _reads(decoded.whole.frame, flow))
+    return PipelinePlan(_together(result, decoded.bad), aggregation, _apart, _reads(decoded.whole.frame, flow))
 
 
 def _reads(frame: DataFrame, flow: Pipeline) -> int:

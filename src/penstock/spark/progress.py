@@ -64,7 +64,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PipelineProgress:
     """One pipeline, as its driver last saw it."""
 
     pipeline: str
@@ -108,7 +108,7 @@ class Progress:
         """The state, with the doubt that comes with time."""
         return SILENT if self.state == RUNNING and now - self.heard > SILENT_AFTER else self.state
 
-    def tells_less_than(self, later: Progress) -> bool:
+    def tells_less_than(self, later: PipelineProgress) -> bool:
         """Whether there is something new, or it is time for a sign of life."""
         return (self.batches, self.state) != (later.batches, later.state) or later.heard - self.heard >= HEARTBEAT
 
@@ -126,14 +126,14 @@ class Progress:
         return found
 
 
-async def recorded(js: JetStream) -> dict[str, Progress]:
+async def recorded(js: JetStream) -> dict[str, PipelineProgress]:
     """Every record there is, by pipeline."""
-    bucket, found = Keys(js, BUCKET), dict[str, Progress]()
+    bucket, found = Keys(js, BUCKET), dict[str, PipelineProgress]()
     for key in await bucket.keys():
         with suppress(StreamNotFound):  # removed since its keys were listed
             record = await bucket.newest(key)
             if record and record.data:
-                found[key] = Progress.parse(json.loads(record.data))
+                found[key] = PipelineProgress.parse(json.loads(record.data))
     return found
 
 
@@ -194,7 +194,7 @@ class Board:
             config = {**BUCKET_CONFIG, "num_replicas": self._replicas}
             self._link.call(lambda api: api.create_stream(config))
 
-    def put(self, record: Progress) -> None:
+    def put(self, record: PipelineProgress) -> None:
         data = json.dumps(record.json()).encode()
         self._link.stubbornly(lambda: self._bucket.add(record.pipeline, data))
 

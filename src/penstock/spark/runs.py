@@ -26,7 +26,17 @@ from penstock.spark.json_events import ALL_OR_NOTHING
 from penstock.spark.link import Link
 from penstock.spark.outputs import Outputs, StopRequested, check
 from penstock.spark.pipelines import Pipeline, pipeline, planned
-from penstock.spark.progress import FAILED, FINISHED, MAX_RECENT, RUNNING, STOPPED, Board, Progress, new_batches, now
+from penstock.spark.progress import (
+    FAILED,
+    FINISHED,
+    MAX_RECENT,
+    RUNNING,
+    STOPPED,
+    Board,
+    PipelineProgress,
+    new_batches,
+    now,
+)
 from penstock.spark.session import running
 from penstock.topology.model import Platform
 
@@ -34,7 +44,7 @@ TICK = 0.2  # seconds between looks at the queries
 REPORT_PATIENCE = 2.0
 """Seconds a report may take while the server is away: the pipelines themselves go on."""
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[PipelineProgress], None]
 
 
 class PipelineFailed(PenstockError):
@@ -55,7 +65,7 @@ class PipelineResult:
 
     name: str
     state: str
-    progress: Progress
+    progress: PipelineProgress
     outputs: tuple[str, ...]
     """Where it wrote: URIs of files, names of streams."""
     error: PenstockError | None = None
@@ -81,7 +91,7 @@ class PipelineResult:
         return []
 
 
-class Run:
+class PipelineRun:
     """One pipeline's query, from its plan to its end."""
 
     def __init__(self, spark: SparkSession, flow: Pipeline, once: bool = False) -> None:
@@ -96,7 +106,7 @@ class Run:
         self._query: StreamingQuery | None = None
         self._given_up = False
         started = now()
-        self.progress = Progress(
+        self.progress = PipelineProgress(
             pipeline=flow.name,
             state=RUNNING,
             streams=flow.streams,
@@ -142,7 +152,7 @@ class Run:
         if self._query and self._query.isActive and (at_once or not self._query.status["isTriggerActive"]):
             self._query.stop()
 
-    def look(self) -> Progress:
+    def look(self) -> PipelineProgress:
         """The progress as of now."""
         if self._query is None:
             return self.progress
@@ -217,7 +227,7 @@ def run(
     started, for a pipeline that cannot run at all.
     """
     _send_modules(spark, flows)
-    runs = [Run(spark, flow, once) for flow in flows]
+    runs = [PipelineRun(spark, flow, once) for flow in flows]
     groups = [[one] for one in runs] if all(one.ends_by_itself for one in runs) else [runs]
     stop = stop or threading.Event()
     with _reporting(flows, runs):
@@ -229,7 +239,7 @@ def run(
         return [one.ended() for one in runs]
 
 
-def _watch(runs: Sequence[Run], stop: threading.Event, at_once: bool, on_progress: OnProgress) -> None:
+def _watch(runs: Sequence[PipelineRun], stop: threading.Event, at_once: bool, on_progress: OnProgress) -> None:
     """Look at the runs until the last of them has ended."""
     seen: dict[str, int] = {}
     while any(one.active for one in runs):
@@ -241,7 +251,7 @@ def _watch(runs: Sequence[Run], stop: threading.Event, at_once: bool, on_progres
     _tell_news(runs, seen, on_progress)
 
 
-def _tell_news(runs: Sequence[Run], seen: dict[str, int], on_progress: OnProgress) -> None:
+def _tell_news(runs: Sequence[PipelineRun], seen: dict[str, int], on_progress: OnProgress) -> None:
     for progress in (one.look() for one in runs):
         if progress.batches != seen.get(progress.pipeline, 0):
             seen[progress.pipeline] = progress.batches
@@ -256,7 +266,7 @@ def _send_modules(spark: SparkSession, flows: Sequence[Pipeline]) -> None:
 
 
 @contextmanager
-def _reporting(flows: Sequence[Pipeline], runs: Sequence[Run]) -> Iterator[None]:
+def _reporting(flows: Sequence[Pipeline], runs: Sequence[PipelineRun]) -> Iterator[None]:
     """Write progress to the server while the block runs, and the final state after it."""
     if not flows:
         yield
@@ -274,12 +284,12 @@ def _reporting(flows: Sequence[Pipeline], runs: Sequence[Run]) -> Iterator[None]
 class Reporter:
     """Puts what the runs say onto the board. Whoever runs the pipelines changes `Run.progress`; this only reads it."""
 
-    def __init__(self, flow: Pipeline, runs: Sequence[Run]) -> None:
+    def __init__(self, flow: Pipeline, runs: Sequence[PipelineRun]) -> None:
         stream = flow.platform.streams.get(flow.streams[0])
         self._link = Link(flow.settings, REPORT_PATIENCE)
         self._board = Board(self._link, stream.replicas if stream else 1)
         self._runs = runs
-        self._told: dict[str, Progress] = {}
+        self._told: dict[str, PipelineProgress] = {}
         self._made = False
         self.done = threading.Event()
 
@@ -300,7 +310,7 @@ class Reporter:
         except Unavailable:
             self._link.close()
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: PipelineProgress) -> None:
         last = self._told.get(progress.pipeline)
         if last is None or last.tells_less_than(progress):
             self._board.put(progress)

@@ -26,7 +26,7 @@ from penstock.settings import Settings
 from penstock.spark import steps
 from penstock.spark.apart import write_apart
 from penstock.spark.delivery import delivery
-from penstock.spark.history import Place, Series
+from penstock.spark.history import LedgerPlace, Series
 from penstock.spark.ledger import KEEP_BATCH_WRITES, Ledger
 from penstock.spark.link import Link
 from penstock.spark.misfits import LANE, LETTERS, Sorter
@@ -39,7 +39,7 @@ STREAMING_PATIENCE = 30.0
 """Seconds for which the driver of a streaming query waits for a server that is away."""
 
 
-class Written(NamedTuple):
+class SinkWritten(NamedTuple):
     """What a task has seen to it that a stream has."""
 
     stream: str
@@ -48,7 +48,7 @@ class Written(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class SinkWrite:
     """What the driver has decided, for all tasks of a write."""
 
     settings: Settings
@@ -65,10 +65,10 @@ class Write:
     """Numbers the runs of a batch; 0 for a write that nobody will run again."""
     finished: str = FAIL
     """What to do when a batch that is finished comes again with other rows."""
-    letters: Write | None = None
+    letters: SinkWrite | None = None
     """Writes rows that cannot be messages, as dead letters; None: they fail the task."""
 
-    def named(self, series: str, batch: int = 0, once_only: bool = False) -> Write:
+    def named(self, series: str, batch: int = 0, once_only: bool = False) -> SinkWrite:
         """The same write under a name in the ledger."""
         letters = self.letters.named(series, batch, once_only) if self.letters else None
         return replace(self, series=series, batch=batch, once_only=once_only, letters=letters)
@@ -77,13 +77,13 @@ class Write:
     def stream(self) -> str:
         return self.columns.stream
 
-    def place(self, context: TaskContext) -> Place:
+    def place(self, context: TaskContext) -> LedgerPlace:
         """Where the running task keeps its log."""
         series, batch = self.series, self.batch
         if series is None:
             series = _property(context, "sql.streaming.queryId")
             batch = int(_property(context, "streaming.sql.batchId"))
-        return Place(self.stream, series, batch, context.partitionId(), self.created)
+        return LedgerPlace(self.stream, series, batch, context.partitionId(), self.created)
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """One task."""
@@ -96,37 +96,39 @@ class Write:
             return TaskReport(place.series, place.batch, self._sorted(context, batches, self.letters))
         return TaskReport(place.series, place.batch, (self._written(place, batches),))
 
-    def _sorted(self, context: TaskContext, batches: Iterator[pa.RecordBatch], letters: Write) -> tuple[Written, ...]:
+    def _sorted(
+        self, context: TaskContext, batches: Iterator[pa.RecordBatch], letters: SinkWrite
+    ) -> tuple[SinkWritten, ...]:
         """Write the rows that can be messages, and letters for the others."""
         sorter = Sorter(self.columns)
 
-        def written(lane: str, some: Iterator[pa.RecordBatch]) -> Written:
+        def written(lane: str, some: Iterator[pa.RecordBatch]) -> SinkWritten:
             if lane == LETTERS:
                 return letters._written(letters.place(context), map(sorter.letters, some))
             return self._written(self.place(context), some)
 
         return tuple(write_apart(map(sorter.marked, batches), LANE, written))
 
-    def _written(self, place: Place, batches: Iterator[pa.RecordBatch]) -> Written:
+    def _written(self, place: LedgerPlace, batches: Iterator[pa.RecordBatch]) -> SinkWritten:
         maker = RowMaker(self.columns)
         rows = (maker.rows(batch) for batch in batches if batch.num_rows)
         with Link(self.settings) as link:
             ttl = KEEP_BATCH_WRITES if self.once_only else None
             deliver = partial(delivery, self.delivery, link, self.stream)
             tally = write_partition(link, place, rows, deliver, ttl, self.run_number, self.finished)
-        return Written(self.stream, self.created, tally.rows)
+        return SinkWritten(self.stream, self.created, tally.rows)
 
     def _run_several(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         """One task whose rows say which stream they are for; each stream is written as if it were the only one."""
         place = self.place(context)
 
-        def written(stream: str, some: Iterator[pa.RecordBatch]) -> Written:
+        def written(stream: str, some: Iterator[pa.RecordBatch]) -> SinkWritten:
             one = self._for(stream)
             return one._written(one.place(context), some)
 
         return TaskReport(place.series, place.batch, tuple(write_apart(batches, "stream", written)))
 
-    def _for(self, stream: str) -> Write:
+    def _for(self, stream: str) -> SinkWrite:
         """The write into one of the streams that rows name. Raises when it cannot be written to."""
         with Link(self.settings) as link:
             info = existing(link, stream)
@@ -160,7 +162,7 @@ class Write:
                 Ledger(link).forget(Series(stream, series, made))
 
 
-def _all_written(messages: Sequence[WriterCommitMessage | None]) -> Iterator[Written]:
+def _all_written(messages: Sequence[WriterCommitMessage | None]) -> Iterator[SinkWritten]:
     for report in messages:
         if isinstance(report, TaskReport):
             yield from report.written
@@ -181,7 +183,7 @@ class TaskReport(WriterCommitMessage):
 
     series: str
     batch: int
-    written: tuple[Written, ...]
+    written: tuple[SinkWritten, ...]
 
 
 # -- what Spark calls ----------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class TaskReport(WriterCommitMessage):
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of one streaming query."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: SinkWrite) -> None:
         self._write = write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -211,7 +213,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
 class JetStreamWriter(DataSourceArrowWriter):
     """Writes one DataFrame."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: SinkWrite) -> None:
         assert write.series is not None
         self._write = write
         self._series = write.series
@@ -254,7 +256,7 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> J
 # -- checks on the driver ------------------------------------------------------------------------------------------
 
 
-def prepared(options: SinkOptions, schema: StructType, patience: float, numbered: bool = True) -> Write:
+def prepared(options: SinkOptions, schema: StructType, patience: float, numbered: bool = True) -> SinkWrite:
     """Everything that can be wrong, found before a job starts; and the ledger's bucket, made if it is missing.
 
     `numbered`: the write may be run again, so its run gets a number.
@@ -275,13 +277,13 @@ def prepared(options: SinkOptions, schema: StructType, patience: float, numbered
         ledger.create_bucket(int(config.get("num_replicas", 1)) if info else _most_replicas(link))
         run = ledger.next_run() if numbered else 0
         made = created(info) if info else ""
-        write = Write(
+        write = SinkWrite(
             options.settings, columns, options.delivery, created=made, run_number=run, finished=options.finished
         )
         return replace(write, letters=_letters(link, write, options.letters, level)) if options.letters else write
 
 
-def _letters(link: Link, write: Write, subject: str, level: int) -> Write:
+def _letters(link: Link, write: SinkWrite, subject: str, level: int) -> SinkWrite:
     """The write of dead letters to this subject, beside another write."""
     names = link.call(lambda api: api.stream_names(subject))
     if not names or write.stream in names:

@@ -36,10 +36,10 @@ from itertools import chain
 
 from penstock.publish.batch import new_id
 from penstock.spark import steps
-from penstock.spark.chunks import Limits, Rows, chunk_id, cut, without
-from penstock.spark.delivery import Chunk, Confirm, Delivery
+from penstock.spark.chunks import ChunkRows, Limits, chunk_id, cut, without
+from penstock.spark.delivery import Chunk, ChunkDelivery, Confirm
 from penstock.spark.earlier import CLAIMED_AT_ONCE, EarlierRuns, begin_run, row_digests
-from penstock.spark.history import Intent, Place, Written, packed
+from penstock.spark.history import Intent, LedgerPlace, Written, packed
 from penstock.spark.ledger import Ledger, Log, OtherRows
 from penstock.spark.link import Link
 from penstock.spark.options import FAIL, SKIP
@@ -53,7 +53,7 @@ FRESH = 0.5
 
 
 @dataclass(slots=True)
-class Tally:
+class TaskTally:
     """What one attempt did."""
 
     written: int = 0
@@ -74,7 +74,7 @@ class PartitionWrite:
     """The chunks of one task, in order, each announced in the log before it is written."""
 
     def __init__(
-        self, place: Place, journal: Log, delivery: Delivery, last: int, earlier: EarlierRuns | None = None
+        self, place: LedgerPlace, journal: Log, delivery: ChunkDelivery, last: int, earlier: EarlierRuns | None = None
     ) -> None:
         self._place = place
         self._journal = journal
@@ -84,11 +84,11 @@ class PartitionWrite:
         """A sequence the stream has reached."""
         self._previous = 0
         self._number = len(journal.history.written)
-        self.tally = Tally()
+        self.tally = TaskTally()
 
-    def write(self, batches: Iterable[Rows]) -> Tally:
+    def write(self, batches: Iterable[ChunkRows]) -> TaskTally:
         """Steps 3 and 4. While the server stores a chunk, the next is read and cut."""
-        under_way: Rows | None = None
+        under_way: ChunkRows | None = None
         for rows in self.unwritten(batches):
             chunk, digest, digests = Chunk.of(rows), rows.digest(), rows.row_digests()
             if under_way:
@@ -101,20 +101,20 @@ class PartitionWrite:
         steps.reached(steps.ENDED)
         return self.tally
 
-    def compare(self, batches: Iterable[Rows]) -> Tally:
+    def compare(self, batches: Iterable[ChunkRows]) -> TaskTally:
         """Make sure that all rows of a closed batch are written. Raises `OtherRows` at the first that is not."""
         for rows in self.unwritten(batches):
             example = rows.subjects[0].as_py()
             raise OtherRows(self._place.series, self._place.batch, f"one on {example!r} was not written")
         return self.tally
 
-    def unwritten(self, batches: Iterable[Rows]) -> Iterator[Rows]:
+    def unwritten(self, batches: Iterable[ChunkRows]) -> Iterator[ChunkRows]:
         """The rows that are not in the stream, as chunks."""
         if self._earlier is not None:
             return cut(self._compared(batches, self._earlier), self._delivery.limits)
         return self._unwritten(cut(batches, self._delivery.limits))
 
-    def _compared(self, batches: Iterable[Rows], earlier: EarlierRuns) -> Iterator[Rows]:
+    def _compared(self, batches: Iterable[ChunkRows], earlier: EarlierRuns) -> Iterator[ChunkRows]:
         """The rows that no earlier run has written."""
         for group in cut(batches, COMPARED_AT_ONCE):
             found = earlier.take(group.row_digests())
@@ -122,7 +122,7 @@ class PartitionWrite:
             yield from without([group], found)
         self._count_strays(earlier.unused)
 
-    def _unwritten(self, chunks: Iterator[Rows]) -> Iterator[Rows]:
+    def _unwritten(self, chunks: Iterator[ChunkRows]) -> Iterator[ChunkRows]:
         earlier = self._journal.history.written
         if self._journal.history.refused:  # the chunks around them have other borders
             yield from self._reordered(chunks, earlier)
@@ -138,7 +138,7 @@ class PartitionWrite:
             self.tally.skipped += len(chunk)
         yield from chunks
 
-    def _reordered(self, chunks: Iterator[Rows], earlier: tuple[Written, ...]) -> Iterator[Rows]:
+    def _reordered(self, chunks: Iterator[ChunkRows], earlier: tuple[Written, ...]) -> Iterator[ChunkRows]:
         log.warning("%s: rows come in another order than before; comparing them one by one", self._place.key)
         stored: Counter[bytes] = Counter()
         for known in earlier:
@@ -179,7 +179,7 @@ class PartitionWrite:
         name = chunk_id(place.series, place.batch, place.partition, intent.number, digest)
         self._delivery.begin(chunk, intent, name)
 
-    def _finish(self, rows: Rows) -> None:
+    def _finish(self, rows: ChunkRows) -> None:
         """The second half of step 3b."""
         stored = self._delivery.finish()
         if stored.refused:
@@ -192,7 +192,7 @@ class PartitionWrite:
         self._last = max(self._last, stored.last)
         self.tally.written += len(rows)
 
-    def _store_without_duplicates(self, rows: Rows) -> None:
+    def _store_without_duplicates(self, rows: ChunkRows) -> None:
         """The server does not say which message id is the duplicate: halve until it is alone."""
         if len(rows) == 1:
             self._journal.refused(rows.row_digests())
@@ -206,13 +206,13 @@ class PartitionWrite:
 
 def write_partition(
     link: Link,
-    place: Place,
-    batches: Iterator[Rows],
-    deliver: Callable[[Confirm], Delivery],
+    place: LedgerPlace,
+    batches: Iterator[ChunkRows],
+    deliver: Callable[[Confirm], ChunkDelivery],
     ttl: str | None = None,
     run: int = 0,
     finished: str = FAIL,
-) -> Tally:
+) -> TaskTally:
     """All steps of a task. A partition without rows leaves no trace.
 
     `run` is the number of the write's run; 0: nobody will ever run it again. `finished` says what to do when the batch
@@ -220,13 +220,13 @@ def write_partition(
     """
     first = next(batches, None)
     if first is None:
-        return Tally()
+        return TaskTally()
     ledger = Ledger(link)
     journal = ledger.open_log(place, ttl, run)
     steps.reached(steps.OPENED)
     closed = ledger.finished(place)
     if closed and (closed.rows is None or finished == SKIP):
-        return Tally()
+        return TaskTally()
     again = begin_run(ledger, place, run) if run else False
     # Claims need a connection of their own: they are made while a chunk is under way on the other one.
     with closing(deliver(journal.confirm)) as delivery, Link(link.settings, link.patience) as second:
@@ -237,7 +237,7 @@ def write_partition(
         return write.compare(rows) if closed and finished == FAIL else write.write(rows)
 
 
-def settle(journal: Log, delivery: Delivery) -> None:
+def settle(journal: Log, delivery: ChunkDelivery) -> None:
     """Find out about the chunk that an earlier attempt was at, and write the answer down."""
     intent = journal.history.doubtful
     if intent is None:

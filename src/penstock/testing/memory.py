@@ -18,7 +18,7 @@ from penstock.app.app import OnConsumer
 from penstock.app.groups import OnPartitions
 from penstock.app.handled import key_of
 from penstock.app.message import Message
-from penstock.app.once import OnceBatch, Origin, check_target
+from penstock.app.once import OnceBatch, ResultOrigin, check_target
 from penstock.consume import messages, verdicts
 from penstock.consume.dead_letters import GivenUpBy, letter_of
 from penstock.consume.handlers import in_time
@@ -56,7 +56,7 @@ Handle = Callable[[Any], Awaitable[Any]]
 class MemoryConsumer:
     """A consumer or a group with a handler, and what waits for it."""
 
-    origin: Origin
+    origin: ResultOrigin
     handle: Handle
     filters: tuple[str, ...]
     retries: Retries
@@ -104,7 +104,7 @@ class MemoryBroker:
         options = declared.options
         call = declared.call if options.batch else app._around(declared.call)
         return MemoryConsumer(
-            Origin(stream.name, "0", declared.name),
+            ResultOrigin(stream.name, "0", declared.name),
             self._once(declared.name, call) if declared.once else call,
             spec.filters if spec else (),
             Retries(max_deliver=limit if limit > 0 else UNLIMITED, backoff=BACKOFF),
@@ -118,7 +118,7 @@ class MemoryBroker:
         found = declared.resolved(self._platform)
         pattern, known = found.pattern, found.filters
         return MemoryConsumer(
-            Origin(self._stream(declared.stream).name, "0", declared.group, group=True),
+            ResultOrigin(self._stream(declared.stream).name, "0", declared.group, group=True),
             app._around(declared.call),
             (),
             found.worker.retries,
@@ -157,7 +157,7 @@ class MemoryBroker:
             if consumer.origin.stream == stream.name and consumer.reads(subject):
                 consumer.waiting.append((stored, 1))
 
-    def _batch(self, target: str, origin: Origin) -> OnceBatch:
+    def _batch(self, target: str, origin: ResultOrigin) -> OnceBatch:
         async def store(batch: OnceBatch) -> bool:
             stream = self.streams.get(target) if self._platform else self._stream(target)
             if self._platform:

@@ -12,7 +12,7 @@ from penstock.jetstream import codes
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import Json
 from penstock.topology import compare
-from penstock.topology.plan import Change, Kind, Plan
+from penstock.topology.plan import Change, ChangeKind, Plan
 from penstock.topology.risk import Risk
 
 SHOWN = 5
@@ -22,7 +22,7 @@ Progress = Callable[[Change, int, int], None]
 """Called after each change: the change, how many are done, of how many."""
 
 
-class Refused(PenstockError):
+class ApplyRefused(PenstockError):
     """The plan would lose something, or cannot be carried out at all. Nothing was done."""
 
     def __init__(self, changes: Sequence[Change]) -> None:
@@ -38,7 +38,7 @@ class Refused(PenstockError):
         return f"nothing was done, for something would be lost: {what}{rest}; if that is meant, add --allow-destroy"
 
 
-class Interrupted(PenstockError):
+class ApplyInterrupted(PenstockError):
     """Somebody wanted it to end."""
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ def _names(changes: Sequence[Change]) -> str:
 
 
 def check(plan: Plan, allow_destroy: bool = False) -> None:
-    """Raise `Refused` when the plan may not be carried out."""
+    """Raise `ApplyRefused` when the plan may not be carried out."""
     refused = plan.with_risk(Risk.IMPOSSIBLE)
     if not allow_destroy:
         refused = [change for change in plan.changes if change.destroys or change.risk is Risk.IMPOSSIBLE]
     if refused:
-        raise Refused(refused)
+        raise ApplyRefused(refused)
 
 
 async def apply(
@@ -87,9 +87,9 @@ async def apply(
 ) -> tuple[Change, ...]:
     """Carry out the plan in its order; returns what was done.
 
-    Raises `Refused` before anything is done, or `ApplyError` at the first change that fails; also when it is cancelled,
-    which ends with that error. Each change is made by steps that may be repeated, so after a crash of either side a new
-    plan holds exactly what is left to do.
+    Raises `ApplyRefused` before anything is done, or `ApplyError` at the first change that fails; also when it is
+    cancelled, which ends with that error. Each change is made by steps that may be repeated, so after a crash of either
+    side a new plan holds exactly what is left to do.
     """
     check(plan, allow_destroy)
     done: list[Change] = []
@@ -99,7 +99,7 @@ async def apply(
         except PenstockError as exc:
             raise ApplyError(done, change, plan.changes[len(done) + 1 :], await _explained(js, change, exc)) from exc
         except asyncio.CancelledError as exc:
-            raise ApplyError(done, change, plan.changes[len(done) + 1 :], Interrupted()) from exc
+            raise ApplyError(done, change, plan.changes[len(done) + 1 :], ApplyInterrupted()) from exc
         done.append(change)
         if progress:
             progress(change, len(done), len(plan.changes))
@@ -127,14 +127,14 @@ async def _carry_out(js: JetStream, change: Change) -> None:
     2. create (crash after: it is as declared). Every other change is a single request that decides.
     """
     match change.kind:
-        case Kind.CREATE:
+        case ChangeKind.CREATE:
             await _create(js, change)
-        case Kind.UPDATE:
+        case ChangeKind.UPDATE:
             await _update(js, change)
-        case Kind.RECREATE:
+        case ChangeKind.RECREATE:
             await _delete(js, change)
             await _create(js, change)
-        case Kind.DELETE:
+        case ChangeKind.DELETE:
             await _delete(js, change)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from penstock.errors import ConfigError
-from penstock.topology.document import Node, Place, Problems, nearest, read
+from penstock.topology.document import FilePlace, Node, Problems, nearest, read
 from penstock.topology.kinds import Count, Duration, Field, Subject, read_record
 from penstock.topology.model import ConsumerSpec, Contract
 
@@ -30,7 +30,7 @@ _PARAMETER = re.compile(r"\{[^}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ContractOperation:
     """A channel or an operation, as far as it concerns a consumer."""
 
     name: str
@@ -107,15 +107,15 @@ class Description:
             elif found is not None:
                 self.problems.add(found, f"expected {section[:-1]} {name!r} as a mapping, found {found.describe()}")
 
-    def _channels3(self) -> Iterator[Described]:
+    def _channels3(self) -> Iterator[ContractOperation]:
         for name, node in self._children("channels"):
             address = node.get("address")
             if address and address.value:
-                yield Described(name, address.text, _says(node), address.place.line)
+                yield ContractOperation(name, address.text, _says(node), address.place.line)
             else:
-                yield Described(name, name, _says(node))
+                yield ContractOperation(name, name, _says(node))
 
-    def _operations3(self) -> Iterator[Described]:
+    def _operations3(self) -> Iterator[ContractOperation]:
         for name, node in self._children("operations"):
             reference = node.get("channel")
             pointer = reference.get("$ref") if reference else None
@@ -123,27 +123,27 @@ class Description:
             if channel is None:
                 self.problems.add(pointer or node, f"operation {name!r} has no channel of this document")
                 continue
-            yield Described(name, channel.address, (*channel.says, *_says(node)), channel.line)
+            yield ContractOperation(name, channel.address, (*channel.says, *_says(node)), channel.line)
 
-    def _channel(self, pointer: str) -> Described | None:
+    def _channel(self, pointer: str) -> ContractOperation | None:
         """The channel of this document at the pointer."""
         return self.channels.get(_last(pointer)) if pointer.startswith("#/channels/") else None
 
-    def _channels2(self) -> Iterator[Described]:
+    def _channels2(self) -> Iterator[ContractOperation]:
         for name, node in self._children("channels"):
             inner = [says for verb in ("publish", "subscribe") if (op := node.get(verb)) for says in _says(op)]
             # two operations that both speak are told apart by their operationId only
-            yield Described(name, name, (*_says(node), *(inner if len(inner) == 1 else ())), node.place.line)
+            yield ContractOperation(name, name, (*_says(node), *(inner if len(inner) == 1 else ())), node.place.line)
 
-    def _operations2(self) -> Iterator[Described]:
+    def _operations2(self) -> Iterator[ContractOperation]:
         for name, node in self._children("channels"):
             for verb in ("publish", "subscribe"):
                 operation = node.get(verb)
                 identity = operation.get("operationId") if operation else None
                 if operation and identity:
-                    yield Described(identity.text, name, (*_says(node), *_says(operation)), node.place.line)
+                    yield ContractOperation(identity.text, name, (*_says(node), *_says(operation)), node.place.line)
 
-    def find(self, consumer: ConsumerSpec) -> Described | None:
+    def find(self, consumer: ConsumerSpec) -> ContractOperation | None:
         """What describes this consumer without being named by it."""
         if consumer.name in self.operations:
             return self.operations[consumer.name]
@@ -151,10 +151,10 @@ class Description:
             return None
         return next((one for one in self.channels.values() if one.subject == consumer.filters[0]), None)
 
-    def at(self, pointer: str) -> Described:
+    def at(self, pointer: str) -> ContractOperation:
         """What a pointer such as `/channels/usage` means; a `ConfigError` says what there is instead."""
         parts = [part.replace("~1", "/").replace("~0", "~") for part in pointer.strip("/").split("/", 1)]
-        sections: dict[str, dict[str, Described]] = {"channels": self.channels, "operations": self.operations}
+        sections: dict[str, dict[str, ContractOperation]] = {"channels": self.channels, "operations": self.operations}
         if len(parts) != 2 or parts[0] not in sections:
             raise ConfigError(f"#{pointer} is neither #/channels/NAME nor #/operations/NAME")
         section = sections[parts[0]]
@@ -162,7 +162,7 @@ class Description:
             raise ConfigError(f"{self.path} has no {parts[0][:-1]} {parts[1]!r}; {nearest(parts[1], list(section))}")
         return section[parts[1]]
 
-    def contract(self, described: Described) -> Contract:
+    def contract(self, described: ContractOperation) -> Contract:
         """The values of all `x-nats-config` that apply."""
         values: dict[str, Any] = {}
         for node in described.says:
@@ -242,9 +242,9 @@ class Contracts:
         document.problems.raise_any()
         return contract
 
-    def _named(self, consumer: ConsumerSpec) -> tuple[Description | None, Described | None]:
+    def _named(self, consumer: ConsumerSpec) -> tuple[Description | None, ContractOperation | None]:
         file, _, pointer = str(consumer.asyncapi).partition("#")
-        place = Place(consumer.line_of("asyncapi"), 1)
+        place = FilePlace(consumer.line_of("asyncapi"), 1)
         document = self._document(file, place) if file else self.whole
         if document is None:
             if not file:
@@ -256,7 +256,7 @@ class Contracts:
             self.problems.add(place, str(exc))
             return document, None
 
-    def _document(self, file: str, place: Place) -> Description | None:
+    def _document(self, file: str, place: FilePlace) -> Description | None:
         if file not in self.documents:
             path = self.path.parent / file
             self.documents[file] = Description(path) if path.is_file() else None

@@ -26,14 +26,14 @@ MAX_ALIASED = 500_000
 """Nodes that aliases may stand for altogether; nested aliases multiply."""
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where something is written, counted from 1."""
 
     line: int
     column: int
 
     @classmethod
-    def of(cls, mark: Any) -> Place:
+    def of(cls, mark: Any) -> FilePlace:
         return cls(mark.line + 1, mark.column + 1)
 
 
@@ -42,12 +42,12 @@ class Node:
     """A value and where it is written: a scalar, a list of nodes, or a mapping of nodes."""
 
     value: Any
-    place: Place
+    place: FilePlace
     text: str = ""
     """A scalar as it is written; empty for lists and mappings."""
     plain: bool = False
     """Whether a scalar is written without quotes, so that its text decides its type."""
-    keys: Mapping[str, Place] = field(default_factory=dict)
+    keys: Mapping[str, FilePlace] = field(default_factory=dict)
     """Where each key of a mapping is written."""
 
     @property
@@ -97,14 +97,16 @@ class Problems:
         self.found: list[Problem] = []
         self._seen: set[Problem] = set()
 
-    def add(self, where: Node | Place, message: str) -> None:
+    def add(self, where: Node | FilePlace, message: str) -> None:
         place = where.place if isinstance(where, Node) else where
         problem = Problem(place.line, place.column, message)
         if problem not in self._seen:  # an anchor used twice is one mistake
             self._seen.add(problem)
             self.found.append(problem)
 
-    def unknown_key(self, place: Place, what: str, key: str, known: Iterable[str], aliases: Mapping[str, str]) -> None:
+    def unknown_key(
+        self, place: FilePlace, what: str, key: str, known: Iterable[str], aliases: Mapping[str, str]
+    ) -> None:
         """Report a key nobody knows, with the nearest one that is known."""
         self.add(place, f"unknown key {key!r} in {what}; {nearest(key, list(known), aliases)}")
 
@@ -146,13 +148,13 @@ def parse(text: str, problems: Problems) -> Node:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        place = Place.of(mark) if mark else Place(1, 1)
+        place = FilePlace.of(mark) if mark else FilePlace(1, 1)
         why = ", ".join(part for part in (exc.context, exc.problem) if part)
         raise FileProblems(problems.path, (Problem(place.line, place.column, f"not valid YAML: {why}"),)) from exc
     except yaml.YAMLError as exc:
         why = " ".join(str(exc).split())
         raise FileProblems(problems.path, (Problem(1, 1, f"not valid YAML: {why}"),)) from exc
-    return _Reader(problems).node(root) if root is not None else Node({}, Place(1, 1))
+    return _Reader(problems).node(root) if root is not None else Node({}, FilePlace(1, 1))
 
 
 def _check_size(text: str, problems: Problems) -> None:
@@ -171,9 +173,9 @@ def _check_size(text: str, problems: Problems) -> None:
                 open_.append((event.anchor, nodes))
             nodes, aliased = nodes + more, aliased + more - 1
             if len(open_) > MAX_DEPTH:
-                problems.add(Place.of(event.start_mark), f"nested deeper than {MAX_DEPTH} levels")
+                problems.add(FilePlace.of(event.start_mark), f"nested deeper than {MAX_DEPTH} levels")
             if aliased > MAX_ALIASED:
-                problems.add(Place.of(event.start_mark), f"the aliases stand for more than {MAX_ALIASED} values")
+                problems.add(FilePlace.of(event.start_mark), f"the aliases stand for more than {MAX_ALIASED} values")
             if len(open_) > MAX_DEPTH or aliased > MAX_ALIASED:
                 problems.raise_any()
 
@@ -187,7 +189,7 @@ class _Reader:
         """Identities of the nodes that are being read."""
 
     def node(self, raw: yaml.Node) -> Node:
-        place = Place.of(raw.start_mark)
+        place = FilePlace.of(raw.start_mark)
         if id(raw) in self.open:
             self.problems.add(place, "this alias contains itself")
             return Node(None, place)
@@ -197,7 +199,7 @@ class _Reader:
         finally:
             self.open.discard(id(raw))
 
-    def _node(self, raw: yaml.Node, place: Place) -> Node:
+    def _node(self, raw: yaml.Node, place: FilePlace) -> Node:
         if isinstance(raw, yaml.SequenceNode):
             return Node([self.node(item) for item in raw.value], place)
         if isinstance(raw, yaml.MappingNode):
@@ -205,12 +207,12 @@ class _Reader:
         assert isinstance(raw, yaml.ScalarNode)
         return self._scalar(raw, place)
 
-    def _mapping(self, raw: yaml.MappingNode, place: Place) -> Node:
+    def _mapping(self, raw: yaml.MappingNode, place: FilePlace) -> Node:
         merged: dict[str, Node] = {}
         own: dict[str, Node] = {}
-        keys: dict[str, Place] = {}
+        keys: dict[str, FilePlace] = {}
         for key_node, value_node in raw.value:
-            key, key_place = str(key_node.value), Place.of(key_node.start_mark)
+            key, key_place = str(key_node.value), FilePlace.of(key_node.start_mark)
             if key_node.tag == "tag:yaml.org,2002:merge":
                 merged |= self._merge(value_node)
             elif not isinstance(key_node, yaml.ScalarNode):
@@ -235,7 +237,7 @@ class _Reader:
                 self.problems.add(node, "`<<` merges mappings only")
         return result
 
-    def _scalar(self, raw: yaml.ScalarNode, place: Place) -> Node:
+    def _scalar(self, raw: yaml.ScalarNode, place: FilePlace) -> Node:
         text = str(raw.value)
         return Node(_typed(raw.tag, text, place, self.problems), place, text, plain=not raw.style)
 
@@ -243,7 +245,7 @@ class _Reader:
 _scalars: Any = yaml.SafeLoader("")
 
 
-def _typed(tag: str, text: str, place: Place, problems: Problems) -> Any:
+def _typed(tag: str, text: str, place: FilePlace, problems: Problems) -> Any:
     """The value that YAML gives to a scalar of this tag."""
     if tag == "tag:yaml.org,2002:str":
         return text

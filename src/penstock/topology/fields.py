@@ -32,12 +32,12 @@ from penstock.topology.kinds import (
     Name,
     OneOf,
     Percent,
-    Record,
+    RecordKind,
     ServerUrl,
     Size,
     Subject,
     Template,
-    Text,
+    TextKind,
     TextMap,
 )
 from penstock.units import INT32
@@ -47,7 +47,7 @@ RESERVED = ("penstock.", "_nats.")
 """Names in metadata that Penstock and the server write."""
 SECOND = 1_000_000_000
 
-TRANSFORM = Record(
+TRANSFORM = RecordKind(
     "a subject transform",
     (
         Field("from", Subject(), "Subjects it applies to; all when left out.", wire="src"),
@@ -56,7 +56,7 @@ TRANSFORM = Record(
     "a-subject-transform",
 )
 
-REPUBLISH = Record(
+REPUBLISH = RecordKind(
     "republish",
     (
         Field("from", Subject(), "Stored subjects that are published again; all when left out.", wire="src"),
@@ -66,16 +66,16 @@ REPUBLISH = Record(
     "republish",
 )
 
-PLACEMENT = Record(
+PLACEMENT = RecordKind(
     "placement",
     (
-        Field("cluster", Text("the name of a cluster"), "Only servers of this cluster."),
-        Field("tags", ListOf(Text("a server tag")), "Only servers with all of these tags."),
+        Field("cluster", TextKind("the name of a cluster"), "Only servers of this cluster."),
+        Field("tags", ListOf(TextKind("a server tag")), "Only servers with all of these tags."),
     ),
     "placement",
 )
 
-CONSUMER_LIMITS = Record(
+CONSUMER_LIMITS = RecordKind(
     "consumer limits",
     (
         Field("inactive_threshold", Duration(), "Most that a consumer of this stream may ask for; also the default."),
@@ -84,7 +84,7 @@ CONSUMER_LIMITS = Record(
     "consumer-limits",
 )
 
-EXTERNAL = Record(
+EXTERNAL = RecordKind(
     "an external stream",
     (
         Field("api", Subject(literal=True), "API prefix of the other account or domain.", required=True),
@@ -93,7 +93,7 @@ EXTERNAL = Record(
     "an-external-stream",
 )
 
-SOURCE_CONSUMER = Record(
+SOURCE_CONSUMER = RecordKind(
     "the consumer of a source",
     (
         Field("name", Name("consumer name"), "The durable consumer on the origin.", required=True),
@@ -115,7 +115,7 @@ SOURCE_CONSUMER = Record(
     "the-consumer-of-a-source",
 )
 
-SOURCE = Record(
+SOURCE = RecordKind(
     "a source",
     (
         Field("name", Name("stream name"), "The origin stream.", required=True),
@@ -134,7 +134,7 @@ SOURCE = Record(
 
 STREAM_FIELDS: tuple[Field, ...] = (
     Field("subjects", ListOf(Subject()), "What the stream captures. Left out on a mirror.", change=CAPTURES),
-    Field("description", Text(), "For people."),
+    Field("description", TextKind(), "For people."),
     Field(
         "retention",
         OneOf(("limits", "interest", "workqueue"), {"work_queue": "workqueue"}),
@@ -256,15 +256,15 @@ STREAM_FIELDS: tuple[Field, ...] = (
         TextMap(RESERVED),
         "Names and texts kept with the stream. Names that start with `penstock.` are ours.",
     ),
-    Field("owner", Text("a team"), "Who answers for it.", sent=False),
-    Field("purpose", Text(), "What it is for.", sent=False),
+    Field("owner", TextKind("a team"), "Who answers for it.", sent=False),
+    Field("purpose", TextKind(), "What it is for.", sent=False),
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason.", sent=False),
 )
 
 SERVICE_FIELDS: tuple[Field, ...] = (
     Field("publishes", ListOf(Subject()), "Subjects that it publishes to; wildcards as in a filter."),
     Field("appends", ListOf(Subject()), "Subjects that it appends facts to, by `penstock append` or `replicate`."),
-    Field("owner", Text("a team"), "Who answers for it."),
+    Field("owner", TextKind("a team"), "Who answers for it."),
 )
 
 CONSUMER_FIELDS: tuple[Field, ...] = (
@@ -277,9 +277,9 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
         wire="filter_subjects",
         change=FILTERS,
     ),
-    Field("service", Text("a service"), "The program that reads through it; totals are counted by it.", sent=False),
-    Field("owner", Text("a team"), "Who answers for it.", sent=False),
-    Field("purpose", Text(), "What it is for.", sent=False),
+    Field("service", TextKind("a service"), "The program that reads through it; totals are counted by it.", sent=False),
+    Field("owner", TextKind("a team"), "Who answers for it.", sent=False),
+    Field("purpose", TextKind(), "What it is for.", sent=False),
     Field(
         "renamed_from",
         Name("consumer name"),
@@ -294,7 +294,7 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
         "out of order; instances of a `shared` one have a page each. Shared when left out.",
         sent=False,
     ),
-    Field("description", Text(), "For people; the server keeps it."),
+    Field("description", TextKind(), "For people; the server keeps it."),
     Field("ack_wait", Duration(), "Not acknowledged for this long: delivered again.", default=30 * SECOND),
     Field(
         "max_deliver",
@@ -325,7 +325,7 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
         default="explicit",
         change=RECREATE,
     ),
-    Field("why", Text("a reason"), "Why this consumer is not a pull consumer with explicit acks.", sent=False),
+    Field("why", TextKind("a reason"), "Why this consumer is not a pull consumer with explicit acks.", sent=False),
     Field(
         "may_miss",
         Flag(),
@@ -365,7 +365,10 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
         since="2.11",
     ),
     Field(
-        "priority_groups", ListOf(Text("a group name")), "Groups for the policy; needs `priority_policy`.", since="2.11"
+        "priority_groups",
+        ListOf(TextKind("a group name")),
+        "Groups for the policy; needs `priority_policy`.",
+        since="2.11",
     ),
     Field("priority_timeout", Duration(), "How long a silent pinned client keeps its pin.", since="2.11"),
     Field(
@@ -374,7 +377,7 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
         "Makes it a push consumer that delivers here. Wants a `why`.",
         change=DELIVERY,
     ),
-    Field("deliver_group", Text("a queue group"), "Queue group of the push subscribers."),
+    Field("deliver_group", TextKind("a queue group"), "Queue group of the push subscribers."),
     Field("flow_control", Flag(), "Push only: the server waits for the client.", default=False, change=RECREATE),
     Field("idle_heartbeat", Duration(None, "100ms"), "Push only: a sign of life when idle.", change=RECREATE),
     Field("rate_limit", Count(1), "Push only: bits per second.", wire="rate_limit_bps"),
@@ -385,7 +388,7 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     ),
     Field(
         "asyncapi",
-        Text("a channel such as `asyncapi.yaml#/channels/usage`"),
+        TextKind("a channel such as `asyncapi.yaml#/channels/usage`"),
         "The AsyncAPI channel whose `x-nats-config` fills in what is left out here.",
         sent=False,
     ),
@@ -396,7 +399,7 @@ GROUP_FIELDS: tuple[Field, ...] = (
     Field("stream", Name("stream name"), "The stream whose partitions it shares among its workers.", required=True),
     Field(
         "partitions",
-        ListOf(Text("a pattern such as `tele.{device}`, or subjects"), 1),
+        ListOf(TextKind("a pattern such as `tele.{device}`, or subjects"), 1),
         "The partitions: a pattern whose named tokens say which one a subject belongs to, or a list of subjects, each "
         "a partition.",
         required=True,
@@ -406,9 +409,9 @@ GROUP_FIELDS: tuple[Field, ...] = (
         Count(1, 100_000),
         "A fixed number of partitions for any number of keys; `partitions` has `{partition}` in it then.",
     ),
-    Field("service", Text("a service"), "The program whose workers they are."),
-    Field("owner", Text("a team"), "Who answers for it."),
-    Field("purpose", Text(), "What it is for."),
+    Field("service", TextKind("a service"), "The program whose workers they are."),
+    Field("owner", TextKind("a team"), "Who answers for it."),
+    Field("purpose", TextKind(), "What it is for."),
     Field("dlq", Subject(literal=True), "Dead letters go here, by convention `dlq.<domain>.<event>`."),
     Field("max_deliver", Count(1), "Tries of a message before it becomes a dead letter.", default=3),
     Field(
@@ -429,16 +432,16 @@ GROUP_FIELDS: tuple[Field, ...] = (
 )
 
 LOGIN_FIELDS: tuple[Field, ...] = (
-    Field("credentials", Text("a path"), "A `.creds` file."),
-    Field("user", Text(), "User name."),
-    Field("password", Text(), "Password; write `${NAME}` and export it rather than keep it in a file."),
-    Field("token", Text(), "Token; as for the password."),
-    Field("tls_ca", Text("a path"), "CA of the servers' certificates."),
-    Field("tls_cert", Text("a path"), "Client certificate; goes with `tls_key`."),
-    Field("tls_key", Text("a path"), "Key of the client certificate."),
+    Field("credentials", TextKind("a path"), "A `.creds` file."),
+    Field("user", TextKind(), "User name."),
+    Field("password", TextKind(), "Password; write `${NAME}` and export it rather than keep it in a file."),
+    Field("token", TextKind(), "Token; as for the password."),
+    Field("tls_ca", TextKind("a path"), "CA of the servers' certificates."),
+    Field("tls_cert", TextKind("a path"), "Client certificate; goes with `tls_key`."),
+    Field("tls_key", TextKind("a path"), "Key of the client certificate."),
     Field("domain", Name("JetStream domain"), "JetStream domain of the streams."),
     Field("timeout", Duration(), "Deadline of one request."),
-    Field("inbox_prefix", Text("the beginning of a subject"), "Where answers come to; `_INBOX` when left out."),
+    Field("inbox_prefix", TextKind("the beginning of a subject"), "Where answers come to; `_INBOX` when left out."),
 )
 LOGIN_PATHS = ("credentials", "tls_ca", "tls_cert", "tls_key")
 """Login fields that are paths, relative to the platform file."""
@@ -466,14 +469,14 @@ ENVIRONMENT_FIELDS: tuple[Field, ...] = (
     Field("pipelines", Overlay(), "What is different about pipelines in this environment."),
 )
 
-PIPELINE_SOURCE = Record(
+PIPELINE_SOURCE = RecordKind(
     "where a pipeline reads",
     (
         Field("stream", Name("stream name"), "The stream; or `streams`."),
-        Field("streams", ListOf(Text("a stream name"), 1), "Several streams, or `*` for every declared one."),
+        Field("streams", ListOf(TextKind("a stream name"), 1), "Several streams, or `*` for every declared one."),
         Field("subjects", ListOf(Subject()), "Filters; everything when left out."),
         Field("consumer", Name("consumer name"), "Durable consumer that holds the position, on each of the streams."),
-        Field("start", Text("earliest, latest, consumer, a sequence or a time"), "Where the first run starts."),
+        Field("start", TextKind("earliest, latest, consumer, a sequence or a time"), "Where the first run starts."),
         Field("max_rows", Count(1), "Most messages in one micro-batch."),
         Field("max_bytes", Size(), "Most bytes in one micro-batch."),
         Field("partitions", Count(1), "Tasks that read in parallel."),
@@ -483,36 +486,38 @@ PIPELINE_SOURCE = Record(
     "where-a-pipeline-reads",
 )
 
-PIPELINE_EVENT = Record(
+PIPELINE_EVENT = RecordKind(
     "the events of a pipeline",
     (
         Field("format", OneOf(("json", "text", "binary", "avro", "protobuf")), "How the body is read.", default="json"),
         Field(
             "schema",
-            Text("a Spark schema or a file"),
+            TextKind("a Spark schema or a file"),
             "Columns of the event as Spark writes them (`NOT NULL`: required), or a file with them; "
             "for Avro an .avsc file, for Protobuf a descriptor set.",
         ),
-        Field("message", Text("a message name"), "The message of a Protobuf descriptor set, such as `billing.Usage`."),
-        Field("check", Text("a SQL condition"), "An event for which it is not true is a bad record."),
+        Field(
+            "message", TextKind("a message name"), "The message of a Protobuf descriptor set, such as `billing.Usage`."
+        ),
+        Field("check", TextKind("a SQL condition"), "An event for which it is not true is a bad record."),
     ),
     "the-events-of-a-pipeline",
 )
 
-DEDUPE = Record(
+DEDUPE = RecordKind(
     "dedupe",
     (
-        Field("key", Text("a column"), "Events with the same value are one event.", required=True),
+        Field("key", TextKind("a column"), "Events with the same value are one event.", required=True),
         Field("within", Duration(), "How far apart they may come.", required=True),
     ),
     "dedupe",
 )
 
-PIPELINE_SINK = Record(
+PIPELINE_SINK = RecordKind(
     "where a pipeline writes",
     (
-        Field("format", Text("a format"), "parquet, orc, json, csv, delta, iceberg or console; with `path`."),
-        Field("path", Text("a path"), "Where the files go."),
+        Field("format", TextKind("a format"), "parquet, orc, json, csv, delta, iceberg or console; with `path`."),
+        Field("path", TextKind("a path"), "Where the files go."),
         Field("stream", Name("stream name"), "Or a stream."),
         Field("subject", Subject(literal=True), "Subject of the messages written; else the rows' column `subject`."),
         Field("delivery", OneOf(("atomic", "fast")), "How a stream is written.", default="atomic"),
@@ -521,14 +526,16 @@ PIPELINE_SINK = Record(
             OneOf(("append", "upsert")),
             "Files: add every row, or keep one row a key. An aggregation is upserted when left out.",
         ),
-        Field("key", ListOf(Text("a column")), "What names a row of an upsert; the columns grouped by when left out."),
-        Field("partition_by", ListOf(Text("a column")), "Columns that split the files into folders."),
+        Field(
+            "key", ListOf(TextKind("a column")), "What names a row of an upsert; the columns grouped by when left out."
+        ),
+        Field("partition_by", ListOf(TextKind("a column")), "Columns that split the files into folders."),
         Field("options", TextMap(), "Further options for the writer."),
     ),
     "where-a-pipeline-writes",
 )
 
-TRIGGER = Record(
+TRIGGER = RecordKind(
     "trigger",
     (
         Field("available_now", Flag(), "Take what is there, then stop."),
@@ -541,19 +548,21 @@ PIPELINE_FIELDS: tuple[Field, ...] = (
     Field("from", PIPELINE_SOURCE, "What it reads.", required=True),
     Field("event", PIPELINE_EVENT, "How a message becomes a row."),
     Field("dedupe", DEDUPE, "Take the same event once."),
-    Field("sql", Text("a Spark SQL query over `events`"), "What it computes; the events as they are when left out."),
-    Field("function", Text("module:function"), "Or a Python function from the events' DataFrame to the result's."),
+    Field(
+        "sql", TextKind("a Spark SQL query over `events`"), "What it computes; the events as they are when left out."
+    ),
+    Field("function", TextKind("module:function"), "Or a Python function from the events' DataFrame to the result's."),
     Field(
         "each_batch",
-        Text("module:function"),
+        TextKind("module:function"),
         "A Python function from the result of each micro-batch to what is written; batch operations are allowed.",
     ),
     Field("to", ListOf(PIPELINE_SINK, 1), "What it writes.", required=True),
     Field("bad_records", Subject(literal=True), "Where events go that cannot be read."),
     Field("trigger", TRIGGER, "When it runs; `{available_now: true}` when left out."),
-    Field("checkpoint", Text("a path"), "Spark's checkpoint; `.penstock/checkpoints/<pipeline>` when left out."),
-    Field("owner", Text("a team"), "Who answers for it."),
-    Field("purpose", Text(), "What it is for."),
+    Field("checkpoint", TextKind("a path"), "Spark's checkpoint; `.penstock/checkpoints/<pipeline>` when left out."),
+    Field("owner", TextKind("a team"), "Who answers for it."),
+    Field("purpose", TextKind(), "What it is for."),
     Field("ignore", TextMap(), "Lint codes that do not apply here, each with the reason."),
 )
 

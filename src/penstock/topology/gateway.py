@@ -17,10 +17,10 @@ from penstock.topology.kinds import (
     ListOf,
     Moment,
     Name,
-    Record,
+    RecordKind,
     Size,
     Subject,
-    Text,
+    TextKind,
     name_problem,
     read_record,
 )
@@ -31,7 +31,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 SECOND = 1_000_000_000
 MIB = 1024 * 1024
 
-GATEWAY_LIMITS = Record(
+GATEWAY_LIMITS = RecordKind(
     "limits of the gateway",
     (
         Field("page", Count(1, 5_000), "Facts of a page, at most.", default=500),
@@ -46,21 +46,23 @@ GATEWAY_LIMITS = Record(
     "limits-of-the-gateway",
 )
 
-GATEWAY_TOKEN = Record(
+GATEWAY_TOKEN = RecordKind(
     "a bearer token",
     (
-        Field("sha256", Text("64 hexadecimal digits"), "SHA-256 of the token: the file never holds it.", required=True),
+        Field(
+            "sha256", TextKind("64 hexadecimal digits"), "SHA-256 of the token: the file never holds it.", required=True
+        ),
         Field("expires", Moment(), "Refused from then on."),
     ),
     "a-bearer-token",
 )
 
 GATEWAY_IDENTITY_FIELDS: tuple[Field, ...] = (
-    Field("certificates", ListOf(Text("a DNS name or URI")), "Names in the client certificates that prove it."),
+    Field("certificates", ListOf(TextKind("a DNS name or URI")), "Names in the client certificates that prove it."),
     Field("tokens", ListOf(GATEWAY_TOKEN), "Bearer tokens that prove it."),
     Field("consumers", ListOf(Name("consumer name")), "Declared consumers that it may fetch and confirm."),
     Field("subjects", ListOf(Subject()), "Subjects that it may append to; wildcards as in a filter."),
-    Field("owner", Text("a team"), "Who answers for it."),
+    Field("owner", TextKind("a team"), "Who answers for it."),
 )
 
 
@@ -81,14 +83,14 @@ GATEWAY_FIELDS: tuple[Field, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredNames:
     """What the rest of the file declares; None for a part that is too wrong to build."""
 
     streams: Mapping[str, StreamSpec | None]
     consumers: Mapping[str, ConsumerSpec | None]
 
 
-def gateway(node: Node | None, declared: Declared, problems: Problems) -> GatewaySpec | None:
+def gateway(node: Node | None, declared: DeclaredNames, problems: Problems) -> GatewaySpec | None:
     """The gateway of the file; None when it has none."""
     if node is None or node.value is None:
         return None
@@ -106,7 +108,7 @@ def _limits(values: dict[str, Any]) -> GatewayLimits:
     return GatewayLimits(**values)
 
 
-def _identities(section: Node, declared: Declared, problems: Problems) -> dict[str, GatewayIdentity]:
+def _identities(section: Node, declared: DeclaredNames, problems: Problems) -> dict[str, GatewayIdentity]:
     if not section.is_map:
         problems.add(section, f"expected identities by name, found {section.describe()}")
         return {}
@@ -115,7 +117,7 @@ def _identities(section: Node, declared: Declared, problems: Problems) -> dict[s
     return made
 
 
-def _identity(name: str, node: Node, declared: Declared, problems: Problems) -> GatewayIdentity:
+def _identity(name: str, node: Node, declared: DeclaredNames, problems: Problems) -> GatewayIdentity:
     if wrong := name_problem(name):
         problems.add(node, f"{name!r} cannot be the name of an identity: {wrong}")
     values = read_record(node, f"identity {name!r}", GATEWAY_IDENTITY_FIELDS, problems) or {}
@@ -145,7 +147,7 @@ def _token(values: dict[str, Any], node: Node, problems: Problems) -> GatewayTok
     return GatewayToken(digest, expires)
 
 
-def _consumer(name: str, node: Node, declared: Declared, problems: Problems) -> tuple[str, str] | None:
+def _consumer(name: str, node: Node, declared: DeclaredNames, problems: Problems) -> tuple[str, str] | None:
     """A granted consumer with its stream; it must be one that the file declares."""
     if (spec := declared.consumers.get(name)) is not None:
         return spec.stream, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock import subjects
 from penstock.errors import ConfigError
-from penstock.topology.document import Node, Place, Problems
+from penstock.topology.document import FilePlace, Node, Problems
 from penstock.topology.fields import GROUP_FIELDS
 from penstock.topology.kinds import read_record
 from penstock.topology.model import GroupSpec, Json
@@ -27,7 +27,7 @@ PLAIN = (
 """Fields that are taken as they are read."""
 
 
-def group(name: str, node: Node, place: Place, problems: Problems) -> GroupSpec | None:
+def group(name: str, node: Node, place: FilePlace, problems: Problems) -> GroupSpec | None:
     """One group of the file; None when it is too wrong to build, after saying so."""
     try:
         group_name(name)

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.jetstream.metadata import DLQ, OWNER, PLATFORM, PURPOSE, READER, SERVICE
 from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.topology.fields import CONSUMER_FIELDS, RESERVED, STREAM_FIELDS
-from penstock.topology.kinds import Deliver, Duration, Field, Kind, ListOf, Record, Size, TextMap
+from penstock.topology.kinds import Deliver, Duration, Field, Kind, ListOf, RecordKind, Size, TextMap
 from penstock.units import format_duration, format_size
 
 TOLD = {"service": SERVICE, "owner": OWNER, "purpose": PURPOSE, "dlq": DLQ, "reader": READER}
@@ -114,7 +114,7 @@ def written_value(kind: Kind, value: Any) -> Any:
         return value if value < 0 else format_size(value)
     if isinstance(kind, ListOf):
         return [written_value(kind.item, one) for one in value]
-    if isinstance(kind, Record):
+    if isinstance(kind, RecordKind):
         return _written_record(kind.fields, value)
     if isinstance(kind, TextMap):
         return {key: text for key, text in value.items() if not key.startswith(RESERVED)}

@@ -34,7 +34,7 @@ def _wrong(node: Node, problems: Problems, expected: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextKind:
     """Any text."""
 
     words: str = "text"
@@ -56,7 +56,7 @@ class Name:
     what: str = "name"
 
     def read(self, node: Node, problems: Problems) -> str | None:
-        if (text := Text(self.what).read(node, problems)) is None:
+        if (text := TextKind(self.what).read(node, problems)) is None:
             return None
         if wrong := name_problem(text):
             problems.add(node, f"{text!r} cannot be a {self.what}: {wrong}")
@@ -201,7 +201,7 @@ class Subject:
     """Whether wildcards are refused."""
 
     def read(self, node: Node, problems: Problems) -> str | None:
-        if (text := Text("a subject").read(node, problems)) is None:
+        if (text := TextKind("a subject").read(node, problems)) is None:
             return None
         wrong = subjects.problem(text)
         if wrong is None and self.literal and not subjects.is_literal(text):
@@ -220,7 +220,7 @@ class Template:
     """The destination of a subject mapping: tokens, `{{…}}` functions and `>`; only the server can check all of it."""
 
     def read(self, node: Node, problems: Problems) -> str | None:
-        return Text("a destination subject").read(node, problems)
+        return TextKind("a destination subject").read(node, problems)
 
     def describe(self) -> str:
         return "a destination subject, with `{{wildcard(1)}}` and its kin"
@@ -283,7 +283,7 @@ class TextMap:
                 problems.add(
                     node.keys.get(key, node.place), f"{key!r} is not yours: {' and '.join(self.reserved)} are reserved"
                 )
-        read = {key: Text().read(child, problems) for key, child in node.value.items()}
+        read = {key: TextKind().read(child, problems) for key, child in node.value.items()}
         return {key: text for key, text in read.items() if text is not None}
 
     def describe(self) -> str:
@@ -295,7 +295,7 @@ class ServerUrl:
     """Where a server listens."""
 
     def read(self, node: Node, problems: Problems) -> str | None:
-        text = Text("a server URL").read(node, problems)
+        text = TextKind("a server URL").read(node, problems)
         if text is None or "${" in text:  # of an environment that was not chosen
             return text
         try:
@@ -355,7 +355,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordKind:
     """A mapping whose keys are fields of a table."""
 
     what: str

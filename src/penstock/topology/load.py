@@ -17,7 +17,7 @@ from typing import Any
 from penstock.subjects import any_overlap, api_prefix
 from penstock.topology import gateway, groups, pipelines
 from penstock.topology.contract import Contracts
-from penstock.topology.document import Node, Place, Problems, expanded, nearest, overlaid, read
+from penstock.topology.document import FilePlace, Node, Problems, expanded, nearest, overlaid, read
 from penstock.topology.fields import (
     CONSUMER_FIELDS,
     ENVIRONMENT_FIELDS,
@@ -25,7 +25,7 @@ from penstock.topology.fields import (
     SERVICE_FIELDS,
     STREAM_FIELDS,
 )
-from penstock.topology.kinds import Duration, Field, Name, Text, name_problem, read_record
+from penstock.topology.kinds import Duration, Field, Name, TextKind, name_problem, read_record
 from penstock.topology.model import (
     DEFAULT_NAME,
     EVERY_STREAM,
@@ -88,7 +88,7 @@ def _load(path: Path, env: str | None, variables: Mapping[str, str] | None) -> P
     writers = _services(root.get("services"), streams, known, problems)
     gate = root.get("gateway")
     entry = expanded(gate, known, problems) if gate is not None else None
-    served = gateway.gateway(entry, gateway.Declared(streams, consumers), problems)
+    served = gateway.gateway(entry, gateway.DeclaredNames(streams, consumers), problems)
     if not (streams or consumers or shared or flows or problems.found):
         problems.add(root, f"this file declares nothing: add {', '.join(PARTS[:-1])} or {PARTS[-1]}")
     problems.raise_any()
@@ -118,7 +118,7 @@ def _check_sections(root: Node, problems: Problems) -> None:
     for key, child in root.value.items():
         if key not in SECTIONS:
             problems.unknown_key(root.keys.get(key, child.place), "the platform file", key, SECTIONS, {})
-    for key, kind in (("asyncapi", Text("a path")), ("name", Name("platform name")), ("history", HISTORY)):
+    for key, kind in (("asyncapi", TextKind("a path")), ("name", Name("platform name")), ("history", HISTORY)):
         if (node := root.get(key)) is not None:
             kind.read(node, problems)
     if (title := root.get("name")) is not None and title.text == DEFAULT_NAME:
@@ -160,7 +160,7 @@ def _variables(root: Node, env: str | None) -> dict[str, str]:
     return {k: v.text for k, v in variables.value.items()} if variables is not None and variables.is_map else {}
 
 
-Part = tuple[str, Node, Place]
+Part = tuple[str, Node, FilePlace]
 """A named thing of a section: its name, its node, where the name is written."""
 
 
@@ -232,7 +232,7 @@ def _overlay_fits(part: str, section: Node, over: Node, problems: Problems) -> b
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 
-def _stream(name: str, node: Node, place: Place, environment: Environment, problems: Problems) -> StreamSpec | None:
+def _stream(name: str, node: Node, place: FilePlace, environment: Environment, problems: Problems) -> StreamSpec | None:
     if wrong := name_problem(name):
         problems.add(place, f"{name!r} cannot be a stream name: {wrong}")
     values = _record(node, f"stream {name!r}", STREAM_FIELDS, problems)
@@ -293,7 +293,7 @@ def _source_consumer(node: Node, raw: Json | None, problems: Problems) -> Source
 # -- consumers -------------------------------------------------------------------------------------------------------
 
 
-def _consumer(name: str, node: Node, place: Place, problems: Problems) -> ConsumerSpec | None:
+def _consumer(name: str, node: Node, place: FilePlace, problems: Problems) -> ConsumerSpec | None:
     if wrong := name_problem(name):
         problems.add(place, f"{name!r} cannot be a consumer name: {wrong}")
     values = _record(node, f"consumer {name!r}", CONSUMER_FIELDS, problems)

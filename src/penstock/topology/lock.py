@@ -15,7 +15,7 @@ import yaml
 
 from penstock.errors import ConfigError
 from penstock.topology.document import Node, Problems, read
-from penstock.topology.kinds import Count, Field, ListOf, Text, read_record
+from penstock.topology.kinds import Count, Field, ListOf, TextKind, read_record
 from penstock.topology.model import Platform
 
 SUFFIX = ".lock.yaml"
@@ -66,7 +66,7 @@ def read_lock(path: Path) -> Lock | None:
     root = read(path, problems)
     sections = (
         Field("version", Count(VERSION, VERSION), "", required=True),
-        Field("streams", ListOf(Text()), "", required=True),
+        Field("streams", ListOf(TextKind()), "", required=True),
         Field("consumers", _Consumers(), "", required=True),
     )
     values = read_record(root, "the lock file", sections, problems)
@@ -79,7 +79,7 @@ class _Consumers:
     """Consumers by name, each with its streams and filters."""
 
     def read(self, node: Node, problems: Problems) -> dict[str, LockedConsumer] | None:
-        fields = (Field("streams", ListOf(Text(), 1), "", required=True), Field("filters", ListOf(Text()), ""))
+        fields = (Field("streams", ListOf(TextKind(), 1), "", required=True), Field("filters", ListOf(TextKind()), ""))
         if not node.is_map:
             problems.add(node, f"expected consumers by name, found {node.describe()}")
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.topology.document import Node, Place, Problems
+from penstock.topology.document import FilePlace, Node, Problems
 from penstock.topology.fields import PIPELINE_FIELDS
 from penstock.topology.kinds import name_problem, read_record
 from penstock.topology.model import (
@@ -22,7 +22,7 @@ PLAIN = ("sql", "function", "each_batch", "bad_records", "checkpoint", "owner", 
 """Fields that are taken as they are read."""
 
 
-def pipeline(name: str, node: Node, place: Place, problems: Problems) -> PipelineSpec | None:
+def pipeline(name: str, node: Node, place: FilePlace, problems: Problems) -> PipelineSpec | None:
     """One pipeline of the file; None when it is too wrong to build, after saying so."""
     if wrong := name_problem(name):
         problems.add(place, f"{name!r} cannot be the name of a pipeline: {wrong}")

@@ -24,7 +24,7 @@ UNREACHED = (
 UNREACHED_UNUSED = "nobody answers there, and it is not declared any more: delete it when the link is up again"
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """What is done with a resource."""
 
     CREATE = "create"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 class Change:
     """What happens to one resource, what that costs, and why."""
 
-    kind: Kind
+    kind: ChangeKind
     risk: Risk
     resource: Resource
     fields: tuple[FieldChange, ...] = ()
@@ -56,7 +56,7 @@ class Change:
     @property
     def only_marks(self) -> bool:
         """Whether nothing but the marks of the owner changes."""
-        return self.kind is Kind.UPDATE and all(ownership.is_mark(field.name) for field in self.fields)
+        return self.kind is ChangeKind.UPDATE and all(ownership.is_mark(field.name) for field in self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +108,18 @@ def plan(
     unreached = _unreached(desired, actual)
     desired = delivery.keeping_subjects(_without(desired, unreached), actual)
     changes = _stream_changes(desired, actual, allow_destroy, take_over)
-    renewed = {change.resource for change in changes if change.kind is Kind.RECREATE and change.destroys}
+    renewed = {change.resource for change in changes if change.kind is ChangeKind.RECREATE and change.destroys}
     orphans = _orphans(desired, actual)
     changes += _consumer_changes(desired, actual, renewed, take_over)
     changes = [_noticed(change, orphans, actual) for change in changes]
     changes += _renamed(desired, actual, take_over)
     going = [resource for resource in orphans if prune or _went_with_its_source(resource, actual)]
     changes += [_deletion(resource, actual, desired.platform) for resource in going]
-    todo = [change for change in changes if change.kind is not Kind.UNCHANGED]
+    todo = [change for change in changes if change.kind is not ChangeKind.UNCHANGED]
     return Plan(
         platform=desired.platform,
         changes=tuple(order.ordered(todo, actual)),
-        unchanged=tuple(change.resource for change in changes if change.kind is Kind.UNCHANGED),
+        unchanged=tuple(change.resource for change in changes if change.kind is ChangeKind.UNCHANGED),
         orphans=tuple(resource for resource in orphans if resource not in going),
         unreached=unreached,
     )
@@ -183,7 +183,7 @@ def _stream_change(
     fields = compare.differences(wanted, stream.config, defaults.of_stream(after))
     around = Surroundings(stream, after, _other_subjects(resource, desired) if fields else ())
     change = _change(resource, wanted, fields, risk.stream_verdict(fields, around))
-    if change.kind is Kind.RECREATE and allow_destroy:
+    if change.kind is ChangeKind.RECREATE and allow_destroy:
         change = replace(change, risk=Risk.LOSES_DATA, reason=f"{change.reason}; {_lost_with(stream)}")
     return _guarded(change, stream.config, desired.platform, take_over)
 
@@ -195,10 +195,10 @@ def _marked(config: Json, platform: str, actual: Json, take_over: bool) -> Json:
 def _guarded(change: Change, actual: Json, platform: str, take_over: bool) -> Change:
     """The change of what another platform owns is impossible, unless it is taken over."""
     owner = ownership.other_owner(actual, platform)
-    if owner is None or change.kind is Kind.UNCHANGED or take_over:
+    if owner is None or change.kind is ChangeKind.UNCHANGED or take_over:
         return replace(change, owner=owner)
     reason = f"owned by platform {owner!r}; change it in that platform's file, or take it over with --take-over"
-    return replace(change, kind=Kind.UPDATE, risk=Risk.IMPOSSIBLE, reason=reason, owner=owner)
+    return replace(change, kind=ChangeKind.UPDATE, risk=Risk.IMPOSSIBLE, reason=reason, owner=owner)
 
 
 def _fitting(wanted: Json, actual: Json) -> Json:
@@ -225,13 +225,13 @@ def _lost_with(stream: StreamInfo) -> str:
 
 def _creation(resource: Resource, config: Json, platform: str) -> Change:
     wanted = ownership.marked(config, platform)
-    return Change(Kind.CREATE, Risk.CREATE, resource, tuple(compare.differences(wanted, {})), config=wanted)
+    return Change(ChangeKind.CREATE, Risk.CREATE, resource, tuple(compare.differences(wanted, {})), config=wanted)
 
 
 def _change(resource: Resource, wanted: Json, fields: list[FieldChange], verdict: Verdict) -> Change:
     if not fields:
-        return Change(Kind.UNCHANGED, Risk.SAFE, resource, config=wanted)
-    kind = Kind.RECREATE if verdict.recreate else Kind.UPDATE
+        return Change(ChangeKind.UNCHANGED, Risk.SAFE, resource, config=wanted)
+    kind = ChangeKind.RECREATE if verdict.recreate else ChangeKind.UPDATE
     return Change(kind, verdict.risk, resource, tuple(fields), verdict.reason, wanted)
 
 
@@ -265,7 +265,7 @@ def _consumer_change(
 
 def _renewal(resource: Resource, wanted: Json, fields: list[FieldChange]) -> Change:
     reason = "its stream is made anew, its position is lost"
-    return Change(Kind.RECREATE, Risk.LOSES_POSITION, resource, tuple(fields), reason, wanted)
+    return Change(ChangeKind.RECREATE, Risk.LOSES_POSITION, resource, tuple(fields), reason, wanted)
 
 
 # -- consumers with a former name --------------------------------------------------------------------------------------
@@ -299,16 +299,18 @@ def _guarded_deletion(
     owner = ownership.other_owner(old, desired.platform)
     if owner and not take_over:
         reason = f"owned by platform {owner!r}, so it cannot be renamed to {resource.name}; add --take-over"
-        return Change(Kind.DELETE, Risk.IMPOSSIBLE, former, reason=reason, owner=owner)
+        return Change(ChangeKind.DELETE, Risk.IMPOSSIBLE, former, reason=reason, owner=owner)
     if new is None or renames.is_successor(new, former):
-        return Change(Kind.DELETE, Risk.SAFE, former, reason=f"renamed to {resource.name}, which goes on where it is")
+        return Change(
+            ChangeKind.DELETE, Risk.SAFE, former, reason=f"renamed to {resource.name}, which goes on where it is"
+        )
     reason = f"{resource.name} exists and was not created from it, so its position is lost"
-    return Change(Kind.DELETE, Risk.LOSES_POSITION, former, reason=reason)
+    return Change(ChangeKind.DELETE, Risk.LOSES_POSITION, former, reason=reason)
 
 
 def _noticed(change: Change, orphans: list[Resource], actual: Actual) -> Change:
     """A new consumer with the filters of one that is no longer declared was probably renamed, and would start over."""
-    if change.kind is not Kind.CREATE or change.resource.consumer is None or change.reason:
+    if change.kind is not ChangeKind.CREATE or change.resource.consumer is None or change.reason:
         return change
     reads = compare.normal(change.config or {}).get(compare.FILTER)
     for orphan in orphans:
@@ -373,14 +375,16 @@ def _deletion(resource: Resource, actual: Actual, platform: str) -> Change:
         names = f"consumers that this platform does not own go with it: {', '.join(foreign)}"
         lost = f"{_lost_with(stream)}; " if stream.state.last_seq else ""
         worst = Risk.LOSES_DATA if stream.state.last_seq else Risk.LOSES_POSITION
-        return Change(Kind.DELETE, worst, resource, reason=f"no longer declared; {lost}{names}")
+        return Change(ChangeKind.DELETE, worst, resource, reason=f"no longer declared; {lost}{names}")
     if stream.state.last_seq == 0:
-        return Change(Kind.DELETE, Risk.SAFE, resource, reason="no longer declared; its stream never held a message")
+        return Change(
+            ChangeKind.DELETE, Risk.SAFE, resource, reason="no longer declared; its stream never held a message"
+        )
     if resource.consumer is None:
-        return Change(Kind.DELETE, Risk.LOSES_DATA, resource, reason=f"no longer declared; {_lost_with(stream)}")
+        return Change(ChangeKind.DELETE, Risk.LOSES_DATA, resource, reason=f"no longer declared; {_lost_with(stream)}")
     loss = risk.consumer_removal(stream)
     why = "its source is gone" if _went_with_its_source(resource, actual) else "no longer declared"
-    return Change(Kind.DELETE, loss.risk, resource, reason=f"{why}; {loss.reason}")
+    return Change(ChangeKind.DELETE, loss.risk, resource, reason=f"{why}; {loss.reason}")
 
 
 def _foreign_consumers(resource: Resource, actual: Actual, platform: str) -> list[str]:

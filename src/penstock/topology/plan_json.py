@@ -10,7 +10,7 @@ from penstock.topology.lint import Concerns
 from penstock.topology.plan import Change, Plan
 from penstock.topology.resource import Resource
 from penstock.topology.risk import Risk
-from penstock.topology.verify import Check, Finding
+from penstock.topology.verify import Check, Deviation
 
 VERSION = 1
 """Raised when a field changes its meaning or goes. New fields may come without that."""
@@ -55,7 +55,7 @@ def _concerns_json(concerns: Concerns) -> Json:
     return {"renames": [one.to_json() for one in concerns.renames], "lint_warnings": concerns.warnings}
 
 
-def findings_json(platform: str, findings: Iterable[Finding], error: str | None = None) -> Json:
+def findings_json(platform: str, findings: Iterable[Deviation], error: str | None = None) -> Json:
     """What a verification found; `error` says why nothing could be looked at."""
     found = list(findings)
     return {

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.topology import fields, gateway
 from penstock.topology.effects import CHANGE_WORDS
-from penstock.topology.kinds import Duration, Field, ListOf, Record, Size
+from penstock.topology.kinds import Duration, Field, ListOf, RecordKind, Size
 from penstock.topology.rules import RULES, Severity
 from penstock.topology.schema import schema
 from penstock.units import DURATION_UNITS, SIZE_UNITS, format_duration, format_size, from_nanoseconds
@@ -124,14 +124,14 @@ def _default(field: Field) -> str:
     return f"`{format_size(value) if isinstance(field.kind, Size) else value}`"
 
 
-def _records() -> list[Record]:
+def _records() -> list[RecordKind]:
     """Every nested record, in the order in which it is met."""
-    found: dict[str, Record] = {}
+    found: dict[str, RecordKind] = {}
 
     def visit(table: Sequence[Field]) -> None:
         for field in table:
             kind: Any = field.kind.item if isinstance(field.kind, ListOf) else field.kind
-            if isinstance(kind, Record) and kind.anchor not in found:
+            if isinstance(kind, RecordKind) and kind.anchor not in found:
                 found[kind.anchor] = kind
                 visit(kind.fields)
 

@@ -29,7 +29,7 @@ from penstock.topology.kinds import (
     Kind,
     ListOf,
     OneOf,
-    Record,
+    RecordKind,
     Size,
     TextMap,
 )
@@ -79,7 +79,7 @@ def _object(fields: Sequence[Field], partial: bool = False) -> Json:
 
 def of_kind(kind: Kind) -> Json:
     """The schema of a kind of value."""
-    if isinstance(kind, Record):
+    if isinstance(kind, RecordKind):
         return _object(kind.fields)
     if isinstance(kind, ListOf):
         item = of_kind(kind.item)

@@ -13,7 +13,7 @@ from penstock.jetstream.model import ConsumerInfo, ReplicaInfo, SourceInfo, Stre
 from penstock.sourcing import modes
 from penstock.topology import delivery, ownership
 from penstock.topology.compare import FieldChange
-from penstock.topology.plan import Change, Kind, Unreached, plan
+from penstock.topology.plan import Change, ChangeKind, Unreached, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
 from penstock.units import counted
@@ -33,7 +33,7 @@ class Check(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Deviation:
     """One thing that is not as it should be."""
 
     check: Check
@@ -48,7 +48,7 @@ def verify(
     actual: Actual,
     given_up: Mapping[tuple[str, str], int] = MappingProxyType({}),
     missing: Mapping[str, int] = MappingProxyType({}),
-) -> list[Finding]:
+) -> list[Deviation]:
     """Everything that is wrong with what the platform declares, check by check.
 
     `given_up` counts messages by stream and consumer of which there should be a dead letter, and is none; `missing`
@@ -92,7 +92,7 @@ def undeclared(desired: Desired, actual: Actual) -> list[Resource]:
     )
 
 
-def _unsafe_readers(desired: Desired, actual: Actual) -> Iterator[Finding]:
+def _unsafe_readers(desired: Desired, actual: Actual) -> Iterator[Deviation]:
     """Undeclared durables that can lose messages: pushed ones, and those that acknowledge nothing.
 
     Flow control acknowledges what is stored: sources of other domains and bridges read so.
@@ -100,15 +100,15 @@ def _unsafe_readers(desired: Desired, actual: Actual) -> Iterator[Finding]:
     for resource in undeclared(desired, actual):
         config = actual.consumers[resource].config
         if config.get("ack_policy") == "none":
-            yield Finding(
+            yield Deviation(
                 Check.CONSUMERS, resource, "is not declared, and acknowledges nothing: what it misses is lost"
             )
         elif config.get("deliver_subject") and config.get("ack_policy") != "flow_control":
             problem = "is not declared, and is pushed to whoever listens: declare it with a `why`, or delete it"
-            yield Finding(Check.CONSUMERS, resource, problem)
+            yield Deviation(Check.CONSUMERS, resource, problem)
 
 
-def _missing(desired: Desired, counts: Mapping[str, int]) -> Iterator[Finding]:
+def _missing(desired: Desired, counts: Mapping[str, int]) -> Iterator[Deviation]:
     for stream, count in sorted(counts.items()):
         if count and (resource := Resource(stream)) in desired.configs:
             cause = (
@@ -117,42 +117,42 @@ def _missing(desired: Desired, counts: Mapping[str, int]) -> Iterator[Finding]:
                 else "the server passed over them when it took up reading after a break; see docs/sourcing.md"
             )
             are = "is" if count == 1 else "are"
-            yield Finding(
+            yield Deviation(
                 Check.SOURCES, resource, f"{counted(count, 'message')} of its origins {are} not stored here: {cause}"
             )
 
 
-def _given_up(desired: Desired, counts: Mapping[tuple[str, str], int]) -> Iterator[Finding]:
+def _given_up(desired: Desired, counts: Mapping[tuple[str, str], int]) -> Iterator[Deviation]:
     for (stream, name), count in sorted(counts.items()):
         if (resource := Resource(stream, name)) in desired.configs:
             problem = f"gave up on {counted(count, 'message')}, not captured: run `penstock dlq capture`"
-            yield Finding(Check.GIVEN_UP, resource, problem)
+            yield Deviation(Check.GIVEN_UP, resource, problem)
 
 
-def may_settle(findings: Sequence[Finding]) -> bool:
+def may_settle(findings: Sequence[Deviation]) -> bool:
     """Whether time alone may heal some of it: a source or a replica that was made a moment ago is not heard yet."""
     return any(finding.check in (Check.REPLICAS, Check.SOURCES) for finding in findings)
 
 
-def _drift(desired: Desired, actual: Actual) -> Iterator[Finding]:
+def _drift(desired: Desired, actual: Actual) -> Iterator[Deviation]:
     made = plan(desired, actual)
     yield from (_not_looked_at(one, actual) for one in made.unreached)
     for change in made.changes:
         check = Check.STREAMS if change.resource.consumer is None else Check.CONSUMERS
         fields = tuple(field for field in change.fields if not ownership.is_mark(field.name))
-        if change.kind is Kind.CREATE:
-            yield Finding(check, change.resource, "does not exist; run `penstock apply`")
+        if change.kind is ChangeKind.CREATE:
+            yield Deviation(check, change.resource, "does not exist; run `penstock apply`")
         elif fields:
-            yield Finding(check, change.resource, _drifted(change, fields), fields)
+            yield Deviation(check, change.resource, _drifted(change, fields), fields)
 
 
-def _not_looked_at(one: Unreached, actual: Actual) -> Finding:
+def _not_looked_at(one: Unreached, actual: Actual) -> Deviation:
     """Of what could not be looked at nobody knows that it is as declared: neither of an origin nor of what needs it."""
     if one.resource.api:
-        return Finding(Check.SOURCES, one.resource, one.reason)
+        return Deviation(Check.SOURCES, one.resource, one.reason)
     check = Check.STREAMS if one.resource.consumer is None else Check.CONSUMERS
     state = "does not exist yet" if actual.config(one.resource) is None else "was not compared"
-    return Finding(check, one.resource, f"{state}: it {one.reason}")
+    return Deviation(check, one.resource, f"{state}: it {one.reason}")
 
 
 def _drifted(change: Change, fields: Sequence[FieldChange]) -> str:
@@ -161,11 +161,11 @@ def _drifted(change: Change, fields: Sequence[FieldChange]) -> str:
     return f"{names} {'differs' if len(fields) == 1 else 'differ'} from what is declared{cost}"
 
 
-def _leaderless(resource: Resource) -> Finding:
-    return Finding(Check.REPLICAS, resource, "nobody answers for it: it has no leader")
+def _leaderless(resource: Resource) -> Deviation:
+    return Deviation(Check.REPLICAS, resource, "nobody answers for it: it has no leader")
 
 
-def _replicas(stream: StreamInfo, readers: Sequence[ConsumerInfo]) -> Iterator[Finding]:
+def _replicas(stream: StreamInfo, readers: Sequence[ConsumerInfo]) -> Iterator[Deviation]:
     wanted = stream.config.get("num_replicas", 1)
     if wanted < 2:
         return
@@ -177,14 +177,16 @@ def _replicas(stream: StreamInfo, readers: Sequence[ConsumerInfo]) -> Iterator[F
         yield from _group(Resource(stream.name, consumer.name), 0, consumer.leader, rest)
 
 
-def _group(resource: Resource, wanted: int, leader: str | None, followers: Sequence[ReplicaInfo]) -> Iterator[Finding]:
+def _group(
+    resource: Resource, wanted: int, leader: str | None, followers: Sequence[ReplicaInfo]
+) -> Iterator[Deviation]:
     if not leader:
         yield _leaderless(resource)
     if len(followers) + 1 < wanted:
-        yield Finding(Check.REPLICAS, resource, f"has {len(followers) + 1} of {wanted} replicas")
+        yield Deviation(Check.REPLICAS, resource, f"has {len(followers) + 1} of {wanted} replicas")
     for replica in followers:
         if problem := _ill(replica):
-            yield Finding(Check.REPLICAS, resource, f"replica on {replica.name} {problem}")
+            yield Deviation(Check.REPLICAS, resource, f"replica on {replica.name} {problem}")
 
 
 def _ill(replica: ReplicaInfo) -> str | None:
@@ -195,13 +197,13 @@ def _ill(replica: ReplicaInfo) -> str | None:
     return None if replica.current else f"is not current: {replica.lag} operations behind"
 
 
-def _sources(stream: StreamInfo) -> Iterator[Finding]:
+def _sources(stream: StreamInfo) -> Iterator[Deviation]:
     for role, source in [("mirror of", stream.mirror), *(("source", source) for source in stream.sources)]:
         if source is not None and (problem := _stuck(source)):
-            yield Finding(Check.SOURCES, Resource(stream.name), f"{role} {source.name} {problem}")
+            yield Deviation(Check.SOURCES, Resource(stream.name), f"{role} {source.name} {problem}")
 
 
-def _consumers_of_sources(desired: Desired, actual: Actual) -> Iterator[Finding]:
+def _consumers_of_sources(desired: Desired, actual: Actual) -> Iterator[Deviation]:
     """Consumers that sources read through and that somebody else made: there, and as a source needs them."""
     for config in desired.configs.values():
         for origin in [config.get("mirror") or {}, *(config.get("sources") or ())]:
@@ -212,16 +214,16 @@ def _consumers_of_sources(desired: Desired, actual: Actual) -> Iterator[Finding]
             if resource in desired.configs or actual.stream_of(resource) is None:
                 continue  # compared as declared, or out of sight
             if problem := _unfit(actual.consumers.get(resource), wanted["deliver_subject"]):
-                yield Finding(Check.SOURCES, resource, problem)
+                yield Deviation(Check.SOURCES, resource, problem)
 
 
-def _shared_deliveries(desired: Desired, actual: Actual) -> Iterator[Finding]:
+def _shared_deliveries(desired: Desired, actual: Actual) -> Iterator[Deviation]:
     """Sources that receive on one subject: each gets what is meant for the other, and messages are lost."""
     for subject, users in sorted(delivery.shared_subjects(actual).items()):
         names = " and ".join(str(consumer) for consumer, _ in users)
         for stream in sorted({stream for _, stream in users if stream in desired.configs}, key=str):
             problem = f"{names} deliver to the same subject {subject!r}: messages are lost; run `penstock apply`"
-            yield Finding(Check.SOURCES, stream, problem)
+            yield Deviation(Check.SOURCES, stream, problem)
 
 
 def _unfit(consumer: ConsumerInfo | None, deliver_subject: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.observe.flow import Edge, Layout, Node
+from penstock.observe.flow import Edge, FlowNode, Layout
 
 NODE_WIDTH = 210
 NODE_HEIGHT = 46
@@ -18,7 +18,7 @@ MARGIN = 12
 class Box:
     """A node in the picture."""
 
-    node: Node
+    node: FlowNode
     x: int
     y: int
 

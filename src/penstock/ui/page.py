@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from penstock.errors import ConfigError
 from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
-from penstock.observe.flow import Kind, Node, per_second, state_of
+from penstock.observe.flow import FlowNode, NodeKind, per_second, state_of
 from penstock.observe.snapshot import Rates, Snapshot, rates
 from penstock.ui import charts
 from penstock.ui.access import Access, Person
@@ -29,8 +29,9 @@ SECTIONS = [
     ("Pipelines", "/pipelines"), ("Dead letters", "/letters"), ("Proof", "/proof"),
 ]  # fmt: skip
 PATHS = {
-    Kind.STREAM: "/streams/{}", Kind.OUTPUT: "/streams/{}", Kind.LETTERS: "/letters", Kind.GROUP: "/groups/{}",
-    Kind.PIPELINE: "/pipelines/{}", Kind.SERVICE: "/consumers?service={}", Kind.CONSUMER: "/consumers?name={}",
+    NodeKind.STREAM: "/streams/{}", NodeKind.OUTPUT: "/streams/{}", NodeKind.LETTERS: "/letters",
+    NodeKind.GROUP: "/groups/{}", NodeKind.PIPELINE: "/pipelines/{}",
+    NodeKind.SERVICE: "/consumers?service={}", NodeKind.CONSUMER: "/consumers?name={}",
 }  # fmt: skip
 
 MAX_SHOWN = 65_536
@@ -39,7 +40,7 @@ MAX_PARSED = 4 * 2**20
 """Bytes of a body that is looked at as JSON."""
 
 
-def link(node: Node) -> str | None:
+def link(node: FlowNode) -> str | None:
     """The page of a node; None where there is nothing to look at."""
     path = PATHS.get(node.kind)
     return path.format(quote(node.name, safe="", errors="surrogatepass")) if path else None

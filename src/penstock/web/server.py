@@ -51,7 +51,7 @@ class HeadTooLarge(Exception):  # never leaves this module: the parser calls us,
     """A request has too many headers, or too large ones."""
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """uvicorn's connection with a bound on each request head, in time and size.
 
     It also leaves the client's certificate where the application finds it; uvicorn itself does not.
@@ -173,8 +173,8 @@ class HttpServer(uvicorn.Server):
         self.servers = cast(list[asyncio.Server], servers)  # all that is asked of them is to close
         self.started = True
 
-    def _connection(self, on_end: Callable[[], None]) -> Connection:
-        connection = Connection(self.config, self.server_state, self.lifespan.state)
+    def _connection(self, on_end: Callable[[], None]) -> HttpConnection:
+        connection = HttpConnection(self.config, self.server_state, self.lifespan.state)
         connection.on_end, connection.refused = on_end, self._refused
         return connection
 
@@ -182,7 +182,7 @@ class HttpServer(uvicorn.Server):
 def http_config(app: Any, context: ssl.SSLContext | None, finish: float) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=HttpConnection,
         interface="asgi3",
         proxy_headers=False,
         ws="none",

@@ -279,9 +279,9 @@ class Connection:
         finally:
             self.forget(reply)
 
-    def requester(self) -> Requester:
+    def requester(self) -> AsyncRequester:
         """For `JetStream(connection.requester())`."""
-        return Requester(self)
+        return AsyncRequester(self)
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Connection:
         return self._link
 
 
-class Requester:
+class AsyncRequester:
     """An asyncio connection in the shape that the JetStream API asks for."""
 
     def __init__(self, connection: Connection) -> None:

@@ -43,18 +43,20 @@ T = TypeVar("T")
 CHUNK = 256 * 1024
 
 
-def connect(settings: Settings, *, name: str = "penstock", echo: bool = False, shuffle: bool = False) -> Connection:
+def connect(
+    settings: Settings, *, name: str = "penstock", echo: bool = False, shuffle: bool = False
+) -> BlockingConnection:
     """Open a connection to the first server that takes us, in order, or in random order with `shuffle`.
 
     Raises `BrokerUnreachable` when none answers within the settings' timeout, `AccessDenied` when one refuses the
     login. Without `echo` the server does not send us what we publish ourselves.
     """
-    connection = Connection(settings, name=name, echo=echo, shuffle=shuffle)
+    connection = BlockingConnection(settings, name=name, echo=echo, shuffle=shuffle)
     connection.reconnect()
     return connection
 
 
-class Connection:
+class BlockingConnection:
     """One connection, used by one thread at a time."""
 
     def __init__(
@@ -275,9 +277,9 @@ class Connection:
         finally:
             self.forget(reply)
 
-    def requester(self) -> Requester:
+    def requester(self) -> BlockingRequester:
         """For `JetStream(connection.requester())`, whose calls `run` makes blocking."""
-        return Requester(self)
+        return BlockingRequester(self)
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -396,10 +398,10 @@ class Connection:
             raise
 
 
-class Requester:
+class BlockingRequester:
     """A blocking connection in the shape that the JetStream API asks for; it blocks the loop that awaits it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: BlockingConnection) -> None:
         self._connection = connection
 
     async def __call__(self, subject: str, payload: bytes, timeout: float) -> bytes:

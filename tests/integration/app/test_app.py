@@ -16,7 +16,7 @@ from tests.support.commands import here
 
 import penstock
 from penstock.app import Message
-from penstock.app.once import KEPT, Once, Origin
+from penstock.app.once import KEPT, Once, ResultOrigin
 from penstock.errors import ConfigError
 from penstock.jetstream import JetStream
 from penstock.publish import Publisher
@@ -479,7 +479,7 @@ async def test_results_are_stored_once_although_messages_come_again(service: Ser
 async def test_batches_that_are_stored_together_do_not_spoil_each_other(service: Service) -> None:
     """Some were stored before, one has a subject that the stream does not take, one comes twice at the same time."""
     async with await Publisher.connect(service.server.settings) as publisher:
-        once, origin = Once(publisher, lambda _: 0.0), Origin("IN", "0", "charge")
+        once, origin = Once(publisher, lambda _: 0.0), ResultOrigin("IN", "0", "charge")
 
         async def store(sequence: int, subject: str = "out.x") -> bool:
             async with once.batch("OUT", origin.of(sequence, 1)) as batch:
@@ -512,7 +512,7 @@ async def test_markers_go_when_the_floor_has_passed_them_a_while_ago(service: Se
     async with await Publisher.connect(service.server.settings) as publisher:
         once = Once(publisher, lambda _: 0.0)
         created = (await publisher.jetstream.stream_info("IN")).created
-        async with once.batch("OUT", Origin.named("IN", created, "charge").of(5, 1)) as batch:
+        async with once.batch("OUT", ResultOrigin.named("IN", created, "charge").of(5, 1)) as batch:
             batch.add("out.charged", b"again")
         assert batch.repeated
         await once.tidy(now=1.0)
@@ -530,7 +530,7 @@ async def test_what_a_stream_of_results_lacks_is_told(service: Service) -> None:
         once = Once(publisher, lambda _: 0.0)
         for target, reason in [("NOSUCH", "no stream"), ("DLQ", "takes no atomic"), ("IN", "no place for markers")]:
             with pytest.raises(ConfigError, match=reason):
-                async with once.batch(target, Origin("IN", "0", "charge", 1)) as batch:
+                async with once.batch(target, ResultOrigin("IN", "0", "charge", 1)) as batch:
                     batch.add("out.x", b"")
 
 

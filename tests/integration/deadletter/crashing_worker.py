@@ -15,7 +15,7 @@ import sys
 from datetime import UTC, datetime
 
 from penstock.deadletter.capture import capture
-from penstock.deadletter.letters import Delivery, Failure
+from penstock.deadletter.letters import FailedDelivery, Failure
 from penstock.jetstream import connect
 from penstock.jetstream.fetch import fetch
 from penstock.settings import Settings
@@ -40,7 +40,7 @@ async def main(url: str, consumer: str, mode: str) -> None:
 async def handle(connection: aio.Connection, message: Message, consumer: str, mode: str, limit: int) -> None:
     event = json.loads(message.data)
     if event["poison"] and mode != "fixed":
-        delivery = Delivery.parse(message.reply)
+        delivery = FailedDelivery.parse(message.reply)
         if mode == "capture" and delivery.deliveries >= limit:
             await keep_letter(connection, message, delivery)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +48,7 @@ async def handle(connection: aio.Connection, message: Message, consumer: str, mo
     await connection.request(message.reply, b"+ACK")
 
 
-async def keep_letter(connection: aio.Connection, message: Message, delivery: Delivery) -> None:
+async def keep_letter(connection: aio.Connection, message: Message, delivery: FailedDelivery) -> None:
     letter = delivery.letter(
         subject=message.subject,
         body=message.data,

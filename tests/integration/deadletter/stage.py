@@ -17,7 +17,7 @@ from penstock.deadletter import inventory, streams
 from penstock.deadletter.capture import capture
 from penstock.deadletter.capturer import CONSUMER, ensure_consumer
 from penstock.deadletter.headers import LETTER
-from penstock.deadletter.letters import Delivery, Failure, FiledLetter
+from penstock.deadletter.letters import FailedDelivery, Failure, FiledLetter
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import Json, StreamInfo
 from penstock.publish.plain import PlainPublisher
@@ -171,12 +171,14 @@ async def bury(stage: Stage, count: int, error: str = "no price") -> None:
         assert came, f"only {len(buried)} of {count} messages came"
         for at in range(0, len(came), beside):
             await asyncio.gather(*(_bury(stage, message, error) for message in came[at : at + beside]))
-        buried |= {Delivery.parse(message.reply).sequence for message in came}  # on a busy machine some come twice
+        buried |= {
+            FailedDelivery.parse(message.reply).sequence for message in came
+        }  # on a busy machine some come twice
     await pull.close()
 
 
 async def _bury(stage: Stage, message: Message, error: str) -> None:
-    letter = Delivery.parse(message.reply).letter(
+    letter = FailedDelivery.parse(message.reply).letter(
         subject=message.subject,
         body=message.data,
         headers=message.header_values(),
@@ -192,7 +194,7 @@ def replay_problems(stage: Stage, expected: set[str]) -> list[str]:
     agree with them. Blocking."""
     replayed = [message for message in stream_messages(stage.settings, "ORDERS") if LETTER in message.header_values()]
     found = Counter(json.loads(message.data)["event_id"] for message in replayed)
-    at = {Delivery.parse(message.reply).sequence: json.loads(message.data)["event_id"] for message in replayed}
+    at = {FailedDelivery.parse(message.reply).sequence: json.loads(message.data)["event_id"] for message in replayed}
     problems = [f"{one} is stored {found[one]} times" for one in sorted(expected) if found[one] != 1]
     problems += [f"{one} was not to be replayed" for one in sorted(set(found) - expected)]
     problems += [f"letter of {filed.letter.event_id} is still there" for filed in stage.letters()]

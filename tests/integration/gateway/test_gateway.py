@@ -28,7 +28,7 @@ from penstock.gateway.v1.facts_connect import FactServiceClientSync
 from penstock.gateway.v1.facts_pb import AppendFactRequest, ConfirmReceiptRequest, FetchFactsRequest
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually
-from penstock.web.server import Connection
+from penstock.web.server import HttpConnection
 
 PATIENT = 15
 """Seconds that a fetch waits for what was just stored: the server tells a consumer of it a moment later."""
@@ -128,7 +128,7 @@ async def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledge
     config = uvicorn.Config(unused, log_config=None)
     opened, closed = asyncio.Queue[socket.socket](), asyncio.Event()
 
-    class Seen(Connection):
+    class Seen(HttpConnection):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
             super().connection_made(transport)
             opened.put_nowait(transport.get_extra_info("socket"))

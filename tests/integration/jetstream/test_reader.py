@@ -20,14 +20,14 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.testing import eventually
 from penstock.wire import frames, headers
-from penstock.wire.blocking import Connection, connect, run
+from penstock.wire.blocking import BlockingConnection, connect, run
 from penstock.wire.scan import Scanner
 
 MODES = pytest.mark.parametrize("direct", [False, True], ids=["consumer", "direct get"])
 Message = tuple[str, bytes, dict[str, Any] | None]
 
 
-def publish(connection: Connection, messages: list[Message]) -> None:
+def publish(connection: BlockingConnection, messages: list[Message]) -> None:
     """Publish in order, waiting now and then for the last acknowledgement: a cluster drops what comes too fast."""
     for start in range(0, len(messages), 500):
         *most, (subject, data, names) = messages[start : start + 500]

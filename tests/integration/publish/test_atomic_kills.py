@@ -31,7 +31,7 @@ def frames_of(data: bytes) -> list[bytes]:
     return re.split(rb"(?=HPUB )", data)[1:]
 
 
-class Stepwise(blocking.Connection):
+class Stepwise(blocking.BlockingConnection):
     """Sends a batch frame by frame, and calls `step` before the first and after each, with half frames in between."""
 
     step: Callable[[str], None] = staticmethod(lambda name: None)

@@ -10,7 +10,7 @@ from tests.support.streams import Streams
 from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
 from penstock.sourcing import mirrors
-from penstock.sourcing.migrate import Migration
+from penstock.sourcing.migrate import SourceMigration
 from penstock.testing import stream_data
 from penstock.wire.blocking import run
 
@@ -25,7 +25,7 @@ def backup(nats_server: EmbeddedServer, streams: Streams, tmp_path: Path) -> mir
     streams.make("COPY")
     streams.number("copy.a", 1, 10)
     saved = mirrors.Backup(tmp_path / "backup", "COPY")
-    migration = Migration(stream="COPY", old=MIRROR, new=MIRROR, consumer={}, mirror=True)
+    migration = SourceMigration(stream="COPY", old=MIRROR, new=MIRROR, consumer={}, mirror=True)
     mirrors.save(nats_server.settings, migration, saved)
     run(streams.api.delete_stream("COPY"))
     return saved

@@ -25,7 +25,7 @@ from penstock.jetstream.connection import Broker
 from penstock.jetstream.model import Json, StreamInfo
 from penstock.sourcing import migrate, mirrors
 from penstock.sourcing.links import links
-from penstock.sourcing.migrate import NOTE, Migration, MigrationRefused
+from penstock.sourcing.migrate import NOTE, MigrationRefused, SourceMigration
 from penstock.testing import LeafPair, eventually_async, stream_data
 from penstock.topology import actual, plan
 from penstock.topology.apply import apply as carry_out
@@ -166,7 +166,7 @@ async def test_a_migration_killed_after_any_of_its_requests_is_finished_by_the_n
             await publish(leaf, 30, 10)
             await migrated(hub.jetstream, pair, path)
             await arrived(pair, hub, 40)
-            assert Migration.noted(await hub.jetstream.stream_info("COPY")) is None
+            assert SourceMigration.noted(await hub.jetstream.stream_info("COPY")) is None
             assert not list((tmp_path / "backup").glob("*"))
         requests += step
 
@@ -218,7 +218,7 @@ def test_a_source_with_transforms_of_everything_cannot_go_back(tmp_path: Path) -
     new = {"name": "ORIGIN", "subject_transforms": [{"src": ">", "dest": "x.>"}]}
     info = StreamInfo.parse({"config": {"name": "COPY", "sources": [old]}, "state": EMPTY})
     with pytest.raises(MigrationRefused, match="would copy again"):
-        migrate.check(Migration("COPY", old, new, {}), info)
+        migrate.check(SourceMigration("COPY", old, new, {}), info)
 
 
 def run(pair: LeafPair, *arguments: str) -> tuple[int, str]:
@@ -324,7 +324,7 @@ async def test_the_command_killed_in_the_middle_is_finished_by_the_next(
         code, text = await asyncio.to_thread(run, pair, *command)
         assert code == 0, text
         await arrived(pair, hub, 60)
-        assert Migration.noted(await hub.jetstream.stream_info("COPY")) is None
+        assert SourceMigration.noted(await hub.jetstream.stream_info("COPY")) is None
         assert not list((tmp_path / ".penstock" / "migrations").glob("*"))
 
 

@@ -16,7 +16,7 @@ from penstock.sourcing import modes
 from penstock.sourcing.modes import misfits
 from penstock.testing import LeafPair, eventually_async, stream_data
 from penstock.topology import actual, apply, plan, verify
-from penstock.topology.apply import Refused
+from penstock.topology.apply import ApplyRefused
 from penstock.topology.load import load
 from penstock.topology.plan import Change, Plan
 from penstock.topology.resource import Desired
@@ -133,7 +133,7 @@ async def test_the_consumer_goes_only_with_its_source_and_only_when_destroying_i
         await publish(leaf, 0, 5)
         await arrived(pair, hub, numbers(0, 5))
         without = desired(tmp_path, COPY={"subjects": ["copy.>"]})
-        with pytest.raises(Refused, match="its source is gone"):
+        with pytest.raises(ApplyRefused, match="its source is gone"):
             await applied(hub, without)
         assert (await leaf.jetstream.consumer_info("ORIGIN", "reader")).name == "reader"
         await applied(hub, without, allow_destroy=True)
@@ -147,7 +147,7 @@ async def test_switching_a_living_source_in_place_is_refused_for_it_would_copy_a
         await origin(leaf, "limits", 5)
         await applied(hub, desired(tmp_path, COPY={"sources": [{"name": "ORIGIN", "domain": "leaf"}]}))
         await arrived(pair, hub, numbers(0, 5))
-        with pytest.raises(Refused, match="penstock sources migrate"):
+        with pytest.raises(ApplyRefused, match="penstock sources migrate"):
             await applied(
                 hub, desired(tmp_path, COPY={"sources": [{"name": "ORIGIN", "domain": "leaf", "consumer": MANAGED}]})
             )

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.support.streams import Streams
 
 from penstock.settings import Settings
-from penstock.wire.blocking import Connection, connect
+from penstock.wire.blocking import BlockingConnection, connect
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def jobs_started(spark: SparkSession) -> Callable[[], int]:
 @pytest.fixture
 def open_streams() -> Iterator[Any]:
     """Makes a `Streams` for any settings; closed with the test."""
-    opened: list[Connection] = []
+    opened: list[BlockingConnection] = []
 
     def make(settings: Settings) -> Streams:
         opened.append(connect(settings))

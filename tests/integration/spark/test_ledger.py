@@ -13,13 +13,13 @@ from tests.support.freezing import freeze
 
 from penstock.jetstream.connection import WrongRevision
 from penstock.server.embedded import EmbeddedServer
-from penstock.spark.history import Intent, Place, Series, Written
+from penstock.spark.history import Intent, LedgerPlace, Series, Written
 from penstock.spark.ledger import STREAM, Ledger, OtherRows, Superseded
 from penstock.spark.link import Link
 from penstock.testing import EmbeddedCluster, eventually
 from penstock.wire import frames, headers
 
-PLACE = Place("OUT", "query", 3, 0)
+PLACE = LedgerPlace("OUT", "query", 3, 0)
 QUERY = PLACE.of
 
 
@@ -68,8 +68,8 @@ def test_closing_is_repeatable_and_never_goes_back(ledger: Ledger) -> None:
 
 
 def test_closing_keeps_the_logs_of_its_batch_until_the_next_one_closes(ledger: Ledger) -> None:
-    other, next_ = Place("OUT", "other", 3, 0), Place("OUT", "query", 4, 0)
-    for place in (PLACE, Place("OUT", "query", 3, 1), other):
+    other, next_ = LedgerPlace("OUT", "other", 3, 0), LedgerPlace("OUT", "query", 4, 0)
+    for place in (PLACE, LedgerPlace("OUT", "query", 3, 1), other):
         ledger.open_log(place).chunk(intent(0), previous=0)
     ledger.close(QUERY, 2)
     ledger.close(QUERY, 3)

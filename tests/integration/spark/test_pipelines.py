@@ -18,7 +18,7 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.spark.outputs import as_messages
 from penstock.spark.pipelines import Pipeline, pipeline
 from penstock.spark.progress import FINISHED
-from penstock.spark.runs import Run, run
+from penstock.spark.runs import PipelineRun, run
 from penstock.testing.contents import stream_data
 from penstock.topology.load import load
 from penstock.topology.model import PipelineSink
@@ -141,7 +141,7 @@ def test_a_pipeline_with_bad_records_reads_each_message_once(
     bad_records: dlq.p
     """)
     streams.publish("in.a", [*events(("a", 1), ("b", 2), ("a", 3)), b"bad", b"bad", *events(("c", 4), ("b", 5))])
-    one = Run(jetstream, made)
+    one = PipelineRun(jetstream, made)
     one.start()
     assert one._query
     one._query.awaitTermination(400)
@@ -279,7 +279,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(
 ) -> None:
     made = flow("    " + text.replace("%s", PLAIN))
     with pytest.raises(ConfigError, match=says) as raised:
-        Run(jetstream, made)
+        PipelineRun(jetstream, made)
     assert "\n" not in str(raised.value)
 
 

@@ -18,18 +18,18 @@ from pyspark.sql.types import StructType
 from penstock.jetstream.reader import Range, read_range
 from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
-from penstock.spark.chunks import Rows
+from penstock.spark.chunks import ChunkRows
 from penstock.spark.delivery import AtomicDelivery, Chunk, Confirm, Stored, delivery
-from penstock.spark.history import Intent, Place, Series
+from penstock.spark.history import Intent, LedgerPlace, Series
 from penstock.spark.ledger import Ledger, OtherRows, Rewound, Superseded
 from penstock.spark.link import Link
 from penstock.spark.origin import created
 from penstock.spark.output import RowMaker, columns_of
-from penstock.spark.task import Tally, write_partition
+from penstock.spark.task import TaskTally, write_partition
 from penstock.testing import EmbeddedCluster, LeafPair
 from penstock.testing.contents import stream_data, stream_messages
 
-PLACE = Place("OUT", "query", 0, 0)
+PLACE = LedgerPlace("OUT", "query", 0, 0)
 COUNT = 4500
 SEED = 20_240_611
 
@@ -44,11 +44,11 @@ def link(nats_server: EmbeddedServer) -> Iterator[Link]:
         yield link
 
 
-def batches(ids: list[int], size: int = 700, row_ids: bool = False) -> Iterator[Rows]:
+def batches(ids: list[int], size: int = 700, row_ids: bool = False) -> Iterator[ChunkRows]:
     for start in range(0, len(ids), size):
         part = ids[start : start + size]
         lines = [b"Nats-Msg-Id: %d\r\n" % n if row_ids else b"Own: %d\r\n" % n for n in part]
-        yield Rows(
+        yield ChunkRows(
             pa.array([f"o.{n % 3}" for n in part]), pa.array([b"%d" % n for n in part]), pa.array(lines, pa.binary())
         )
 
@@ -86,19 +86,24 @@ class Crashing(AtomicDelivery):
 
 
 def write(
-    link: Link, rows: Iterator[Rows], kind: str = "atomic", place: Place = PLACE, run: int = 0, finished: str = "fail"
-) -> Tally:
+    link: Link,
+    rows: Iterator[ChunkRows],
+    kind: str = "atomic",
+    place: LedgerPlace = PLACE,
+    run: int = 0,
+    finished: str = "fail",
+) -> TaskTally:
     return write_partition(link, place, rows, partial(delivery, kind, link, "OUT"), run=run, finished=finished)
 
 
-def crash(link: Link, rows: Iterator[Rows], chunk: int, stored: bool) -> None:
+def crash(link: Link, rows: Iterator[ChunkRows], chunk: int, stored: bool) -> None:
     with pytest.raises(Crash):
         write_partition(link, PLACE, rows, lambda confirm: Crashing(link, confirm, chunk, stored), None)
 
 
 def test_a_task_writes_its_rows_once_in_their_order_and_names_its_chunks(link: Link) -> None:
     tally = write(link, batches(list(range(COUNT))))
-    assert tally == Tally(written=COUNT)
+    assert tally == TaskTally(written=COUNT)
     found = stream_messages(link.settings, "OUT")
     assert [int(message.data) for message in found] == list(range(COUNT))
     assert found[7].subject == "o.1"
@@ -158,13 +163,13 @@ def test_rows_that_do_not_come_again_stay_and_are_counted(link: Link) -> None:
     assert tally.strays == 500
     assert ids_stored(link) == once(2500)
     again = write(link, iter([]))
-    assert again == Tally()
+    assert again == TaskTally()
 
 
 def test_without_the_log_the_same_crash_writes_rows_twice(link: Link) -> None:
     """Shows that the checks above can fail: the second attempt does not see the log of the first."""
     crash(link, batches(list(range(COUNT))), 2, stored=True)
-    write(link, batches(list(range(COUNT))), place=Place("OUT", "query", 0, 1))
+    write(link, batches(list(range(COUNT))), place=LedgerPlace("OUT", "query", 0, 1))
     assert ids_stored(link) != once(COUNT)
 
 
@@ -177,7 +182,7 @@ def test_a_closed_batch_is_not_written_again_in_whatever_order_it_comes(link: Li
     tally = write(link, batches(ids), kind, run=ledger.next_run())
     ledger.close(QUERY, 0, tally.rows)
     for again in (ids, ids[::-1]):
-        assert write(link, batches(again), kind, run=ledger.next_run()) == Tally(skipped=COUNT)
+        assert write(link, batches(again), kind, run=ledger.next_run()) == TaskTally(skipped=COUNT)
         ledger.close(QUERY, 0, tally.rows)
     assert ids_stored(link) == once(COUNT)
 
@@ -198,12 +203,12 @@ def test_a_closed_batch_that_comes_with_other_rows_loses_nothing_silently(link: 
     ledger.close(QUERY, 0, write(link, batches(before), run=ledger.next_run()).rows)
     with pytest.raises(OtherRows, match="onFinishedBatch=write"):
         write(link, batches(anew), run=ledger.next_run())
-    assert write(link, batches(anew), run=ledger.next_run(), finished="skip") == Tally()
+    assert write(link, batches(anew), run=ledger.next_run(), finished="skip") == TaskTally()
     assert ids_stored(link) == once(200)
     tally = write(link, batches(anew), run=ledger.next_run(), finished="write")
-    assert tally == Tally(written=100, skipped=200)
+    assert tally == TaskTally(written=100, skipped=200)
     ledger.close(QUERY, 0, tally.rows, finished="write")
-    assert write(link, batches(anew), run=ledger.next_run()) == Tally(skipped=300)
+    assert write(link, batches(anew), run=ledger.next_run()) == TaskTally(skipped=300)
     assert ids_stored(link) == once(300)
 
 
@@ -212,7 +217,7 @@ def test_a_closed_batch_that_comes_with_fewer_rows_is_noticed_when_it_is_closed_
     ledger = Ledger(link)
     ledger.close(QUERY, 0, write(link, batches(list(range(200))), run=ledger.next_run()).rows)
     tally = write(link, batches(list(range(150))), run=ledger.next_run())
-    assert tally == Tally(skipped=150)
+    assert tally == TaskTally(skipped=150)
     with pytest.raises(OtherRows, match="150 rows, and 200 were written"):
         ledger.close(QUERY, 0, tally.rows)
 
@@ -224,7 +229,7 @@ def test_rows_that_the_server_refused_belong_to_a_closed_batch(link: Link) -> No
     tally = write(link, batches(list(range(10)), row_ids=True), run=ledger.next_run())
     assert (tally.written, tally.duplicates) == (9, 1)
     ledger.close(QUERY, 0, tally.rows)
-    assert write(link, batches(list(range(10)), row_ids=True), run=ledger.next_run()) == Tally(skipped=10)
+    assert write(link, batches(list(range(10)), row_ids=True), run=ledger.next_run()) == TaskTally(skipped=10)
 
 
 # -- another number of partitions --------------------------------------------------------------------------------------
@@ -256,7 +261,7 @@ def test_a_batch_that_runs_again_on_other_partitions_is_written_once(link: Link,
     assert sum(tally.skipped for tally in tallies) == stored
     ledger.close(QUERY, 0, COUNT)
     again = write(link, batches(ids), run=ledger.next_run())
-    assert again == Tally(skipped=COUNT)
+    assert again == TaskTally(skipped=COUNT)
 
 
 def test_equal_rows_in_several_partitions_are_written_as_often_as_they_come(link: Link) -> None:
@@ -276,7 +281,7 @@ def test_tasks_that_claim_at_the_same_time_share_what_is_written(link: Link) -> 
     rng.shuffle(ids)
     run = ledger.next_run()
 
-    def task(number: int) -> Tally:
+    def task(number: int) -> TaskTally:
         with Link(link.settings) as own:
             return write(own, batches(partition(ids, number, 4)), place=replace(PLACE, partition=number), run=run)
 
@@ -312,7 +317,7 @@ def test_a_task_of_an_earlier_run_whose_partition_is_gone_can_append_no_more(lin
     ledger, ids = Ledger(link), list(range(COUNT))
     run = ledger.next_run()
 
-    def slow() -> Iterator[Rows]:
+    def slow() -> Iterator[ChunkRows]:
         for number, rows in enumerate(batches(ids, size=1000)):
             if number == 3:
                 write(link, batches(ids), run=ledger.next_run())
@@ -326,7 +331,7 @@ def test_a_task_of_an_earlier_run_whose_partition_is_gone_can_append_no_more(lin
 # -- streams and ledgers of before -------------------------------------------------------------------------------------
 
 
-def here(link: Link) -> Place:
+def here(link: Link) -> LedgerPlace:
     """The place of a task, in the stream as it is now."""
     return replace(PLACE, created=created(link.stream_info("OUT")))
 
@@ -380,7 +385,7 @@ def test_a_batch_that_version_1_has_begun_is_continued(
 def test_what_version_1_has_closed_is_closed_unless_the_stream_is_another_one(link: Link) -> None:
     ledger, ids = Ledger(link), list(range(10))
     ledger.put("OUT.query", {"version": 1, "closed": 0})
-    assert write(link, batches(ids), place=here(link), run=ledger.next_run()) == Tally()
+    assert write(link, batches(ids), place=here(link), run=ledger.next_run()) == TaskTally()
     ledger.close(here(link).of, 0, 0)
     assert ledger.record(here(link).of).rows is None
     link.call(lambda api: api.delete_stream("OUT"))
@@ -394,7 +399,7 @@ def test_what_version_1_has_closed_is_closed_unless_the_stream_is_another_one(li
 def test_an_attempt_that_was_overtaken_stops_and_repeats_nothing(link: Link, nats_server: EmbeddedServer) -> None:
     ids = list(range(COUNT))
 
-    def slow() -> Iterator[Rows]:
+    def slow() -> Iterator[ChunkRows]:
         for number, rows in enumerate(batches(ids, size=1000)):
             if number == 3:  # two chunks are written; the third waits for these rows
                 with Link(nats_server.settings) as other:
@@ -426,7 +431,7 @@ def test_an_attempt_that_freezes_before_it_sends_does_not_send_when_it_wakes(
 @pytest.mark.kills
 @pytest.mark.short
 def test_a_killed_server_in_the_middle_costs_nothing(link: Link, nats_server: EmbeddedServer) -> None:
-    def rows() -> Iterator[Rows]:
+    def rows() -> Iterator[ChunkRows]:
         for number, part in enumerate(batches(list(range(COUNT)), size=500)):
             if number in (3, 6):
                 nats_server.kill()
@@ -473,7 +478,7 @@ def test_a_change_of_leaders_in_the_middle_costs_nothing(nats_cluster: EmbeddedC
         link.call(lambda api: api.create_stream({**config, "duplicate_window": 100_000_000}))
         Ledger(link).create_bucket(3)
 
-        def rows() -> Iterator[Rows]:
+        def rows() -> Iterator[ChunkRows]:
             for number, part in enumerate(batches(list(range(COUNT)), size=500)):
                 if number == 3:
                     other.call(lambda api: api.step_down_stream("OUT"))
@@ -499,7 +504,7 @@ def test_a_stream_of_another_domain_is_written_with_its_own_ledger(nats_leaf: Le
 def test_rows_with_known_message_ids_are_left_out_and_the_others_written(link: Link) -> None:
     link.call(lambda api: api.update_stream("OUT", {"duplicate_window": 120_000_000_000}))
     write(link, batches([5, 700, 1999], row_ids=True))
-    tally = write(link, batches(list(range(2000)), row_ids=True), place=Place("OUT", "query", 1, 0))
+    tally = write(link, batches(list(range(2000)), row_ids=True), place=LedgerPlace("OUT", "query", 1, 0))
     assert (tally.written, tally.duplicates) == (1997, 3)
     assert ids_stored(link) == once(2000)
 
@@ -507,7 +512,7 @@ def test_rows_with_known_message_ids_are_left_out_and_the_others_written(link: L
 def test_fast_delivery_repeats_at_most_the_chunk_that_was_under_way(link: Link) -> None:
     ids = list(range(25_000))
 
-    def failing() -> Iterator[Rows]:
+    def failing() -> Iterator[ChunkRows]:
         yield from batches(ids[:24_000])
         raise Crash
 
@@ -522,7 +527,7 @@ def test_fast_delivery_repeats_at_most_the_chunk_that_was_under_way(link: Link) 
 
 
 def test_a_batch_without_rows_leaves_no_trace(link: Link) -> None:
-    assert write(link, iter([])) == Tally()
+    assert write(link, iter([])) == TaskTally()
     assert link.last_sequence("OUT") == 0
     assert link.last_sequence("KV_penstock_ledger") == 0
 
@@ -547,6 +552,6 @@ def test_rows_that_carry_orders_of_their_old_stream_are_written_without_them(lin
 def test_a_body_as_large_as_the_server_takes_is_written(link: Link, kind: str) -> None:
     link.persistently(lambda: None)
     body = b"x" * (link.connection.info.max_payload - 1000)
-    rows = Rows(pa.array(["o.1"] * 3), pa.array([b"a", body, b"b"]))
+    rows = ChunkRows(pa.array(["o.1"] * 3), pa.array([b"a", body, b"b"]))
     write_partition(link, PLACE, iter([rows]), partial(delivery, kind, link, "OUT"), None)
     assert [len(message.data) for message in stream_messages(link.settings, "OUT")] == [1, len(body), 1]

@@ -16,7 +16,7 @@ from tests.support.pulls import Pull
 
 import penstock
 from penstock.deadletter.capture import capture
-from penstock.deadletter.letters import Delivery, Failure
+from penstock.deadletter.letters import FailedDelivery, Failure
 from penstock.errors import ConsumerNotFound, PenstockError
 from penstock.examples import example_dir
 from penstock.facts import Facts
@@ -101,7 +101,7 @@ async def read_and_bury(operator: Settings, settings: Settings, consumers: list[
             if not found:
                 raise Failed(f"{consumer.name} got nothing")
             if consumer.dlq:
-                delivery, failure = Delivery.parse(found[0].reply), Failure("ValueError", "no")
+                delivery, failure = FailedDelivery.parse(found[0].reply), Failure("ValueError", "no")
                 letter = delivery.letter(subject=found[0].subject, body=found[0].data, headers={}, failure=failure,
                                          failed_at=datetime.now(UTC))  # fmt: skip
                 await capture(connection, letter, consumer.dlq, patience=0.2)

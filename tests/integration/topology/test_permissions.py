@@ -23,7 +23,7 @@ from tests.support.pulls import Pull
 import penstock
 from penstock.app.app import Running
 from penstock.deadletter.capture import capture
-from penstock.deadletter.letters import Delivery, Failure
+from penstock.deadletter.letters import FailedDelivery, Failure
 from penstock.examples import example_dir
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
@@ -74,7 +74,7 @@ async def test_a_service_reads_acknowledges_and_buries_under_its_permissions(gua
             pull = Pull(connection, consumer.stream, consumer.name, None, 1)
             (message,) = await pull.fetch(10)
             if consumer.dlq:
-                delivery, failure = Delivery.parse(message.reply), Failure("ValueError", "no")
+                delivery, failure = FailedDelivery.parse(message.reply), Failure("ValueError", "no")
                 letter = delivery.letter(subject=message.subject, body=message.data, headers=message.header_values(),
                                          failure=failure, failed_at=datetime.now(UTC))  # fmt: skip
                 assert (await capture(connection, letter, consumer.dlq)).new

@@ -19,7 +19,7 @@ from penstock.jetstream.model import Json
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import EmbeddedCluster, eventually_async
 from penstock.topology import actual, apply, verify
-from penstock.topology.plan import Change, Kind, Plan, plan
+from penstock.topology.plan import Change, ChangeKind, Plan, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
 
@@ -159,12 +159,12 @@ async def test_the_server_does_to_a_consumer_what_the_plan_says(
     want = desired(BASE, c=after)
     (change,) = (await planned(js, want)).changes
     assert change.risk is risk, change
-    if change.kind is Kind.RECREATE:
+    if change.kind is ChangeKind.RECREATE:
         with pytest.raises(errors.ApiError):
             await apply._update(js, change)
     await applied(js, want)
     is_the_same_one = (await js.consumer_info("S", "c")).created == created
-    assert is_the_same_one == (change.kind is Kind.UPDATE)
+    assert is_the_same_one == (change.kind is ChangeKind.UPDATE)
 
 
 async def test_a_changed_source_copies_again_as_the_plan_warns(empty: Broker) -> None:
@@ -258,7 +258,7 @@ async def test_prune_removes_only_what_the_platform_owns(empty: Broker) -> None:
     await empty.request("gone", b"x", 20)
     want = desired(BASE, kept={})
     assert not await planned(js, want), "without prune nothing is removed"
-    with pytest.raises(apply.Refused, match="GONE"):
+    with pytest.raises(apply.ApplyRefused, match="GONE"):
         await apply.apply(js, await planned(js, want, prune=True))
     assert len(await js.stream_names()) == 4, "a refused apply does nothing"
     await applied(js, want, prune=True)
@@ -282,7 +282,7 @@ async def test_an_apply_that_would_lose_something_does_nothing_at_all(empty: Bro
     js = empty.jetstream
     await applied(js, desired(BASE, c={}))
     want = desired({"name": "FIRST", "subjects": ["f"]}, {**BASE, "storage": "memory"})
-    with pytest.raises(apply.Refused, match=r"stream S \(impossible.*--allow-destroy"):
+    with pytest.raises(apply.ApplyRefused, match=r"stream S \(impossible.*--allow-destroy"):
         await apply.apply(js, await planned(js, want))
     assert await js.stream_names() == ["S"]
 
@@ -304,7 +304,7 @@ async def test_a_change_that_the_server_would_make_is_refused_when_it_loses_some
         await empty.request(f"s.{n % 2}", b"x", 20)
     before = await js.consumer_info("S", "c")
     want = desired({**BASE, **stream}, {"name": "OTHER", "subjects": ["o"]}, c=consumer)
-    with pytest.raises(apply.Refused, match=f"{words}.*--allow-destroy"):
+    with pytest.raises(apply.ApplyRefused, match=f"{words}.*--allow-destroy"):
         await apply.apply(js, await planned(js, want))
     assert await js.stream_names() == ["S"], "nothing is done, not even what would lose nothing"
     assert (await js.stream_info("S")).state.messages == MESSAGES

@@ -10,7 +10,7 @@ from tests.support.pages_served import served
 from tests.support.streams import Streams
 
 from penstock.server.embedded import EmbeddedServer
-from penstock.spark.progress import BUCKET, BUCKET_CONFIG, FAILED, InputRange, MicroBatch, Progress
+from penstock.spark.progress import BUCKET, BUCKET_CONFIG, FAILED, InputRange, MicroBatch, PipelineProgress
 from penstock.wire.blocking import run
 
 NOW = datetime(2026, 11, 17, tzinfo=UTC)
@@ -23,7 +23,7 @@ def test_the_link_to_sparks_pages_is_one_that_can_be_followed(
     nats_server: EmbeddedServer, streams: Streams, ui: str, is_link: bool
 ) -> None:
     run(streams.api.create_stream(BUCKET_CONFIG))
-    record = Progress(
+    record = PipelineProgress(
         pipeline="p", state=FAILED, streams=("S",), consumer="c", host="<b>h", pid=1, started=NOW, heard=NOW,
         error="<script>boom</script>", ui=ui,
     )  # fmt: skip
@@ -44,7 +44,7 @@ def test_the_page_lists_the_last_micro_batches_with_what_they_read(
         MicroBatch(7, NOW, 2.0, 10, inputs=(InputRange("S", None, 10),)),
         MicroBatch(8, NOW, 1.0, 1_990, state_rows=33, inputs=(InputRange("S", 11, 2_000), InputRange("T", 1, 5))),
     )
-    record = Progress(
+    record = PipelineProgress(
         pipeline="p", state=FAILED, streams=("S", "T"), consumer="c", host="h", pid=1, started=NOW, heard=NOW,
         batch=8, batch_ended=NOW, batches=2, recent=batches,
     )  # fmt: skip

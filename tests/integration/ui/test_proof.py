@@ -12,9 +12,9 @@ from tests.support.pages_served import Served, served
 from tests.support.streams import Streams
 
 from penstock.server.embedded import EmbeddedServer
-from penstock.spark.chunks import Rows
+from penstock.spark.chunks import ChunkRows
 from penstock.spark.delivery import delivery
-from penstock.spark.history import Place, Series
+from penstock.spark.history import LedgerPlace, Series
 from penstock.spark.ledger import Ledger
 from penstock.spark.link import Link
 from penstock.spark.task import write_partition
@@ -39,12 +39,12 @@ def written(nats_server: EmbeddedServer, streams: Streams) -> None:
         Ledger(link).create_bucket(1)
         for partition, count in enumerate((1500, 1000)):
             numbers = range(count)
-            rows = Rows(
+            rows = ChunkRows(
                 pa.array([f"o.{n % 3}" for n in numbers]),
                 pa.array([b"%d" % n for n in numbers]),
                 pa.array([b"Own: %d\r\n" % n for n in numbers], pa.binary()),
             )
-            place = Place("OUT", "query", 0, partition, CREATED)
+            place = LedgerPlace("OUT", "query", 0, partition, CREATED)
             write_partition(link, place, iter([rows]), partial(delivery, "atomic", link, "OUT"))
         Ledger(link).close(Series("OUT", "query", CREATED), 0, 2500)
 

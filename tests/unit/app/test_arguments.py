@@ -13,7 +13,7 @@ import pytest
 from penstock.app import App
 from penstock.app.arguments import bind
 from penstock.app.message import Message
-from penstock.app.once import Origin
+from penstock.app.once import ResultOrigin
 from penstock.consume import messages
 from penstock.consume.verdicts import Reject
 from penstock.errors import ConfigError
@@ -27,7 +27,7 @@ def message(data: bytes = b'{"id": 1}') -> Message:
     def never(*_: Any) -> Any:
         raise AssertionError
 
-    return Message(delivery, Origin("S", "0", "c"), never)
+    return Message(delivery, ResultOrigin("S", "0", "c"), never)
 
 
 async def called(handler: Any, given: Any = None, in_batches: bool = False) -> Any:

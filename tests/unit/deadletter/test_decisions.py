@@ -10,9 +10,9 @@ import pytest
 
 from penstock.deadletter import advisories, audit
 from penstock.deadletter.advisories import REMOVED_REASONS
-from penstock.deadletter.audit import Chunk, Deed, Record
+from penstock.deadletter.audit import AuditRecord, Deed, ReplayChunk
 from penstock.deadletter.editing import NotEditable, edited, merge_patch
-from penstock.deadletter.letters import DeadLetter, Delivery, Failure, FiledLetter
+from penstock.deadletter.letters import DeadLetter, FailedDelivery, Failure, FiledLetter
 from penstock.deadletter.replay import ReplayOptions, message_headers, obstacle
 from penstock.deadletter.selection import Selection, grouped
 from penstock.deadletter.tally import REFUSALS_KEPT, Tally
@@ -211,7 +211,7 @@ def consumer(config: dict[str, object]) -> ConsumerInfo:
     ],
 )
 def test_a_reply_subject_tells_what_was_delivered(reply: str) -> None:
-    found = Delivery.parse(reply)
+    found = FailedDelivery.parse(reply)
     assert (found.stream, found.consumer, found.deliveries, found.sequence) == ("ORDERS", "billing", 3, 7)
     assert found.stored.microsecond == 123456
 
@@ -219,8 +219,8 @@ def test_a_reply_subject_tells_what_was_delivered(reply: str) -> None:
 # -- the audit ---------------------------------------------------------------------------------------------------------
 
 
-def chunk(number: int) -> Chunk:
-    return Chunk(deed=Deed(run="r", actor="me"), number=number, letters=(f"l{number}",), floors={"ORDERS": 5})
+def chunk(number: int) -> ReplayChunk:
+    return ReplayChunk(deed=Deed(run="r", actor="me"), number=number, letters=(f"l{number}",), floors={"ORDERS": 5})
 
 
 def test_chunks_that_were_begun_and_not_ended_are_open() -> None:
@@ -229,7 +229,7 @@ def test_chunks_that_were_begun_and_not_ended_are_open() -> None:
 
 
 def test_a_record_names_the_letter_that_was_settled_and_no_later_one_of_the_same_message() -> None:
-    record = Record(action=audit.REPLAYED, deed=Deed(run="r", actor="me"), letter=filed(), target=("ORDERS", 9))
+    record = AuditRecord(action=audit.REPLAYED, deed=Deed(run="r", actor="me"), letter=filed(), target=("ORDERS", 9))
     known = set(audit.settled([record.json()]))
     again = FiledLetter(filed().letter, "DLQ", filed().subject, 99, NOW)
     assert audit.place(filed()) in known

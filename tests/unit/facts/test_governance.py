@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.facts.governance import Position, Seen, idle_since, restored
+from penstock.facts.governance import PrunedPosition, Seen, idle_since, restored
 from penstock.jetstream.model import ConsumerInfo
 
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
@@ -66,5 +66,5 @@ def test_a_consumer_that_has_moved_since_an_earlier_look_is_in_use() -> None:
 
 def test_a_consumer_that_cannot_be_moved_is_made_with_another_start() -> None:
     config = {"name": "c", "deliver_policy": "new", "opt_start_time": "x", "ack_wait": 7}
-    made = restored(Position("S", "c", config, 41, 50, 3, "", ""))
+    made = restored(PrunedPosition("S", "c", config, 41, 50, 3, "", ""))
     assert made == {"name": "c", "deliver_policy": "by_start_sequence", "opt_start_seq": 42, "ack_wait": 7}

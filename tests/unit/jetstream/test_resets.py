@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
-from penstock.jetstream.resets import Counts, bounds, effect
+from penstock.jetstream.resets import ResetCounts, bounds, effect
 
 
 def consumer(floor: int, delivered: int, ack_pending: int, pending: int) -> ConsumerInfo:
@@ -46,7 +46,7 @@ def test_the_effect_is_what_counting_by_hand_gives(seed: int) -> None:
     def at(first: int) -> int:
         return sum(seq >= first for seq in matching)
 
-    found = effect(info, target, Counts(at(target), at(floor + 1), at(delivered + 1)))
+    found = effect(info, target, ResetCounts(at(target), at(floor + 1), at(delivered + 1)))
 
     repeated = [seq for seq in seen if seq >= target]
     skipped = [seq for seq in matching if seq < target and seq not in acked]

@@ -7,7 +7,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock.observe.flow import COLUMN, Edge, Flow, Kind, Node, State, flow, layout, needs_attention
+from penstock.observe.flow import (
+    COLUMN,
+    Edge,
+    FlowNode,
+    FlowPicture,
+    NodeKind,
+    NodeState,
+    flow,
+    layout,
+    needs_attention,
+)
 from penstock.observe.snapshot import Rates, Snapshot, rates
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus
 from penstock.topology.load import load
@@ -55,9 +65,9 @@ def test_a_service_is_as_bad_as_its_worst_consumer_and_edges_add_up() -> None:
     behind = consumer("slow", lag_messages=5, lag=timedelta(seconds=60))
     stuck = consumer("stuck", lag_messages=7, lag=timedelta(seconds=90), waiting=0)
     found = flow(snapshot(consumer("fine"), behind, stuck), Rates())
-    assert found.nodes["service:billing"].state is State.UNATTENDED
+    assert found.nodes["service:billing"].state is NodeState.UNATTENDED
     edge = found.edges["stream:ORDERS", "service:billing"]
-    assert (edge.lag, edge.seconds, edge.state) == (12, 90.0, State.UNATTENDED)
+    assert (edge.lag, edge.seconds, edge.state) == (12, 90.0, NodeState.UNATTENDED)
     assert [node.id for node, _ in needs_attention(found)] == ["service:billing"]
 
 
@@ -72,13 +82,13 @@ def test_what_is_declared_and_missing_and_what_is_there_and_not_declared_is_told
         stream("KV_x", "$KV.x.>"),
     )
     found = flow(snapshot(consumer("bill"), consumer("strange", service=None), streams=known), Rates(), platform)
-    assert found.nodes["stream:MISSING"].state is State.FAILED
+    assert found.nodes["stream:MISSING"].state is NodeState.FAILED
     assert not found.nodes["stream:OTHER"].declared
     assert not found.nodes["consumer:strange"].declared
     assert found.nodes["service:billing"].declared
     assert ("publisher:shop", "stream:ORDERS") in found.edges
     assert "stream:KV_x" not in found.nodes
-    assert found.nodes["dead letters:DLQ"].state is State.BEHIND, "there are letters"
+    assert found.nodes["dead letters:DLQ"].state is NodeState.BEHIND, "there are letters"
 
 
 def test_letters_lead_from_who_gave_up_to_where_they_lie() -> None:
@@ -101,11 +111,11 @@ def test_rates_are_what_has_grown_between_two_looks() -> None:
 
 
 def test_a_picture_has_every_node_in_its_column_and_leaves_out_only_what_is_fine() -> None:
-    graph = Flow()
+    graph = FlowPicture()
     for number in range(100):
-        state = State.FAILED if number == 99 else State.OK
-        stream_id = graph.add(Node(Kind.STREAM, f"S{number:02}", state))
-        graph.connect(Edge(stream_id, graph.add(Node(Kind.CONSUMER, f"c{number:02}")), 1.0))
+        state = NodeState.FAILED if number == 99 else NodeState.OK
+        stream_id = graph.add(FlowNode(NodeKind.STREAM, f"S{number:02}", state))
+        graph.connect(Edge(stream_id, graph.add(FlowNode(NodeKind.CONSUMER, f"c{number:02}")), 1.0))
     found = layout(graph, most=20)
     assert found.left_out == 160
     assert "stream:S99" in found.placed

@@ -14,11 +14,11 @@ from penstock.observe.pipelines import PipelineStatus
 from penstock.observe.record import decode, encode
 from penstock.observe.snapshot import Snapshot
 from penstock.observe.status import SourceStatus
-from penstock.spark.progress import Progress
+from penstock.spark.progress import PipelineProgress
 from penstock.workers.group.overview import GroupOverview, PartitionOverview, WorkerOverview
 
 NOW = datetime(2026, 11, 17, 12, tzinfo=UTC)
-PROGRESS = Progress(
+PROGRESS = PipelineProgress(
     pipeline="p", state="running", streams=("S",), consumer="c", host="h", pid=1, started=NOW, heard=NOW
 )
 GROUP = GroupOverview(

@@ -21,7 +21,7 @@ from penstock.publish import replies
 from penstock.publish.ingest import UNANSWERED, Ingest
 from penstock.publish.interruptions import IngestGap, IngestInterrupted
 from penstock.publish.options import IngestOptions
-from penstock.publish.rows import Row, Rows
+from penstock.publish.rows import Row, RowEncoder
 from penstock.wire.frames import Message
 
 FRAME = re.compile(rb"H?PUB \S+ (\S+?\.([\w-]+)\.(\d+)\.(ok|fail)\.(\d+)\.(\d)\.\$FI) (?:(\d+) )?(\d+)\r\n")
@@ -71,7 +71,7 @@ def at_rest(machine: Ingest, now: float) -> float:
 
 
 def rows(count: int, start: int = 1, ids: bool = False) -> list[Row]:
-    make = Rows(max_payload=1000)
+    make = RowEncoder(max_payload=1000)
     return [make.one("s.a", b"%d" % n, None, str(n) if ids else None) for n in range(start, start + count)]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.spark.chunks import ROW_OVERHEAD, Limits, Rows, chunk_id, cut, joined, without
+from penstock.spark.chunks import ROW_OVERHEAD, ChunkRows, Limits, chunk_id, cut, joined, without
 
 Message = tuple[str, bytes, bytes | None]
 
@@ -22,15 +22,15 @@ MESSAGES = st.lists(
 GROUPS = st.lists(st.integers(0, 20), max_size=12)
 
 
-def rows(messages: list[Message]) -> Rows:
-    return Rows(
+def rows(messages: list[Message]) -> ChunkRows:
+    return ChunkRows(
         pa.array([m[0] for m in messages], pa.string()),
         pa.array([m[1] for m in messages], pa.binary()),
         pa.array([m[2] or b"" for m in messages], pa.binary()),
     )
 
 
-def grouped(messages: list[Message], sizes: list[int]) -> list[Rows]:
+def grouped(messages: list[Message], sizes: list[int]) -> list[ChunkRows]:
     """The messages in groups of these sizes, as slices of larger arrays, which is how Spark's come."""
     whole, groups, at = rows(messages), [], 0
     for size in [*sizes, len(messages)]:

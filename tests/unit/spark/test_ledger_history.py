@@ -9,7 +9,7 @@ from typing import Any
 from penstock.spark.history import (
     History,
     Intent,
-    Place,
+    LedgerPlace,
     Refused,
     Series,
     Written,
@@ -84,7 +84,7 @@ def test_a_stream_created_again_has_other_keys() -> None:
 
 
 def test_keys_are_valid_and_different_for_different_names() -> None:
-    assert Place("OUT", "7f-a_b", 3, 1).key == "OUT.7f-a_b.3.1"
+    assert LedgerPlace("OUT", "7f-a_b", 3, 1).key == "OUT.7f-a_b.3.1"
     tokens = {key_token(text) for text in ("a b", "a.b", "a_b", "a>b")}
     assert len(tokens) == 4
     assert all(token.replace("-", "").replace("_", "").isalnum() for token in tokens)

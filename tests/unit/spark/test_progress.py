@@ -16,7 +16,7 @@ from penstock.spark.progress import (
     STOPPED,
     InputRange,
     MicroBatch,
-    Progress,
+    PipelineProgress,
     micro_batch,
     new_batches,
 )
@@ -24,12 +24,12 @@ from penstock.spark.progress import (
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def record(**values: Any) -> Progress:
+def record(**values: Any) -> PipelineProgress:
     given: dict[str, Any] = {
         "pipeline": "p", "state": RUNNING, "streams": ("A", "B"), "consumer": "pipeline_p",
         "host": "h", "pid": 1, "started": START, "heard": START,
     }  # fmt: skip
-    return Progress(**{**given, **values})
+    return PipelineProgress(**{**given, **values})
 
 
 def report(number: int, rows: int = 10, ran: bool = True) -> dict[str, Any]:
@@ -53,11 +53,11 @@ def test_a_record_comes_back_from_json_as_it_was() -> None:
         full, recent=(MicroBatch(3, START, 2.0, 10, inputs=(InputRange("A", None, 9), InputRange("B", 3, 4))),)
     )
     for one in (record(), full):
-        assert Progress.parse(json.loads(json.dumps(one.json()))) == one
+        assert PipelineProgress.parse(json.loads(json.dumps(one.json()))) == one
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
-    assert Progress.parse({**record().json(), "version": 9, "colour": "blue"}) == record()
+    assert PipelineProgress.parse({**record().json(), "version": 9, "colour": "blue"}) == record()
 
 
 @pytest.mark.parametrize(

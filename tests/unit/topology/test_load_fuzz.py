@@ -29,11 +29,11 @@ from penstock.topology.kinds import (
     Name,
     OneOf,
     Percent,
-    Record,
+    RecordKind,
     Size,
     Subject,
     Template,
-    Text,
+    TextKind,
     TextMap,
 )
 from penstock.topology.lint import lint
@@ -72,9 +72,9 @@ def records(fields: tuple[Field, ...], depth: int = 0) -> st.SearchStrategy[Any]
 
 def values(field: Field, depth: int) -> st.SearchStrategy[Any]:
     kind = field.kind
-    if isinstance(kind, Record):
+    if isinstance(kind, RecordKind):
         return records(tuple(kind.fields), depth + 1)
-    if isinstance(kind, ListOf) and isinstance(kind.item, Record):
+    if isinstance(kind, ListOf) and isinstance(kind.item, RecordKind):
         return st.lists(records(tuple(kind.item.fields), depth + 1), max_size=2)
     return scalars if depth else st.one_of(scalars, junk)
 
@@ -110,7 +110,7 @@ def test_any_tree_loads_or_is_refused_with_an_error_of_ours(
 def fitting(kind: Kind) -> st.SearchStrategy[Any]:
     """Something that this kind accepts."""
     match kind:
-        case Record():
+        case RecordKind():
             return fitting_record(kind.fields)
         case ListOf():
             return st.lists(fitting(kind.item), min_size=max(1, kind.least), max_size=2)
@@ -126,7 +126,7 @@ def fitting(kind: Kind) -> st.SearchStrategy[Any]:
         Size: ("1MiB", 512),
         Duration: ("1s", "45s", "7d"),
         Name: ("S", "T"),
-        Text: ("x", "S"),
+        TextKind: ("x", "S"),
         TextMap: ({"D01": "known"},),
         Moment: ("2026-01-31T12:00:00Z",),
         Percent: ("10%",),

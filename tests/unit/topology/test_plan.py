@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 from penstock.jetstream.model import ConsumerInfo, Json, StreamInfo
 from penstock.topology import compare, ownership
 from penstock.topology.model import DEFAULT_NAME
-from penstock.topology.plan import Change, Kind, Plan, plan
+from penstock.topology.plan import Change, ChangeKind, Plan, plan
 from penstock.topology.resource import Actual, Desired, Resource
 from penstock.topology.risk import Risk
 
@@ -100,7 +100,9 @@ def applied(want: Desired, have: Actual, **options: bool) -> Actual:
 def _carry_out(change: Change, streams: dict[str, StreamInfo], consumers: dict[Resource, ConsumerInfo]) -> None:
     resource, is_stream = change.resource, change.resource.consumer is None
     have = (
-        (streams.get(resource.stream) if is_stream else consumers.get(resource)) if change.kind is Kind.UPDATE else None
+        (streams.get(resource.stream) if is_stream else consumers.get(resource))
+        if change.kind is ChangeKind.UPDATE
+        else None
     )
     if change.config is None:
         streams.pop(resource.stream, None) if is_stream else consumers.pop(resource, None)
@@ -163,7 +165,7 @@ def test_two_ways_to_say_the_same_are_no_difference(declared: Json, server: Json
 
 def test_a_difference_names_the_field_with_both_values() -> None:
     change = changed_consumer({"ack_wait": 30 * SECOND}, {"ack_wait": 60 * SECOND})
-    assert (change.kind, change.risk) == (Kind.UPDATE, Risk.SAFE)
+    assert (change.kind, change.risk) == (ChangeKind.UPDATE, Risk.SAFE)
     assert compare.FieldChange("ack_wait", 30 * SECOND, 60 * SECOND) in change.fields
 
 
@@ -210,7 +212,7 @@ def test_a_line_that_says_the_default_can_be_taken_out_of_a_stream_without_a_cha
     have = Actual({"S": stream_info(ownership.marked({"name": "S", **before}, ME), messages=5)})
     have.streams["S"].config.setdefault("subjects", ["S"])
     change = only(plan(desired({"name": "S", **after}), have, allow_destroy=True))
-    assert (change.kind, change.risk, change.only_marks) == (Kind.UPDATE, Risk.SAFE, True), change
+    assert (change.kind, change.risk, change.only_marks) == (ChangeKind.UPDATE, Risk.SAFE, True), change
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_a_line_that_says_the_default_can_be_taken_out_of_a_consumer_without_a_c
     before: Json, limits: Json
 ) -> None:
     change = changed_consumer(before, {}, {"consumer_limits": limits})
-    assert (change.kind, change.risk, change.only_marks) == (Kind.UPDATE, Risk.SAFE, True), change
+    assert (change.kind, change.risk, change.only_marks) == (ChangeKind.UPDATE, Risk.SAFE, True), change
 
 
 def test_one_filter_becoming_several_replaces_the_field_the_server_refuses_beside_it() -> None:
@@ -241,7 +243,7 @@ def test_an_unmarked_resource_that_is_declared_is_adopted_safely() -> None:
     change = only(
         plan(desired({"name": "S", "subjects": ["s"]}), Actual({"S": stream_info({"name": "S", "subjects": ["s"]})}))
     )
-    assert (change.kind, change.risk, change.only_marks) == (Kind.UPDATE, Risk.SAFE, True)
+    assert (change.kind, change.risk, change.only_marks) == (ChangeKind.UPDATE, Risk.SAFE, True)
 
 
 def test_what_another_platform_owns_keeps_its_marks() -> None:
@@ -261,14 +263,14 @@ WANTED: Json = {"name": "S", "subjects": ["s"], "max_msgs": 5, "storage": "memor
 
 def test_what_another_platform_owns_is_not_changed() -> None:
     made = plan(desired(WANTED, c={"ack_wait": HOUR}), owned_by("another", max_age=HOUR), allow_destroy=True)
-    assert [(c.kind, c.risk, c.owner) for c in made.changes] == [(Kind.UPDATE, Risk.IMPOSSIBLE, "another")] * 2
+    assert [(c.kind, c.risk, c.owner) for c in made.changes] == [(ChangeKind.UPDATE, Risk.IMPOSSIBLE, "another")] * 2
     assert all("owned by platform 'another'" in c.reason and "--take-over" in c.reason for c in made.changes)
 
 
 def test_what_another_platform_owns_can_be_taken_over_and_keeps_what_only_that_one_declared() -> None:
     wanted = {"name": "S", "subjects": ["s"], "max_msgs": 5}
     made = plan(desired(wanted, c={"ack_wait": MINUTE}), owned_by("another", max_age=HOUR), take_over=True)
-    assert [(c.kind, c.risk, c.owner) for c in made.changes] == [(Kind.UPDATE, Risk.SAFE, "another")] * 2
+    assert [(c.kind, c.risk, c.owner) for c in made.changes] == [(ChangeKind.UPDATE, Risk.SAFE, "another")] * 2
     assert {f.name for f in made.changes[0].fields if not ownership.is_mark(f.name)} == {"max_msgs"}
     assert ownership.owner(made.changes[0].config or {}) == ME
 
@@ -286,9 +288,9 @@ def test_a_file_without_a_name_owns_nothing_that_it_could_prune() -> None:
         plan(unrelated, owned_by(DEFAULT_NAME), prune=True)
 
 
-@pytest.mark.parametrize(("readers", "kinds"), [(["S"], [Kind.UPDATE, Kind.DELETE]), ([], [])])
+@pytest.mark.parametrize(("readers", "kinds"), [(["S"], [ChangeKind.UPDATE, ChangeKind.DELETE]), ([], [])])
 def test_a_file_without_a_name_removes_a_managed_consumer_only_of_its_own_streams(
-    readers: list[str], kinds: list[Kind]
+    readers: list[str], kinds: list[ChangeKind]
 ) -> None:
     managed = ownership.marked({"durable_name": "m", "name": "m", "metadata": {"penstock.sourcing": "S"}}, DEFAULT_NAME)
     have = Actual(
@@ -376,7 +378,7 @@ def test_pruning_a_stream_loses_data_once_it_held_a_message(messages: int, risk:
 def test_what_a_change_of_a_stream_costs(before: Json, after: Json, content: dict[str, Any], risk: Risk) -> None:
     change = changed_stream(before, after, **content)
     assert change.risk is risk
-    assert change.kind is (Kind.RECREATE if risk is Risk.IMPOSSIBLE else Kind.UPDATE)
+    assert change.kind is (ChangeKind.RECREATE if risk is Risk.IMPOSSIBLE else ChangeKind.UPDATE)
     assert bool(change.reason) or risk is Risk.SAFE
 
 
@@ -386,28 +388,30 @@ INTEREST = {"retention": "interest"}
 @pytest.mark.parametrize(
     ("before", "after", "stream", "kind", "risk"),
     [
-        ({}, {"ack_wait": 5 * SECOND}, {}, Kind.UPDATE, Risk.SAFE),
-        ({}, {"max_deliver": 5}, {}, Kind.UPDATE, Risk.SAFE),
-        ({}, {"max_ack_pending": 5}, {}, Kind.UPDATE, Risk.SAFE),
-        ({}, {"headers_only": True}, {}, Kind.UPDATE, Risk.SAFE),
-        ({}, {"ack_policy": "all"}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({}, {"deliver_policy": "new"}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({}, {"deliver_policy": "new"}, INTEREST, Kind.RECREATE, Risk.LOSES_DATA),
-        ({}, {"replay_policy": "original"}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({}, {"max_waiting": 5}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({}, {"mem_storage": True}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({}, {"deliver_subject": "d"}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({"deliver_subject": "d"}, {"deliver_subject": "e"}, {}, Kind.UPDATE, Risk.SAFE),
-        ({}, {"idle_heartbeat": 9}, {}, Kind.RECREATE, Risk.LOSES_POSITION),
-        ({"filter_subject": "s.a"}, {"filter_subject": "s.b"}, {}, Kind.UPDATE, Risk.LOSES_POSITION),
-        ({"filter_subject": "s.a"}, {"filter_subjects": ["s.a", "s.b"]}, {}, Kind.UPDATE, Risk.LOSES_POSITION),
-        ({"filter_subject": "s.a"}, {}, {}, Kind.UPDATE, Risk.LOSES_POSITION),
-        ({"filter_subjects": ["s.a", "s.b"]}, {"filter_subject": "s.a"}, {}, Kind.UPDATE, Risk.SAFE),
-        ({"filter_subjects": ["s.a", "s.b"]}, {"filter_subject": "s.a"}, INTEREST, Kind.UPDATE, Risk.LOSES_DATA),
-        ({}, {"inactive_threshold": HOUR}, {}, Kind.UPDATE, Risk.SAFE),
+        ({}, {"ack_wait": 5 * SECOND}, {}, ChangeKind.UPDATE, Risk.SAFE),
+        ({}, {"max_deliver": 5}, {}, ChangeKind.UPDATE, Risk.SAFE),
+        ({}, {"max_ack_pending": 5}, {}, ChangeKind.UPDATE, Risk.SAFE),
+        ({}, {"headers_only": True}, {}, ChangeKind.UPDATE, Risk.SAFE),
+        ({}, {"ack_policy": "all"}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({}, {"deliver_policy": "new"}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({}, {"deliver_policy": "new"}, INTEREST, ChangeKind.RECREATE, Risk.LOSES_DATA),
+        ({}, {"replay_policy": "original"}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({}, {"max_waiting": 5}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({}, {"mem_storage": True}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({}, {"deliver_subject": "d"}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({"deliver_subject": "d"}, {"deliver_subject": "e"}, {}, ChangeKind.UPDATE, Risk.SAFE),
+        ({}, {"idle_heartbeat": 9}, {}, ChangeKind.RECREATE, Risk.LOSES_POSITION),
+        ({"filter_subject": "s.a"}, {"filter_subject": "s.b"}, {}, ChangeKind.UPDATE, Risk.LOSES_POSITION),
+        ({"filter_subject": "s.a"}, {"filter_subjects": ["s.a", "s.b"]}, {}, ChangeKind.UPDATE, Risk.LOSES_POSITION),
+        ({"filter_subject": "s.a"}, {}, {}, ChangeKind.UPDATE, Risk.LOSES_POSITION),
+        ({"filter_subjects": ["s.a", "s.b"]}, {"filter_subject": "s.a"}, {}, ChangeKind.UPDATE, Risk.SAFE),
+        ({"filter_subjects": ["s.a", "s.b"]}, {"filter_subject": "s.a"}, INTEREST, ChangeKind.UPDATE, Risk.LOSES_DATA),
+        ({}, {"inactive_threshold": HOUR}, {}, ChangeKind.UPDATE, Risk.SAFE),
     ],
 )  # fmt: skip
-def test_what_a_change_of_a_consumer_costs(before: Json, after: Json, stream: Json, kind: Kind, risk: Risk) -> None:
+def test_what_a_change_of_a_consumer_costs(
+    before: Json, after: Json, stream: Json, kind: ChangeKind, risk: Risk
+) -> None:
     change = changed_consumer(before, after, stream)
     assert (change.kind, change.risk) == (kind, risk)
     assert bool(change.reason) or risk is Risk.SAFE
@@ -439,8 +443,8 @@ def test_with_allow_destroy_an_impossible_stream_and_its_consumers_are_made_anew
     assert [c.risk for c in plan(want, have).with_risk(Risk.IMPOSSIBLE)] == [Risk.IMPOSSIBLE]
     made = plan(want, have, allow_destroy=True)
     assert [(c.kind, c.risk, c.resource.type) for c in made.changes] == [
-        (Kind.RECREATE, Risk.LOSES_DATA, "stream"),
-        (Kind.RECREATE, Risk.LOSES_POSITION, "consumer"),
+        (ChangeKind.RECREATE, Risk.LOSES_DATA, "stream"),
+        (ChangeKind.RECREATE, Risk.LOSES_POSITION, "consumer"),
     ]
     assert "4 messages" in made.changes[0].reason
 

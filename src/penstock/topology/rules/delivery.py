@@ -171,7 +171,7 @@ def workqueue_filters(case: Case) -> Iterator[Hit]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class DeclaredReader:
     """Who reads a stream through a durable."""
 
     who: str
@@ -180,7 +180,7 @@ class Reader:
     path: str
 
 
-def _competing(readers: Sequence[Reader]) -> Iterator[tuple[Reader, Reader, str]]:
+def _competing(readers: Sequence[DeclaredReader]) -> Iterator[tuple[DeclaredReader, DeclaredReader, str]]:
     """Each pair of readers that share a subject, in the order of the readers, with the filter of the first."""
     index: subjects.Index[int] = subjects.Index()
     for number, reader in enumerate(readers):
@@ -194,28 +194,28 @@ def _competing(readers: Sequence[Reader]) -> Iterator[tuple[Reader, Reader, str]
                 yield reader, readers[other], filter_
 
 
-def _readers(case: Case, stream: str) -> list[Reader]:
+def _readers(case: Case, stream: str) -> list[DeclaredReader]:
     """Everyone who reads the stream through a consumer of its own."""
     platform = case.platform
     readers = [
-        Reader(f"consumer {spec.name!r}", spec.filters, spec.line, f"consumers.{spec.name}")
+        DeclaredReader(f"consumer {spec.name!r}", spec.filters, spec.line, f"consumers.{spec.name}")
         for spec in case.readers[stream]
     ]
     readers += [
-        Reader(f"group {spec.name!r}", spec.filters, spec.line, f"groups.{spec.name}")
+        DeclaredReader(f"group {spec.name!r}", spec.filters, spec.line, f"groups.{spec.name}")
         for spec in platform.groups_of(stream)
     ]
     for flow in platform.pipelines.values():
         if stream in platform.streams_read_by(flow) and flow.source.consumer not in platform.consumers:
             where = f"pipelines.{flow.name}.from"
-            readers.append(Reader(f"pipeline {flow.name!r}", flow.source.subjects, flow.source.line, where))
+            readers.append(DeclaredReader(f"pipeline {flow.name!r}", flow.source.subjects, flow.source.line, where))
     for other in platform.streams.values():
         for origin in other.origins:
             if origin.name == stream and not origin.is_external and origin.server_managed:
                 only = origin.config.get("filter_subject")
                 filters = (only,) if only else ()
                 where = f"streams.{other.name}.{'mirror' if other.mirror else 'sources'}"
-                readers.append(Reader(f"stream {other.name!r} as a source", filters, origin.line, where))
+                readers.append(DeclaredReader(f"stream {other.name!r} as a source", filters, origin.line, where))
     return readers
 
 
