@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from penstock.jetstream.api import MOVABLE, JetStream
@@ -21,6 +21,9 @@ from penstock.sourcing import modes
 from penstock.sourcing.flow import Flow
 from penstock.wire import blocking, frames
 from penstock.wire.scanning import Rows, Scanning, Stop
+
+if TYPE_CHECKING:
+    from penstock.wire.scan import RecordBatch
 
 SILENCE = 5.0
 """Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
@@ -56,11 +59,11 @@ class ReceivedChunk:
         """Subjects, header lines, data and sequences as lists of bytes and numbers."""
         return self._scanner.pieces(self._first, self._stop)
 
-    def record_batch(self) -> Any:
-        """The same as an Arrow record batch of `wire.scan.SCHEMA`. Only once a chunk; needs the extra `[arrow]`."""
+    def record_batch(self) -> RecordBatch:
+        """The same as an Arrow record batch of `wire.scan.SCHEMA`, once a chunk. Needs `penstock-nats[arrow]`."""
         batch = self._scanner.take()
-        if not hasattr(batch, "slice"):
-            raise ConfigError("record batches need Arrow: pip install 'penstock-nats[arrow]'")
+        if isinstance(batch, list):
+            raise ConfigError("record batches need Arrow and NumPy: pip install 'penstock-nats[arrow]'")
         return batch.slice(self._first, len(self))
 
 

@@ -11,7 +11,7 @@ import nkeys
 import pytest
 from pyspark.sql.types import StringType, StructType
 
-from penstock.errors import AccessDenied, BrokerUnreachable, PenstockError
+from penstock.errors import AccessDenied, PenstockError
 from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.spark.options import source_options
 from penstock.testing import Certificates
@@ -78,7 +78,7 @@ def test_a_client_certificate_lets_in(
     files = f'cert_file: "{one.server_cert}", key_file: "{one.server_key}", ca_file: "{one.ca}"'
     own = {"tlsCa": one.ca, "tlsCert": one.client_cert, "tlsKey": one.client_key, "tlsFirst": first}
     server = guarded(f"tls {{ {files}, verify: true, handshake_first: {first} }}", **own)
-    server.check(BrokerUnreachable, tlsCert=None, tlsKey=None)
+    server.check(AccessDenied, tlsCert=None, tlsKey=None)
 
 
 def test_a_stream_of_another_domain_is_reached_by_its_name(guarded: Callable[..., Guarded]) -> None:
