@@ -20,7 +20,7 @@ MOST = {
     "API prefixes outside the client": 0,
     "metrics implementations": 1,
     "package cycles": 0,
-    "class names with two or more meanings": 15,
+    "class names with two or more meanings": 5,
 }
 """What the source has today. Lower a number when it falls; never raise one."""
 

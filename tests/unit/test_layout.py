@@ -145,3 +145,10 @@ def test_the_order_names_every_package_and_nothing_else() -> None:
 def test_the_map_in_the_design_has_the_same_order() -> None:
     drawn = DESIGN.read_text().partition("src/penstock/\n")[2].partition("\nsrc/")[0]
     assert re.findall(r"^  (\w+)(?:/|\.py) ", drawn, re.MULTILINE) == [name for name in ORDER if name != "__main__"]
+
+
+def test_workers_stay_in_their_rooms() -> None:
+    """They had 57 modules in one folder once."""
+    modules = list((ROOT / "workers").rglob("*.py"))
+    assert {path.parent.name for path in modules} == {"workers", "pull", "dispatch", "group"}
+    assert len(modules) <= 25

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
-from penstock.errors import AccessDenied, ApiError, ProtocolError
+from penstock.errors import AccessDenied, ApiError, BrokerUnreachable, ProtocolError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.jetstream.model import Json
@@ -68,9 +69,15 @@ class Broker:
         return self.connection
 
     async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
-        """Send one request, and return the body of its answer."""
-        connection = await self.ready()
-        return (await connection.request(subject, payload, timeout=timeout)).data
+        """Send one request, and return the body of its answer. Connecting again, where needed, counts for `timeout`."""
+        deadline = time.monotonic() + timeout
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await self.ready()
+        except TimeoutError as exc:
+            raise BrokerUnreachable(self.settings.servers, f"no connection within {timeout:g} s") from exc
+        left = max(deadline - time.monotonic(), 0.001)
+        return (await connection.request(subject, payload, timeout=left)).data
 
     async def publish(self, subject: str, data: bytes, headers: Headers | None = None, what: str = "") -> Json:
         """Publish one message, and return the answer of the stream that has stored it.

@@ -48,10 +48,6 @@ BATCH = 500
 """Writes of one atomic batch; a server takes 1,000."""
 
 
-Conflict = WrongRevision
-"""A key has another revision than the one that was to be replaced: somebody else was quicker."""
-
-
 class NoBucket(Unavailable):
     """Nobody takes the keys of a bucket: it does not exist, or not yet, or has no leader. Nothing was written."""
 
@@ -206,7 +202,7 @@ class AtomicStore(Store, Protocol):
         ...
 
     async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
-        """Store several values or none, and return their revisions. Raises `Conflict` when one key has changed."""
+        """Store several values or none, and return their revisions. Raises `WrongRevision` when one key has changed."""
         ...
 
 
@@ -354,7 +350,7 @@ class Bucket(KeyValue):
     async def put(self, key: str, value: Json, expected: int | None = None) -> int:
         """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
 
-        Raises `Conflict` when it has not. When the answer is lost, a look at the key decides.
+        Raises `WrongRevision` when it has not. When the answer is lost, a look at the key decides.
         """
         return await self.write(key, encoded(value), expected)
 
@@ -362,7 +358,7 @@ class Bucket(KeyValue):
         """Store the first value of a key, or the first after it was deleted."""
         try:
             return await self.put(key, value, 0)
-        except Conflict:
+        except WrongRevision:
             marker = await self._marker(key)
             if marker is None:
                 raise
@@ -373,13 +369,13 @@ class Bucket(KeyValue):
         await self.write(key, b"", expected, {"KV-Operation": "DEL", "Nats-TTL": MARKER_LIVES})
 
     async def commit(self, writes: Sequence[Write]) -> list[int]:
-        """Store all values or none, and return their revisions. Raises `Conflict` when one key has changed.
+        """Store all values or none, and return their revisions. Raises `WrongRevision` when one key has changed.
 
         A key that somebody deleted has no value, and may be written as if it never had one.
         """
         try:
             return await self._commit(writes)
-        except Conflict:
+        except WrongRevision:
             markers = {one.key: await self._marker(one.key) for one in writes if one.expected == 0}
             if not any(markers.values()):
                 raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-from penstock.jetstream.connection import Broker
-from penstock.jetstream.kv import Conflict, Write, encoded
+from penstock.jetstream.connection import Broker, WrongRevision
+from penstock.jetstream.kv import Write, encoded
 from penstock.publish.atomic import Publisher
 from penstock.publish.errors import BatchOutcomeUnknown, WrongSequence
 from penstock.settings import Settings
@@ -38,7 +38,7 @@ class Control(Broker):
     async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
         """Store several values of a bucket, or none, as one atomic batch; returns their revisions.
 
-        Raises `Conflict` when one key has changed.
+        Raises `WrongRevision` when one key has changed.
         """
         batch = self.publisher.atomic(stream)
         for one in writes:
@@ -46,7 +46,7 @@ class Control(Broker):
         try:
             ack = await batch.commit()
         except WrongSequence as exc:
-            raise Conflict(f"write {len(writes)} keys", exc.code, exc.err_code, exc.description) from exc
+            raise WrongRevision(f"write {len(writes)} keys", exc.code, exc.err_code, exc.description) from exc
         except BatchOutcomeUnknown:
             if (resolved := await batch.resolve()) is None:
                 raise

@@ -345,7 +345,7 @@ def of_group(
 def _take_part(needs: _Needs, platform: Platform, group: str, stream: str, dlq: str | None) -> None:
     bucket = f"penstock_{group}"
     needs.api("INFO", f"STREAM.INFO.{stream}", f"STREAM.MSG.GET.{stream}", *_direct(platform, stream))
-    needs.api(*_any_consumer(stream), f"CONSUMER.NAMES.{stream}")
+    needs.api(*_any_consumer(stream))
     needs.publish.add(f"$JS.ACK.{stream}.>")
     needs.bucket(bucket)
     stored = kv.stream_of(bucket)

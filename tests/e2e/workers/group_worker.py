@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from tests.e2e.workers.group_tracker import SinkClient
@@ -19,10 +19,12 @@ from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.workers import worker
+from penstock.workers.dispatch.lanes import Lane
 from penstock.workers.group.assignment import RoundRobin, Windows
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import GroupOptions, WorkerOptions
 from penstock.workers.partitions import InBucket, PartitionSource, SeenInStream, SubjectPattern
+from penstock.workers.worker import Worker
 
 
 class Fenced(Exception):
@@ -49,6 +51,12 @@ def group_options(told: dict[str, Any], instance: str) -> GroupOptions:
         windows=Windows(cold_start=0.6, planned=0.3, emergency=0.0, min_interval=0.2),
         leave_within=15.0,
     )
+
+
+async def no_rewind(worker: Worker, lanes: Collection[Lane]) -> None:
+    """The same on a work queue."""
+    for lane in lanes:
+        worker._go_live(lane, 0)
 
 
 async def nothing_stored(*_: object) -> AsyncIterator[Message]:
@@ -82,6 +90,7 @@ def describe(groups: list[WorkerGroup]) -> None:
 
 async def main(told: dict[str, Any]) -> None:
     if not told.get("hand_over", True):
+        setattr(Worker, "_rewind", no_rewind)  # noqa: B010 -- as below
         setattr(worker, "stored", nothing_stored)  # noqa: B010 -- a worker has no such option, for good reason
     sink, gated = SinkClient(), told.get("gated", False)
     await sink.connect(told["sink"])

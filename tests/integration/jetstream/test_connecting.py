@@ -236,3 +236,17 @@ async def test_a_connection_that_breaks_under_a_delete_is_an_unknown_outcome_at_
         nats_server.kill()
         with fails(errors.OutcomeUnknown, "was lost"):
             await deleting
+
+
+async def test_connecting_again_takes_no_longer_than_the_request_may(tmp_path: Path) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    with EmbeddedServer(data=tmp_path) as server:
+        async with connect(replace(server.settings, timeout=TIMEOUT)) as broker:
+            server.kill()
+            await eventually_async(lambda: not broker.connection.connected, what="the loss to be noticed")
+            async with await asyncio.start_server(silent, "127.0.0.1", server.port):
+                with fails(errors.BrokerUnreachable, "no connection within 0.2 s"):
+                    await broker.request("s", b"", 0.2)

@@ -241,7 +241,9 @@ def test_chunks_are_record_batches_too(nats_server: EmbeddedServer, make_origin:
     with Receiver(nats_server.settings, "O", "r", Flow(40)) as receiver:
         for chunk in receiver.chunks():
             if chunk:
-                seen += chunk.rows().sequences
+                rows = chunk.rows().sequences
+                assert chunk.record_batch().column("sequence").to_pylist() == rows
+                seen += rows
             if seen and seen[-1] == 100:
                 break
     assert seen == list(range(41, 101))

@@ -9,7 +9,8 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, Unavailable
-from penstock.jetstream.kv import Bucket, Conflict, Entry, Write
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import Bucket, Entry, Write
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
@@ -41,9 +42,9 @@ def held_lease() -> Lease:
 async def test_a_value_replaces_only_the_revision_it_was_made_for(bucket: Bucket) -> None:
     first = await bucket.create("a.b", {"n": 1})
     second = await bucket.put("a.b", {"n": 2}, first)
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongRevision):
         await bucket.put("a.b", {"n": 3}, first)
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongRevision):
         await bucket.create("a.b", {"n": 3})
     found = await bucket.get("a.b")
     assert found
@@ -61,7 +62,7 @@ async def test_a_deleted_key_can_be_created_again(bucket: Bucket) -> None:
 async def test_a_batch_with_one_changed_key_writes_nothing(bucket: Bucket) -> None:
     revision = await bucket.create("a.x", {})
     await bucket.put("a.x", {"changed": True}, revision)
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongRevision):
         await bucket.commit([Write("a.y", {}, 0), Write("a.x", {}, revision)])
     assert set(await bucket.entries("a")) == {"a.x"}
 
@@ -358,7 +359,7 @@ async def test_an_assignment_is_seen_whole_and_a_leader_of_yesterday_cannot_publ
     await bucket.commit(writes(yesterday, Draft(Assignment({"p": "a", "q": "b"}), both, ("a", "b"), "S", "a")))
     assert await assignments.share("a") == Share(1, (both["p"],))
     assert await assignments.share("c") == Share(1)
-    with pytest.raises(Conflict):
+    with pytest.raises(WrongRevision):
         await bucket.commit(writes(yesterday, Draft(Assignment({"p": "b", "q": "b"}), both, ("b",), "S", "b")))
     current = await assignments.current()
     assert (current.version, current.owners) == (1, {"p": "a", "q": "b"})

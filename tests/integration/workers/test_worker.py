@@ -339,6 +339,33 @@ async def test_without_reading_it_the_backlog_of_an_added_partition_never_comes(
     await world.all_handled()
 
 
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+async def test_a_backlog_comes_in_batches_and_its_retries_in_order(world: World, retention: str) -> None:
+    await world.create(retention)
+    sizes: list[int] = []
+    failed: list[int] = []
+
+    async def handler(messages: list[Message], context: MessageContext) -> None:
+        sizes.append(len(messages))
+        if b"7" in [message.data for message in messages] and len(failed) < 2:
+            failed.append(len(messages))
+            raise ValueError("not yet")
+        for message in messages:
+            await world.handle(message, context)
+
+    worker = await world.worker(handler, batch=10)
+    await worker.update(partitions("a"))
+    await world.publish("b", 40)
+    await world.publish("a", 1)
+    await eventually_async(lambda: world.handled["a"] == [b"1"])
+    await worker.update(partitions("a", "b"))
+    await world.publish("b", 10)
+    await world.all_handled()
+    assert max(sizes) > 1
+    assert failed[-1] == 1, "what failed in a batch is handled by itself"
+    assert not worker.behind
+
+
 async def test_a_worker_that_died_before_it_caught_up_does_so_when_it_comes_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

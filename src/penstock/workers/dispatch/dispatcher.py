@@ -1,7 +1,7 @@
 """Runs handlers: partitions side by side, each in order, without a task for every message.
 
 A few runners take turns at the lanes that have work. While a handler does not wait, one runner goes through everything
-that came; only when one waits do others start. How messages are answered is the caller's: see `Answers`.
+that came; only when one waits do others start. How messages are answered is the caller's: see `MessageAnswers`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BUFFERED_ACKS = 256
 """Acknowledgements are written at once when so many are buffered."""
 
 
-class Answers(Protocol):
+class MessageAnswers(Protocol):
     """How the outcome of a message is made known; implemented by the worker, and by the test kit."""
 
     acks: list[str]
@@ -150,7 +150,7 @@ class Dispatcher:
     def __init__(
         self,
         handler: AsyncHandler,
-        answers: Answers,
+        answers: MessageAnswers,
         ownership: Ownership,
         options: HandlingOptions,
         metrics: WorkerMetrics | None = None,

@@ -483,7 +483,7 @@ class Assignments:
 
     async def wish(self, **wishes: Any) -> None:
         """What an operator wants, written into the assignment that is in force, and kept in all that follow. Raises
-        `ConfigError` when there is none, and `Conflict` when another was made meanwhile."""
+        `ConfigError` when there is none, and `WrongRevision` when another was made meanwhile."""
         head = await self._bucket.get(HEAD)
         if head is None:
             raise ConfigError("nothing is assigned yet: wait until the group's workers have their first partitions")

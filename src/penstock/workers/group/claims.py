@@ -29,7 +29,8 @@ from itertools import islice
 from typing import Any, Self
 
 from penstock.errors import StreamNotFound
-from penstock.jetstream.kv import BATCH, Bucket, Conflict, Entry, Write
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import BATCH, Bucket, Entry, Write
 from penstock.jetstream.model import Json
 from penstock.workers.group.identity import Lease
 
@@ -299,7 +300,7 @@ async def store(bucket: Bucket, changed: Iterable[Claim]) -> list[Claim]:
 async def _store_chunk(bucket: Bucket, chunk: Sequence[Claim]) -> list[Claim]:
     try:
         revisions = await bucket.commit([claim.write() for claim in chunk])
-    except Conflict:
+    except WrongRevision:
         if len(chunk) == 1:
             return []
         half = len(chunk) // 2

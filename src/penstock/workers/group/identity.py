@@ -29,7 +29,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.jetstream.kv import Bucket, Conflict, Entry
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import Bucket, Entry
 from penstock.jetstream.model import Json
 from penstock.workers.group.assignment import Candidate
 
@@ -251,7 +252,7 @@ class Identity:
                 self._revision = await self._bucket.put(key, value, found.revision)
             else:
                 self._revision = await self._bucket.create(key, value)
-        except Conflict:
+        except WrongRevision:
             return False
         self.id = worker_id
         self.lease.renewed(asked)
@@ -266,11 +267,11 @@ class Identity:
             asked, key, value = clock(), worker_key(self.id), self._next()
             try:
                 self._revision = await self._bucket.put(key, value, self._revision)
-            except Conflict as exc:
+            except WrongRevision as exc:
                 await self._once_more(key, value, exc)
             self.lease.renewed(asked)
 
-    async def _once_more(self, key: str, value: Json, conflict: Conflict) -> None:
+    async def _once_more(self, key: str, value: Json, conflict: WrongRevision) -> None:
         """The key has another revision. If it has none at all, the bucket was lost with it, and we are still we."""
         found = await self._bucket.get(key)
         try:
@@ -278,7 +279,7 @@ class Identity:
                 raise conflict
             self._revision = await self._bucket.put(key, value, 0)  # refused where the leader has deleted the key
             self.made_again += 1
-        except Conflict:
+        except WrongRevision:
             self.lease.end()
             self.lost = self._lost(found)
             raise self.lost from conflict
@@ -383,7 +384,7 @@ class Election:
         try:
             put = self._bucket.put(LEADER_KEY, value, revision) if revision else self._bucket.create(LEADER_KEY, value)
             self._revision = await put
-        except Conflict:
+        except WrongRevision:
             self._lease.end()  # another was quicker; the next step sees who
             return
         self._lease.renewed(asked)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from penstock import subjects
 from penstock.errors import ConsumerNotFound
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.kv import Bucket, Conflict, Entry
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import Bucket, Entry
 from penstock.jetstream.model import ConsumerInfo, Json
 from penstock.publish.control import Control
 from penstock.workers.group import assignment, handoff, identity, migration
@@ -269,7 +270,7 @@ class Leader:
             try:
                 entries[key] = Entry(given_up, await self._bucket.put(key, given_up, entry.revision))
                 log.warning("%s has been silent for %g s and is given up", key, self._options.ttl)
-            except Conflict:
+            except WrongRevision:
                 log.info("%s was heard of at the last moment", key)
 
     async def _clear_away(self, scene: _Scene, retention: Retention) -> None:
@@ -301,7 +302,7 @@ class Leader:
         for consumer in consumers:
             with suppress(ConsumerNotFound):
                 await self._control.jetstream.delete_consumer(self._options.stream, consumer.name)
-        with suppress(Conflict):  # another leader was quicker
+        with suppress(WrongRevision):  # another leader was quicker
             await self._bucket.delete(worker_key(worker_id), entry.revision)
 
     async def _disown(self, claims: Mapping[str, Claim], scene: _Scene) -> dict[str, Claim]:
@@ -315,7 +316,7 @@ class Leader:
         """Remove the records of processes that are gone and own nothing any more."""
         alive = {progress_key(worker, record.incarnation) for worker, record in workers.items()}
         needed = {progress_key(claim.owner, claim.incarnation or "") for claim in claims.values() if claim.owner}
-        with suppress(Conflict):  # another leader was quicker
+        with suppress(WrongRevision):  # another leader was quicker
             await claim_store.clear(self._bucket, scene.records.keys() - alive - needed)
 
     async def _adopt_orphans(self, scene: _Scene) -> None:
@@ -327,7 +328,7 @@ class Leader:
         self._orphans.look(dict.fromkeys(orphans, 0))
         for worker_id in [w for w in orphans if self._orphans.silent(w)]:
             record = WorkerRecord(instance="unknown", state=RETIRED)
-            with suppress(Conflict):  # somebody has claimed the id meanwhile, and the consumer with it
+            with suppress(WrongRevision):  # somebody has claimed the id meanwhile, and the consumer with it
                 revision = await self._bucket.create(worker_key(worker_id), record.to_json())
                 scene.workers[worker_id] = record
                 scene.entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
@@ -386,7 +387,7 @@ class Leader:
         try:
             value = {"stream": identity_, "sequence": first}
             await (self._bucket.put(BEGUN, value, entry.revision) if entry else self._bucket.create(BEGUN, value))
-        except Conflict:  # another worker was quicker
+        except WrongRevision:  # another worker was quicker
             return await self._first_sequence()
         return first
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError, ConsumerNotFound, StreamNotFound
 from penstock.jetstream.api import refuse_beyond_end
-from penstock.jetstream.kv import Bucket, Conflict, stream_of
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import Bucket, stream_of
 from penstock.publish.control import Control
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group import identity
@@ -168,7 +169,7 @@ class Groups:
             try:
                 await assignments.wish(**wishes)
                 return
-            except Conflict:
+            except WrongRevision:
                 if not left:
                     raise
 

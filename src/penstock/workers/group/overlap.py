@@ -28,7 +28,8 @@ from datetime import UTC, datetime, timedelta
 from penstock.consume.handlers import AsyncHandler, Handler, HandlerRunner
 from penstock.consume.messages import Message, MessageContext
 from penstock.errors import OutcomeUnknown, PenstockError, Unavailable
-from penstock.jetstream.kv import Bucket, Conflict, Entry
+from penstock.jetstream.connection import WrongRevision
+from penstock.jetstream.kv import Bucket, Entry
 from penstock.jetstream.model import Json, seconds
 from penstock.publish.control import Control
 from penstock.retry import Backoff
@@ -204,7 +205,7 @@ class Overlap:
         looks, waits, entry = Sightings(self._lease), LOOKS.delays(), None
         while True:
             if may_begin(entry, looks.silent(key)):
-                with suppress(Conflict):  # somebody was quicker; the next look tells how far they are
+                with suppress(WrongRevision):  # somebody was quicker; the next look tells how far they are
                     return await self._take(key, entry, stored_at)
             elif entry and entry.value["state"] == DONE:
                 return None
@@ -255,7 +256,7 @@ class Overlap:
         key, value = held.turn.key, self._value(state, held.turn.tries + 1, held.id)
         try:
             held.revision = await self._put(key, value, held.revision)
-        except Conflict:
+        except WrongRevision:
             found = await self._bucket.get(key)
             held.lost = found is None or found.value["id"] != held.id
             if found and not held.lost:  # our own, of which we had no answer
