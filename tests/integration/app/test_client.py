@@ -70,7 +70,7 @@ async def test_a_message_goes_to_one_subject_that_a_stream_takes(server: Embedde
         await make_stream(client.jetstream, "S")
         with pytest.raises(ConfigError, match="wildcard"):
             await client.publish("s.*", b"x")
-        with pytest.raises(Unavailable, match="no stream takes 'elsewhere.a'"):
+        with pytest.raises(Unavailable, match=r"no stream takes 'elsewhere\.a'"):
             await client.publish("elsewhere.a", b"x")
         await client.publish("s.a", b"x")
         assert [one.sequence async for one in client.stream("S").messages("s.a")] == [1]
@@ -100,7 +100,7 @@ async def test_mistakes_are_told(server: EmbeddedServer) -> None:
         await make_stream(client.jetstream, "S", max_msg_size=10)
         with pytest.raises(ConfigError, match="no filter"):
             assert [one async for one in client.stream("S").messages(["a..b"])]
-        with pytest.raises(PenstockError, match="publish to 's.a': message size exceeds"):
+        with pytest.raises(PenstockError, match=r"publish to 's\.a': message size exceeds"):
             await client.publish("s.a", b"x" * 100)
         with pytest.raises(Unavailable):
             await client.publish("nobody.takes", b"")
