@@ -20,8 +20,9 @@ from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
-from penstock.workers.group import assignment, claims
+from penstock.workers.group import assignment, claims, leader
 from penstock.workers.group.claims import Claim, claim_key
+from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup
@@ -237,6 +238,30 @@ async def test_a_claim_about_a_stream_of_before_says_nothing_to_a_worker_that_ha
     await world.publish("p0", 5)
     await world.source.write(PARTITIONS)
     await world.all_done()
+
+
+async def test_a_claim_that_nobody_writes_again_is_created_by_the_leader(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner died before it noticed, and the assignment stays as it is: nothing else would create the claim."""
+    monkeypatch.setattr(leader, "AUDIT_EVERY", 2)
+    await world.prepare()
+    group = await world.join(ttl=1.5)
+    await world.shared(6)
+    await group.stop()
+    world.groups.remove(group)
+    key = claim_key("p0")
+    entry = await world.source.bucket.get(key)
+    assert entry
+    await world.source.bucket.delete(key, entry.revision)
+    made = leader.Leader(world.control, world.source.bucket, world.options(ttl=0.2), world.source, "worker-9")
+
+    async def is_there() -> bool:
+        await made.step(Retention.LIMITS, {})
+        return await world.source.bucket.get(key) is not None
+
+    assert not await is_there(), "a living owner gets the time to write it again"
+    await eventually_async(is_there, 10, "the claim to be there again")
 
 
 async def test_a_worker_that_is_told_to_stop_while_it_takes_part_anew_stops(world: World) -> None:

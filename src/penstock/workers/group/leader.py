@@ -28,7 +28,7 @@ from penstock.publish.control import Control
 from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.assignment import Assignment, Candidate, Published, Situation, Stabilizer, assign
-from penstock.workers.group.claims import Claim, ProgressRecord, claims_in, progress_key, records_in
+from penstock.workers.group.claims import Claim, ProgressRecord, claim_key, claims_in, progress_key, records_in
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
 from penstock.workers.options import GroupOptions
@@ -185,6 +185,7 @@ class Leader:
         self._assignments = assignment.Assignments(bucket)
         self._sightings = Sightings(options.ttl)
         self._orphans = Sightings(2 * options.ttl)
+        self._unclaimed = Sightings(2 * options.ttl)
         self._stabilizer = Stabilizer(options.windows)
         self.holder = Holder(control.jetstream, options.stream, options.group, source)
         """Keeps what no partition is known for yet."""
@@ -208,6 +209,7 @@ class Leader:
         """Discard heartbeat history after a pause of our own: no worker is declared dead for it."""
         self._sightings.forget_heartbeats()
         self._orphans.forget_heartbeats()
+        self._unclaimed.forget_heartbeats()
 
     async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
         """Do what is due; returns whether a new assignment was published. `seen`: what we saw before we led."""
@@ -281,6 +283,7 @@ class Leader:
         claims |= await self._free(handoff.dead_claims(claims, alive), scene)
         await self._forget(claims, alive, scene)
         claims |= await self._disown(claims, scene)
+        await self._claim_again(claims, scene)
         open_ = scene.unsettled(claims) if retention is Retention.INTEREST else []
         for worker_id in [w for w, record in scene.workers.items() if record.state == RETIRED]:
             consumers = scene.consumers.get(worker_id, ())
@@ -318,6 +321,29 @@ class Leader:
         needed = {progress_key(claim.owner, claim.incarnation or "") for claim in claims.values() if claim.owner}
         with suppress(WrongRevision):  # another leader was quicker
             await claim_store.clear(self._bucket, scene.records.keys() - alive - needed)
+
+    async def _claim_again(self, claims: Mapping[str, Claim], scene: _Scene) -> None:
+        """Create claims of assigned partitions that somebody has deleted.
+
+        Not at once: an owner that is alive writes its claim again by itself. One that died before that waits for a
+        claim when it comes back, as does whoever the partition is assigned to.
+        """
+        assigned = (await self._assignments.current()).owners
+        missing = {p.id: p for p in scene.partitions if p.id in assigned and p.id not in claims}
+        self._unclaimed.look(dict.fromkeys(missing, 0))
+        due = [p for name, p in missing.items() if self._unclaimed.silent(name)]
+        if due:
+            log.warning("the claims of %s are gone; they are created again", ", ".join(p.id for p in due[:5]))
+            await self._create_claims(due, [one for some in scene.consumers.values() for one in some])
+
+    async def _create_claims(self, partitions: Iterable[Partition], consumers: Collection[ConsumerInfo]) -> None:
+        start = await self._first_sequence()
+        wanted = [first_claim(p, consumers, start) for p in partitions]
+        written = {claim.partition for claim in await claim_store.store(self._bucket, wanted)}
+        for claim in wanted:
+            if claim.partition not in written:  # a deleted key leaves a marker, which `create` replaces
+                with suppress(WrongRevision):  # somebody has written it meanwhile
+                    await self._bucket.create(claim_key(claim.partition), claim.to_json())
 
     async def _adopt_orphans(self, scene: _Scene) -> None:
         """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's.
@@ -370,9 +396,7 @@ class Leader:
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         missing = [p for p in partitions if p.id not in claims]
         if missing:
-            consumers = [one for some in (await self._consumers()).values() for one in some]
-            start = await self._first_sequence()
-            await claim_store.store(self._bucket, (first_claim(p, consumers, start) for p in missing))
+            await self._create_claims(missing, [one for some in (await self._consumers()).values() for one in some])
         return {p: claim.owner for p, claim in claims.items() if claim.owner}
 
     async def _first_sequence(self) -> int:
