@@ -178,7 +178,8 @@ def check_dead_letters(base: Path, shifts: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shifts", [1, pytest.param(2, marks=pytest.mark.kills)])
+@pytest.mark.kills  # `make test` runs the same pipelines in the quickstart
+@pytest.mark.parametrize("shifts", [1, 2])
 def test_the_examples_pipelines_compute_what_the_books_say_run_after_run(
     jetstream: SparkSession, nats_server: EmbeddedServer, platform: Platform, tmp_path: Path, shifts: int
 ) -> None:
