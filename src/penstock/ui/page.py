@@ -133,18 +133,17 @@ class Page:
 
     async def snapshot(self) -> Snapshot:
         """What is seen now, or was seen at the time that the query asks for."""
-        js = (await self.watch.control()).jetstream if self.watch.keeps else None
-        self.history = await record.kept(js) if js else None
-        if self.history is None or js is None or not (text := self.asked("at")):
-            self.rates = self.watch.rates
+        text = self.asked("at")
+        if not text or self.watch.history is None:
             now = await self.watch.snapshot()
-            self.rates = self.watch.rates
+            self.rates, self.history = self.watch.rates, self.watch.history
             return now
+        self.history = self.watch.history
         try:
             moment = datetime.fromtimestamp(float(text), UTC)
         except (ValueError, OverflowError, OSError) as exc:
             raise ConfigError(f"at: {text!r} is no time, in seconds since 1970") from exc
-        before, self.past = await record.at(js, moment)
+        before, self.past = await record.at((await self.watch.control()).jetstream, moment)
         self.rates = rates(before, self.past)
         return self.past
 

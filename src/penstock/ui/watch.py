@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.consume.metrics import Lag
 from penstock.errors import PenstockError
 from penstock.events.documents import Documents
+from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
 from penstock.observe.groups import GroupWatches
 from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
@@ -69,6 +70,8 @@ class Watch:
         self.rates = Rates()
         self.error: str | None = None
         """Why there is no newer snapshot; None while all is well."""
+        self.history: StreamInfo | None = None
+        """The stream of recorded snapshots at the latest look; None where nothing is recorded."""
         self.trends: dict[Key, deque[Point]] = defaultdict(lambda: deque(maxlen=TREND))
         self.counting = asyncio.Lock()
         """Held while something is counted again."""
@@ -176,6 +179,7 @@ class Watch:
                 self.latest = found
                 self._note(found)
                 await self._record(found)
+                await self._find_history()
         self._number += 1
         self._first_look_over.set()
         async with self._told:
@@ -193,6 +197,15 @@ class Watch:
             self._recorded = time.monotonic()
         except PenstockError as exc:
             log.warning("what was seen could not be kept: %s", exc)
+
+    async def _find_history(self) -> None:
+        """Ask how far back the records reach, once for all pages. If that fails, the last answer stands."""
+        if not self.keeps:
+            return
+        try:
+            self.history = await record.kept((await self.control()).jetstream)
+        except PenstockError as exc:
+            log.info("the recorded snapshots could not be found: %s", exc)
 
     def _note(self, found: Snapshot) -> None:
         there = set()

@@ -37,9 +37,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def shop(nats_server: EmbeddedServer, streams: Streams, tmp_path: Path) -> Iterator[Served]:
+def shop(
+    nats_server: EmbeddedServer, streams: Streams, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    """The pages of a shop. A test may give further lines of the platform file as the fixture's parameter."""
     file = tmp_path / "penstock.yaml"
-    file.write_text(FILE % nats_server.url)
+    file.write_text(FILE % nats_server.url + getattr(request, "param", ""))
     streams.make("ORDERS")
     billing = {"metadata": {"penstock.service": "billing"}, "ack_policy": "explicit", "filter_subject": "orders.>"}
     run(streams.api.create_consumer("ORDERS", {"durable_name": "bill", **billing}))
@@ -70,12 +73,17 @@ def test_what_nobody_reads_appears_by_itself_and_goes_again(tab: Page, streams: 
     expect(tab.locator("#attention")).to_contain_text("Nothing is behind", timeout=30_000)
 
 
+@pytest.mark.parametrize("shop", ["", "history: 1d\n"], ids=["without history", "with history"], indirect=True)
 def test_a_broker_that_is_away_is_told_and_the_page_comes_back_by_itself(
-    tab: Page, nats_server: EmbeddedServer
+    shop: Served, tab: Page, nats_server: EmbeddedServer
 ) -> None:
     tab.goto("/streams")
     nats_server.kill()
     expect(tab.locator("#trouble")).to_contain_text("does not answer", timeout=60_000)
+    expect(tab.locator("#streams")).to_contain_text("ORDERS")
+    tab.reload()
+    expect(tab.locator("h1")).to_have_text("Streams")
+    expect(tab.locator("#streams")).to_contain_text("ORDERS")
     nats_server.start()
     expect(tab.locator("#trouble")).not_to_contain_text("does not answer", timeout=60_000)
 

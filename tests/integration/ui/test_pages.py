@@ -265,6 +265,24 @@ def test_a_server_that_does_not_answer_is_told_and_waited_for(nats_server: Embed
     eventually(lambda: "The server does not answer" not in pages.get("/").text, 20, "the page to come back")
 
 
+def test_with_history_a_server_that_does_not_answer_leaves_the_last_picture(
+    nats_server: EmbeddedServer, platform: Platform, streams: Streams
+) -> None:
+    streams.number("orders.paid", 1, 77)
+    paths = ("/", "/streams", "/consumers", "/groups", "/pipelines")
+    with served(nats_server.settings, replace(platform, history=timedelta(hours=1))) as pages:
+        eventually(lambda: "Time machine" in pages.get("/").text, 20, "something to be kept")
+        nats_server.kill()
+        eventually(lambda: "The server does not answer" in pages.get("/").text, 20, "the page to say so")
+        for path in paths:
+            shown = pages.get(path)
+            assert shown.status == 200, (path, shown.text)
+            assert "Shown is what was last seen" in shown.text
+        assert "77 waiting" in pages.get("/").text
+        nats_server.start()
+        eventually(lambda: "The server does not answer" not in pages.get("/").text, 20, "the page to come back")
+
+
 def test_the_time_machine_shows_what_was_seen_then(
     nats_server: EmbeddedServer, platform: Platform, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
