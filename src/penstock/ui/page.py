@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from penstock.errors import ConfigError
 from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
-from penstock.observe.flow import FlowNode, NodeKind, per_second, state_of
+from penstock.observe.flow import FlowNode, NodeKind, is_declared, per_second, state_of
 from penstock.observe.snapshot import Rates, Snapshot, rates
 from penstock.ui import charts
 from penstock.ui.access import Access, Person
@@ -101,7 +101,8 @@ class Site:
         )
         self._templates.filters |= {
             "age": age, "moment": moment, "number": number, "size": approximate_size, "rate": per_second,
-            "readable": readable, "state_of": state_of, "trend": charts.trend,
+            "readable": readable, "state_of": state_of, "is_declared": is_declared,
+            "trend": charts.trend,
             "path": lambda text: quote(str(text), safe="", errors="surrogatepass"),
             "query": lambda text: quote(str(text), safe="", errors="surrogatepass"),
         }  # fmt: skip
