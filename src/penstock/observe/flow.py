@@ -162,7 +162,7 @@ def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> 
                 graph.add(FlowNode(kind, name, NodeState.FAILED, "declared, not on the server"))
         _add_publishers(graph, platform, shown.values())
     _add_consumers(graph, snapshot, rates, shown, platform)
-    _add_groups(graph, snapshot, rates, platform)
+    _add_groups(graph, snapshot, rates, shown)
     _add_pipelines(graph, snapshot, rates, shown, platform)
     return graph
 
@@ -215,14 +215,21 @@ def _add_consumers(
         source = _id_of(shown[consumer.stream])
         seconds = consumer.lag.total_seconds()
         graph.connect(Edge(source, target, rates.settled.get(key, 0.0), consumer.lag_messages, seconds, state))
-        if consumer.dead_letters or consumer.given_up:
-            for letters in shown.values():
-                if consumer.dlq and letters.is_dead_letters and subjects.any_overlap([consumer.dlq], letters.subjects):
-                    count = (consumer.dead_letters or 0) + consumer.given_up
-                    graph.connect(Edge(target, _id_of(letters), None, count, state=NodeState.BEHIND))
+        _add_dead_letters(graph, target, consumer.dlq, (consumer.dead_letters or 0) + consumer.given_up, shown)
 
 
-def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, platform: Platform | None) -> None:
+def _add_dead_letters(
+    graph: FlowPicture, reader: str, dlq: str | None, count: int, shown: dict[str, StreamStatus]
+) -> None:
+    """Lead from a reader to where its letters go, also while there are none."""
+    written = [dlq, f"{dlq}.*.*"] if dlq else []  # a letter has a subject below, a bad record has this one
+    for letters in shown.values():
+        if letters.is_dead_letters and subjects.any_overlap(written, letters.subjects):
+            state = NodeState.BEHIND if count else NodeState.OK
+            graph.connect(Edge(reader, _id_of(letters), None, count, state=state))
+
+
+def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus]) -> None:
     for group in snapshot.groups:
         theirs = [one for one in snapshot.status.consumers if one.group == group.group and one.stream == group.stream]
         active = sum(worker.state == "active" for worker in group.workers)
@@ -235,6 +242,8 @@ def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, platform: 
         if f"{NodeKind.STREAM}:{group.stream}" in graph.nodes:
             rate = sum(rates.settled.get((one.stream, one.name), 0.0) for one in theirs)
             graph.connect(Edge(f"{NodeKind.STREAM}:{group.stream}", target, rate, lag, seconds, state))
+        for one in theirs:
+            _add_dead_letters(graph, target, one.dlq, (one.dead_letters or 0) + one.given_up, shown)
 
 
 def _add_pipelines(
@@ -252,6 +261,7 @@ def _add_pipelines(
                 rate = rates.settled.get((stream, one.consumer), 0.0)
                 reading = state_of(consumer) if consumer and one.state not in (FAILED, SILENT) else state
                 graph.connect(Edge(_id_of(shown[stream]), name, rate, lag, seconds, reading))
+        _add_dead_letters(graph, name, spec.bad_records if spec else None, 0, shown)
         for sink in spec.sinks if spec else ():
             kind = NodeKind.OUTPUT if sink.stream else NodeKind.TABLE
             written = graph.add(FlowNode(kind, sink.stream or sink.path or "console", detail=sink.format or ""))

@@ -108,6 +108,54 @@ def test_nothing_is_cut_off_on_a_phone(tab: Page, streams: Streams) -> None:
     expect(tab.locator(".picture")).not_to_be_visible()
 
 
+OUT_OF_ITS_BOX = """() => [...document.querySelectorAll('svg.flow .node')].flatMap((node) => {
+  const box = node.querySelector('rect').getBoundingClientRect();
+  return [...node.querySelectorAll('text')].filter((text) => {
+    const own = text.getBoundingClientRect();
+    return own.right > box.right || own.left < box.left;
+  }).map((text) => text.textContent);
+})"""
+ON_ANOTHER = """() => {
+  const boxes = [...document.querySelectorAll('svg.flow .labels text')].map((one) => [one, one.getBBox()]);
+  return boxes.flatMap(([one, a], at) => boxes.slice(at + 1).filter(([, b]) => a.x < b.x + b.width
+    && b.x < a.x + a.width && a.y < b.y + b.height - 2 && b.y < a.y + a.height - 2)
+    .map(([other]) => `${one.textContent} / ${other.textContent}`));
+}"""
+THROUGH_ITS_OWN_END = """() => {
+  const sides = Object.fromEntries([...document.querySelectorAll('svg.flow .node')].map((node) => {
+    const [x] = node.getAttribute('transform').match(/[\\d.]+/g).map(Number);
+    const [, kind, name] = node.querySelector('title').textContent
+      .match(/^(dead letters|\\w+) (.*?): /);
+    return [`${kind}:${name}`, [x, x + 210]];
+  }));
+  return [...document.querySelectorAll('svg.flow .edge')].filter((edge) => {
+    const [from, to] = edge.querySelector('title').textContent.split(' → ');
+    const begin = edge.getPointAtLength(0).x, near = edge.getPointAtLength(20).x;
+    const [left, right] = sides[from];
+    return (begin !== left && begin !== right) || (near > left && near < right) || !sides[to];
+  }).map((edge) => edge.textContent);
+}"""
+
+
+def test_the_picture_can_be_read_at_1280_pixels(tab: Page, streams: Streams) -> None:
+    streams.make("DLQ", subjects=["dlq.>"])
+    described = {"metadata": {"penstock.service": "billing", "penstock.dlq": "dlq.orders"}, "ack_policy": "explicit"}
+    for number in range(5):
+        name = f"WAREHOUSE_MOVEMENTS_OF_REGION_{number}"
+        streams.make(name, subjects=[f"moved.{number}.>"])
+        streams.number(f"moved.{number}.a", 1, 3_000 + number)
+        run(streams.api.create_consumer(name, {"durable_name": "bill_what_has_moved", **described}))
+    run(streams.api.create_consumer("DLQ", {"durable_name": "triage", "ack_policy": "explicit"}))
+    tab.goto("/")
+    expect(tab.locator("svg.flow .labels")).to_contain_text("3,004 waiting", timeout=30_000)
+    assert tab.evaluate(OUT_OF_ITS_BOX) == []
+    assert tab.evaluate(ON_ANOTHER) == []
+    assert tab.evaluate(THROUGH_ITS_OWN_END) == []
+    titles = tab.locator("svg.flow .edge title").all_text_contents()
+    assert "service:billing → dead letters:DLQ" in titles
+    assert "dead letters:DLQ → consumer:triage" in titles
+
+
 def test_an_action_is_asked_about_and_done_with_the_keyboard(tab: Page, streams: Streams) -> None:
     tab.goto("/consumers/ORDERS/bill")
     tab.get_by_role("button", name="Pause").focus()
