@@ -26,8 +26,8 @@ from penstock.workers.group.overview import GroupOverview
 
 log = logging.getLogger(__name__)
 
-EVERY = 2.0
-"""Seconds between two looks."""
+EVERY = 1.5
+"""Seconds between two looks: with the time that a look and a page take, what happens is shown within two."""
 SHARE = 0.04
 """Of a core, at most, that looks may take: a server with very many consumers is looked at less often."""
 LONGEST_PAUSE = 10.0
@@ -36,7 +36,7 @@ RECORD_EVERY = 5.0
 """Seconds between two snapshots that are kept."""
 LOOKED_FOR = 15.0
 """Seconds that a page counts as looked at after it was asked for without staying open."""
-TREND = 150
+TREND = 200
 """Points of a trend: five minutes."""
 
 
