@@ -12,6 +12,7 @@ from tests.support.pages_served import Served, chromium, served
 from tests.support.streams import Streams
 
 from penstock.server.embedded import EmbeddedServer
+from penstock.testing import eventually
 from penstock.topology.load import load
 from penstock.ui.access import Access
 from penstock.wire.blocking import run
@@ -154,6 +155,30 @@ def test_the_picture_can_be_read_at_1280_pixels(tab: Page, streams: Streams) -> 
     titles = tab.locator("svg.flow .edge title").all_text_contents()
     assert "service:billing → dead letters:DLQ" in titles
     assert "dead letters:DLQ → consumer:triage" in titles
+
+
+def test_a_page_of_large_messages_is_short_on_a_phone_and_opens_what_is_folded(tab: Page, streams: Streams) -> None:
+    body = b'{"payload": {%s}}' % b", ".join(b'"field%d": %d' % (n, n) for n in range(40))
+    streams.publish("orders.paid", [body] * 50, **{f"X-Header-{n}": "value" for n in range(6)})
+    tab.set_viewport_size({"width": 390, "height": 800})
+    tab.goto("/streams/ORDERS/messages")
+    expect(tab.locator("article")).to_have_count(50)
+    assert tab.evaluate("document.documentElement.scrollHeight") < 15_000
+    message = tab.locator("article").first
+    expect(message.get_by_text('"field39": 39')).not_to_be_visible()
+    message.locator("details.folded summary", has_text="payload").click()
+    expect(message.get_by_text('"field39": 39')).to_be_visible()
+
+
+@pytest.mark.parametrize("shop", ["history: 1d\n"], indirect=True)
+def test_the_thumb_of_the_time_machine_is_at_the_end_now(shop: Served, tab: Page) -> None:
+    eventually(lambda: 'id="at"' in shop.get("/streams").text, 20, "the first snapshot to be recorded")
+    tab.goto("/streams")
+    assert tab.locator(".past output").inner_text() == "now"
+    assert tab.evaluate(
+        "(() => { const at = document.getElementById('at'); return +at.value === +at.max && +at.min < +at.max; })()"
+    )
+    assert tab.evaluate("getComputedStyle(document.getElementById('at')).paddingRight") == "0px"
 
 
 def test_an_action_is_asked_about_and_done_with_the_keyboard(tab: Page, streams: Streams) -> None:
