@@ -36,7 +36,7 @@ class Browser:
 
     async def messages(
         self,
-        filters: Collection[str] = (),
+        filters: str | Collection[str] = (),
         *,
         since: datetime | timedelta | str | None = None,
         first: int | None = None,
@@ -48,7 +48,7 @@ class Browser:
         `since`: stored at that time or later; a text is a time, or a duration such as "1h" that counts back from now.
         `first` and `last`: sequences, both included. `follow`: goes on with what comes.
         """
-        self._filters = tuple(filters)
+        self._filters = (filters,) if isinstance(filters, str) else tuple(filters)
         for one in self._filters:
             if problem := subjects.problem(one):
                 raise ConfigError(f"{one!r} is no filter: {problem}")

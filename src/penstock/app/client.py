@@ -7,7 +7,6 @@ async with penstock.connect("nats://127.0.0.1:4222") as client:
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,12 +18,15 @@ from penstock.app.browse import Browser
 from penstock.app.buckets import Bucket
 from penstock.deadletter.capture import capture
 from penstock.deadletter.letters import FailedDelivery, Failure
-from penstock.errors import PenstockError
+from penstock.errors import Unavailable
 from penstock.facts import Appended, Confirmation, Fact, Facts, Page
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
+from penstock.jetstream.connection import Broker, NoStream
+from penstock.jetstream.model import ConsumerInfo, Json, StoredMessage, StreamInfo
 from penstock.publish.atomic import AtomicBatch, Publisher
+from penstock.publish.batch import literal_subject
 from penstock.publish.fast import FastIngest
+from penstock.retry import retrying
 from penstock.settings import Settings
 from penstock.wire import aio
 from penstock.wire.headers import Headers
@@ -56,6 +58,7 @@ class Client:
     def __init__(self, settings: Settings, publisher: Publisher, facts: Facts) -> None:
         self.settings = settings
         self._publisher = publisher
+        self._broker = Broker(settings, connection=publisher.connection)
         self._facts = facts
 
     @property
@@ -71,10 +74,20 @@ class Client:
         Raises `Unavailable` when no stream takes the subject. After an error that is `Unavailable` it may be stored or
         not; with a `message_id` it can be published again within the stream's duplicate window.
         """
+        literal_subject(subject)
         all_headers = {**(headers or {}), **({"Nats-Msg-Id": message_id} if message_id else {})}
-        await self._publisher.ready()
-        answer = await self._publisher.connection.request(subject, payloads.encode(value), all_headers or None)
-        return stored_at(answer.data, subject)
+        data, unheard = payloads.encode(value), self._publisher.no_responders_timeout
+
+        async def store() -> Json:
+            return await self._broker.publish(subject, data, all_headers or None)
+
+        try:
+            answer = await retrying(store, unheard, retry_on=lambda exc: isinstance(exc, NoStream))
+        except NoStream as exc:
+            raise Unavailable(
+                f"no stream takes {subject!r} (tried for {unheard:g} s): create one, or check it"
+            ) from exc
+        return int(answer["seq"])
 
     def atomic(self, stream: str) -> AtomicBatch:
         """A batch that is stored whole or not at all: `async with client.atomic("ORDERS") as batch`."""
@@ -135,14 +148,6 @@ def _values(headers: Mapping[str, Any] | None) -> dict[str, list[str]]:
     return {name: [one] if isinstance(one, str) else list(one) for name, one in (headers or {}).items()}
 
 
-def stored_at(answer: bytes, subject: str) -> int:
-    """The sequence in a stream's answer to a message."""
-    told = json.loads(answer)
-    if error := told.get("error"):
-        raise PenstockError(f"{subject} was refused: {error.get('description')} ({error.get('err_code')})")
-    return int(told["seq"])
-
-
 class Stream:
     """A stream to look at."""
 
@@ -155,7 +160,7 @@ class Stream:
 
     async def messages(
         self,
-        subjects: Collection[str] = (),
+        subjects: str | Collection[str] = (),
         *,
         since: datetime | timedelta | str | None = None,
         first: int | None = None,

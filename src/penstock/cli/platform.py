@@ -337,7 +337,7 @@ async def verify(context: Context, file: str, env: str | None, wait: float, as_j
             async with session(context, platform) as s:
                 found, findings = await s.verify(wait)
         except (ServerBusy, DeadlineExceeded) as exc:  # it can be reached, and is ill
-            _show_illness(exc, platform, _settings(context, platform), as_json)
+            _show_unhealthy(exc, platform, _settings(context, platform), as_json)
             return EXIT_ATTENTION
     if as_json:
         unknown = [plan_json.resource_json(one) for one in verification.undeclared(s.desired, found)]
@@ -347,12 +347,12 @@ async def verify(context: Context, file: str, env: str | None, wait: float, as_j
     return EXIT_ATTENTION if findings else EXIT_OK
 
 
-def _show_illness(exc: PenstockError, platform: Platform, settings: Settings, as_json: bool) -> None:
+def _show_unhealthy(exc: PenstockError, platform: Platform, settings: Settings, as_json: bool) -> None:
     if as_json:
         print_json({**plan_json.findings_json(platform.name, (), str(exc)), **_heading(platform, settings)})
         return
     where = ", ".join(settings.servers)
-    out.print(Text.assemble(("✗", "bold red"), f" JetStream is not well at {where}: {exc}"), soft_wrap=True)
+    out.print(Text.assemble(("✗", "bold red"), f" JetStream is unhealthy at {where}: {exc}"), soft_wrap=True)
 
 
 def _show_findings(s: PlatformSession, found: Actual, findings: list[Deviation]) -> None:

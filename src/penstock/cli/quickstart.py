@@ -59,12 +59,18 @@ STOPPED = "app-runtime-worker"
 """The service that is left stopped, so that there is something to see."""
 NEXT = """
 What to look at next:
-  penstock quickstart --keep         the same, and the broker stays: look at it with the commands below
-  penstock quickstart --ui           see it flow in a browser
-  penstock status                    streams, consumers, what is behind
-  penstock run services:app --service app-runtime-worker   in the example's folder: start what is stopped
+  penstock quickstart --ui           the same, and see it flow in a browser
+  penstock quickstart --keep         the same, and the broker stays: it says how to look at it
   penstock init shop                 a project with a handler of your own, and its test, in five minutes
   penstock import                    a platform file from a server that you have"""
+KEPT = """
+The broker is running. Look at it:
+  export PENSTOCK_SERVERS={url}
+  penstock ui {file}
+  penstock status
+  penstock view BILLING
+  (cd {folder} && penstock run services:app --service {stopped})   start what is stopped
+Stop it with: kill {pid}"""
 SHOWN = 40
 """Characters of a value that are shown."""
 BATCH = 500
@@ -102,7 +108,9 @@ async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool, ui: b
                 await _show_pages(settings)
                 return
     if kept := home.kept():
-        out.print(f"\nThe broker is running: penstock --servers {kept.url} status\nStop it with: kill {kept.pid}")
+        folder = example_dir()
+        names = {"folder": folder, "file": folder / "penstock.yaml", "stopped": STOPPED}
+        out.print(KEPT.format(url=kept.url, pid=kept.pid, **names), markup=False, soft_wrap=True)
     else:
         out.print(NEXT, markup=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.app.client import connect
+from penstock.app.client import Stream, connect
 from penstock.cli.common import PLATFORM_FILE, RESOURCE_NAME, Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
 from penstock.errors import PenstockError, UsageError
@@ -64,8 +64,7 @@ async def view(
         moment = None if since is None else parse_since(since)
     async with connect(context.settings()) as client:
         if first is None and since is None and not subjects and not wanted:  # the last ones can be computed
-            end = last or (await client.stream(stream).info()).state.last_seq
-            first = max(1, end - (limit or LIMIT) + 1)
+            first = await _first_of_last(client.stream(stream), last, limit or LIMIT)
         options: Any = {"since": moment, "first": first, "last": last, "follow": follow}
         found = (
             one async for one in client.stream(stream).messages(subjects, **options) if _has(one, wanted, documents)
@@ -185,6 +184,18 @@ def _has(message: StoredMessage, wanted: list[FieldFilter], documents: Documents
         return True
     document = _document(message, documents)
     return all(one.matches(document) for one in wanted)
+
+
+async def _first_of_last(stream: Stream, last: int | None, count: int) -> int:
+    """The sequence of the first of the last `count` messages that are there: many sequences may hold none."""
+    state = (await stream.info()).state
+    end, span = last or state.last_seq, count
+    while True:
+        first = max(end - span + 1, state.first_seq, 1)
+        there = [one.sequence async for one in stream.messages(first=first, last=end)]
+        if len(there) >= count or first <= max(state.first_seq, 1):
+            return there[-count:][0] if there else first
+        span *= 8
 
 
 async def _at_most(found: AsyncIterator[StoredMessage], limit: int | None) -> AsyncIterator[StoredMessage]:

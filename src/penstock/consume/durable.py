@@ -238,7 +238,7 @@ class Durable:
         return info
 
     async def _pull(self) -> None:
-        tries = Tries(retry_on=always, tell=lambda exc: log.warning("%s pulls anew: %s", self.consumer, exc))
+        tries = Tries(retry_on=always, tell=lambda exc: log.warning("%s pulls again: %s", self.consumer, exc))
         while True:
             try:
                 await self._connection.ready()

@@ -199,7 +199,7 @@ class Desk:
         return await capture(self._connection, letter, dlq, attempted=attempted, domain=self._domain, patience=PATIENCE)
 
     async def _message(self, advisory: Advisory) -> StoredMessage | None:
-        """The message that the consumer gave up on; None when it is gone, or its stream was made anew since."""
+        """The message that the consumer gave up on; None when it is gone, or its stream was recreated since."""
         try:
             message = await self._jetstream.get_message(advisory.stream, advisory.sequence)
         except NotFound:

@@ -254,7 +254,7 @@ class Book:
     def seen(self, made: int, server: str, delivered: int, floor: int, clustered: bool, dedicated: bool) -> Book:
         """The book next to the consumer as it is now.
 
-        A consumer that was made anew, or reset, starts over: its open pages are nobody's any more. Numbers of
+        A consumer that was recreated, or reset, starts over: its open pages are nobody's any more. Numbers of
         deliveries that go down are a reset too, unless the server was restarted: a single one that was killed has
         forgotten the last of them. `floor` is the sequence up to which everything is acknowledged.
 

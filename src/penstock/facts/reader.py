@@ -283,7 +283,7 @@ class PageReader:
         checked = await self._checked(receipt, name, consumer)
         look = await self._look(name, consumer)
         if checked.made != _made(look.info):
-            raise StaleReceipt(consumer, "the consumer was removed and made anew since")
+            raise StaleReceipt(consumer, "the consumer was deleted and recreated since")
         already, look, deliveries = await self._close(look, checked)
         await self._acknowledge(look.info, look.book.ack, deliveries)
         return Confirmation(name, consumer, checked.first, checked.last, already)

@@ -38,7 +38,7 @@ class Receipt:
     stream: str
     consumer: str
     made: int
-    """When the consumer was made, in microseconds: one made anew under the same name is another."""
+    """When the consumer was made, in microseconds: one recreated under the same name is another."""
     page: str
     """The page's id."""
     first: int

@@ -60,7 +60,7 @@ class ReadStalled(Unavailable):
 
     def __str__(self) -> str:
         return (
-            f"reading {self.stream!r} from {self.first} to {self.last} does not get on: {self.reason}; "
+            f"no progress reading {self.stream!r} (sequences {self.first} to {self.last}): {self.reason}; "
             "check that the stream's servers are up and have a leader"
         )
 

@@ -62,7 +62,7 @@ class Rates:
 
 
 def rates(before: Snapshot | None, now: Snapshot) -> Rates:
-    """How fast streams grew and consumers worked. What was made anew or reset in between counts as standing still."""
+    """How fast streams grew and consumers worked. What was recreated or reset in between counts as standing still."""
     seconds = (now.taken_at - before.taken_at).total_seconds() if before else 0.0
     if before is None or seconds <= 0:
         return Rates()

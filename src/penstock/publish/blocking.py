@@ -247,7 +247,7 @@ class BlockingPublisher:
     def _answered(self, flight: Flight) -> BatchAck:
         connection, content = self.connection, flight.content
         if connection.opened != flight.opened:
-            raise BatchOutcomeUnknown(flight.ref, "the connection was lost and opened anew")
+            raise BatchOutcomeUnknown(flight.ref, "the connection was lost and reopened")
         try:
             answer = connection.wait(flight.last, what=f"the commit of batch {content.batch_id!r}")
             idle = time.monotonic() - flight.heard

@@ -31,7 +31,7 @@ async def look(jetstream: JetStream, ref: BatchRef, given_out: int = 0) -> Batch
     removed since that the batch could have been among them.
     """
     last = await _stored_up_to(jetstream, ref, given_out)
-    below = ref.after if ref.after <= last else 0  # the stream was made anew
+    below = ref.after if ref.after <= last else 0  # the stream was recreated
     """The last sequence that is looked at, and is not of the batch."""
     erased = False
     while (probe := below + ref.count) <= last:

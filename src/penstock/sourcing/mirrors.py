@@ -120,7 +120,7 @@ def _require_restored(info: StreamInfo, backup: Backup) -> None:
     mark = backup.facts().get("restored")
     if not mark or (info.config.get("metadata") or {}).get(RESTORED) != mark:
         raise MigrationRefused(
-            f"stream {info.name!r} was made anew after its migration was interrupted; what it held before is in "
+            f"stream {info.name!r} was recreated after its migration was interrupted; what it held before is in "
             f"{str(backup.data)!r}: delete the stream and run this again, or delete {str(backup.about)!r} to give it up"
         )
 

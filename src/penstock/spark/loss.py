@@ -54,7 +54,7 @@ class HistoryChanged(DataLoss):
 
 
 class StreamReplaced(DataLoss):
-    """The stream was deleted and made anew since the checkpoint was written."""
+    """The stream was deleted and recreated since the checkpoint was written."""
 
     def __init__(self, stream: str, created: str, before: str, sequence: int) -> None:
         super().__init__(stream, created, before, sequence)

@@ -93,7 +93,7 @@ class Offset:
 
 
 def span(start: Offset, end: Offset) -> tuple[int, int]:
-    """First and last sequence between two offsets. After a stream was made anew, from its beginning."""
+    """First and last sequence between two offsets. After a stream was recreated, from its beginning."""
     return (start.sequence if start.created == end.created else 0) + 1, end.sequence
 
 

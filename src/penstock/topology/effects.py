@@ -23,7 +23,7 @@ AT_CREATION = "at creation"
 
 CHANGE_WORDS = {
     EDITABLE: "can be changed at any time",
-    RECREATE: "the server refuses a change: the consumer is made anew and loses its position",
+    RECREATE: "the server refuses a change: the consumer is recreated and loses its position",
     IMMUTABLE: "can never be changed: only a new stream can have another value, and the old one's messages are lost",
     CONTENT: "raising it is safe, lowering it below what the stream holds deletes messages",
     ONE_WAY: "can be switched on, never off again",
@@ -34,7 +34,7 @@ CHANGE_WORDS = {
     MIRROR: "can only be removed, which makes the stream a normal one for good",
     SOURCES: "adding and removing is safe; a source that is changed starts over",
     FILTERS: "an added subject's backlog is skipped without a word; on an interest stream, narrowing deletes messages",
-    DELIVERY: "another subject can be set; between pull and push the consumer is made anew",
+    DELIVERY: "another subject can be set; between pull and push the consumer is recreated",
     EXPIRY: "can be changed; the server deletes a consumer, with its position, that is unused for so long",
     AT_CREATION: "counts when the consumer is made; afterwards it is left as it is, and nobody's pause is undone",
 }

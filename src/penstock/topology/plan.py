@@ -264,7 +264,7 @@ def _consumer_change(
 
 
 def _renewal(resource: Resource, wanted: Json, fields: list[FieldChange]) -> Change:
-    reason = "its stream is made anew, its position is lost"
+    reason = "its stream is recreated, its position is lost"
     return Change(ChangeKind.RECREATE, Risk.LOSES_POSITION, resource, tuple(fields), reason, wanted)
 
 

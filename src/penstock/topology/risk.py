@@ -81,7 +81,7 @@ def _verdict(change: FieldChange, table: Mapping[str, Field], around: Surroundin
 
 
 def _combined(verdicts: Sequence[Verdict]) -> Verdict:
-    """The worst of several, with the reasons of all; where the resource is made anew, only the reasons for that."""
+    """The worst of several, with the reasons of all; where the resource is recreated, only the reasons for that."""
     worst = max((v.risk for v in verdicts), key=lambda risk: risk.severity, default=Risk.SAFE)
     anew = [v for v in verdicts if v.recreate]
     reasons = dict.fromkeys(v.reason for v in anew or verdicts if v.reason)
@@ -96,7 +96,7 @@ def _editable(change: FieldChange, around: Surroundings) -> Verdict:
 
 
 def _impossible(why: str) -> Verdict:
-    return Verdict(Risk.IMPOSSIBLE, f"{why}: it has to be deleted and made anew", recreate=True)
+    return Verdict(Risk.IMPOSSIBLE, f"{why}: it has to be deleted and recreated", recreate=True)
 
 
 def _immutable(change: FieldChange, around: Surroundings) -> Verdict:
@@ -225,7 +225,7 @@ def consumer_removal(stream: StreamInfo) -> Verdict:
 
 def _recreated(change: FieldChange, around: Surroundings) -> Verdict:
     loss = consumer_removal(around.stream)
-    why = f"the server never changes {change.name} of a consumer: it is made anew, {loss.reason}"
+    why = f"the server never changes {change.name} of a consumer: it is recreated, {loss.reason}"
     return Verdict(loss.risk, why, recreate=True)
 
 

@@ -206,7 +206,7 @@ class Worker:
 
     @property
     def remade(self) -> bool:
-        """Whether the stream was made anew: nothing that was done of the old one counts."""
+        """Whether the stream was recreated: nothing that was done of the old one counts."""
         return self.consumer.remade
 
     @property
@@ -274,9 +274,9 @@ class Worker:
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 
     async def _start_over(self) -> None:
-        """The stream was made anew: whatever was done of the old one says nothing."""
+        """The stream was recreated: whatever was done of the old one says nothing."""
         log.warning(
-            "stream %s was made anew; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
+            "stream %s was recreated; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
         )
         wanted = list(self.partitions.values())
         async with self._puller.settling:

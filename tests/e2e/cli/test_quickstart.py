@@ -107,7 +107,8 @@ def test_keep_leaves_the_broker_running_and_says_how_to_reach_and_stop_it(tmp_pa
     kept = quickstart(tmp_path, "--events", "500", "--keep")
     assert kept.returncode == 0, kept.stderr
     pid = int(kept.stdout.rsplit("kill ", 1)[1].split()[0])
-    url = kept.stdout.rsplit("--servers ", 1)[1].split()[0]
+    url = kept.stdout.rsplit("PENSTOCK_SERVERS=", 1)[1].split()[0]
+    assert "penstock ui " in kept.stdout
     try:
         # A listing that a worker broke off when it left is removed by the server, within seconds.
         declared = "the declared consumers, and none of workers that have left"

@@ -14,7 +14,7 @@ from tests.support.commands import here
 from tests.support.streams import Streams
 
 from penstock.server.embedded import EmbeddedServer
-from penstock.wire.blocking import connect
+from penstock.wire.blocking import connect, run
 
 
 @pytest.fixture
@@ -105,6 +105,15 @@ def test_follow_prints_what_comes(nats_server: EmbeddedServer, streams: Streams)
         streams.publish("s.a", [b"new"])
         assert process.stdout.readline() == b"new\n"
         process.terminate()
+
+
+def test_the_last_messages_are_those_that_are_there(nats_server: EmbeddedServer, streams: Streams) -> None:
+    run(streams.api.purge_stream("S", subject="s.b"))
+    streams.publish("s.c", [b"kept"])
+    streams.publish("s.d", [b"gone"] * 300)
+    run(streams.api.purge_stream("S", subject="s.d"))
+    shown = view(nats_server, "--limit", "2", "--json")
+    assert [json.loads(line)["sequence"] for line in shown.stdout.splitlines()] == [50, 52]
 
 
 def test_avro_is_decoded_by_the_schema_of_the_platform_file(

@@ -431,7 +431,7 @@ def test_a_cluster_without_a_quorum_is_ill_and_no_error(tmp_path: Path, nats_clu
 
     def ill() -> bool:  # streams whose node is gone are missed before the quorum is
         verified = here("--timeout", "3", "verify", file)
-        return verified.returncode == 2 and "JetStream is not well" in verified.stdout
+        return verified.returncode == 2 and "JetStream is unhealthy" in verified.stdout
 
     eventually(ill, within=120, what="a verification that finds no quorum")
     answer = validated("verify", here("--timeout", "3", "verify", file, "--json"))

@@ -65,6 +65,17 @@ async def test_what_comes_is_followed(server: EmbeddedServer) -> None:
     assert seen == [b"1", b"2", b"3"]
 
 
+async def test_a_message_goes_to_one_subject_that_a_stream_takes(server: EmbeddedServer) -> None:
+    async with penstock.connect(server.url) as client:
+        await make_stream(client.jetstream, "S")
+        with pytest.raises(ConfigError, match="wildcard"):
+            await client.publish("s.*", b"x")
+        with pytest.raises(Unavailable, match=r"no stream takes 'elsewhere\.a'"):
+            await client.publish("elsewhere.a", b"x")
+        await client.publish("s.a", b"x")
+        assert [one.sequence async for one in client.stream("S").messages("s.a")] == [1]
+
+
 async def test_a_server_that_was_restarted_is_spoken_to_again(server: EmbeddedServer) -> None:
     async with penstock.connect(server.url) as client:
         await make_stream(client.jetstream, "S", allow_atomic=True)
@@ -89,7 +100,7 @@ async def test_mistakes_are_told(server: EmbeddedServer) -> None:
         await make_stream(client.jetstream, "S", max_msg_size=10)
         with pytest.raises(ConfigError, match="no filter"):
             assert [one async for one in client.stream("S").messages(["a..b"])]
-        with pytest.raises(PenstockError, match=r"s\.a was refused"):
+        with pytest.raises(PenstockError, match=r"publish to 's\.a': message size exceeds"):
             await client.publish("s.a", b"x" * 100)
         with pytest.raises(Unavailable):
             await client.publish("nobody.takes", b"")

@@ -240,7 +240,7 @@ async def test_a_receipt_is_stale_after_the_consumer_was_made_anew(zone: Zone) -
     page = await zone.facts.fetch_facts("reader", 3)
     await zone.js.delete_consumer("FACTS", "reader")
     await zone.consumer()
-    with pytest.raises(StaleReceipt, match="made anew"):
+    with pytest.raises(StaleReceipt, match="recreated"):
         await zone.facts.confirm_receipt("reader", receipt(page))
     assert sequences(await zone.other.fetch_facts("reader", 3)) == [1, 2, 3]
 

@@ -251,6 +251,12 @@ CASES = [
     ),
     LintCase("D03", one("max_deliver: 5, dlq: dlq.s"), one("max_deliver: 5, dlq: dlq.s.a"), 5),
     LintCase(
+        "D09",
+        swap(one("max_deliver: 5, dlq: letters.s.a"), "[dlq.>]", "[dlq.>, letters.>]"),
+        one("max_deliver: 5, dlq: dlq.s.a"),
+        5,
+    ),
+    LintCase(
         "D04",
         flow(
             "from: {stream: S}, to: {stream: OUT, subject: dlq.s.a}", other="subjects: [dlq.>], allow_atomic: true"

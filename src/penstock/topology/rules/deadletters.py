@@ -78,7 +78,7 @@ def captured(case: Case) -> Iterator[Hit]:
 def convention(case: Case) -> Iterator[Hit]:
     for spec in case.platform.handled:
         tokens = (spec.dlq or "").split(".")
-        if spec.dlq and (tokens[0] != DLQ or len(tokens) != 3):
+        if tokens[0] == DLQ and len(tokens) != 3:
             yield at(
                 spec,
                 "dlq",
@@ -179,3 +179,19 @@ def out_of_sight(case: Case) -> Iterator[Hit]:
             message = f"consumer {consumer.name!r} of dead letters delivers each {consumer.max_deliver} times at most"
             fix = "leave max_deliver out, or look at letters with `penstock dlq`, and say so with `ignore:`"
             yield at(consumer, "max_deliver", message, fix)
+
+
+@rule(
+    "D09",
+    Severity.ERROR,
+    "dead letters that no command finds",
+    "`penstock dlq`, `status` and the pages look for dead letters in streams whose subjects are all below `dlq.`.",
+)
+def not_found(case: Case) -> Iterator[Hit]:
+    for spec in case.platform.handled:
+        if spec.dlq and not into_dlq(spec.dlq):
+            yield at(spec, "dlq", f"{spec.dlq!r} is not below {DLQ}.", f"use {DLQ}.<domain>.<event>")
+    for flow in case.platform.pipelines.values():
+        if flow.bad_records and not into_dlq(flow.bad_records):
+            message = f"{flow.bad_records!r}, the bad records of pipeline {flow.name!r}, is not below {DLQ}."
+            yield at(flow, "bad_records", message, f"use {DLQ}.<domain>.<event>")

@@ -484,7 +484,7 @@ class Dispatcher:
 
     def _try_again(self, lane: Lane, sequence: int) -> None:
         self._retries.pop(lane.id, None)
-        if lane.order and lane.order[0] == sequence:
+        if lane.order and lane.order[0] <= sequence:  # else it is gone; a lower one that came meanwhile is next
             lane.waits = False
             self.wake(lane)
 

@@ -7,7 +7,7 @@ The key `claims.<partition>` is replaced only by whoever knows its revision, so 
     settled   somebody's whose consumer delivers whatever is not done: a crash now costs what is above its ack floor
               (on a work queue the backlog may still be on its way then, and `handoff` stays where it was)
 
-The token is the revision with which the partition was taken. It only ever rises, also when the bucket is made anew.
+The token is the revision with which the partition was taken. It only ever rises, also when the bucket is recreated.
 
 While one message waits for its next try, or a partition is caught up with, the ack floor stands still, however much is
 done above it. So a process writes down from time to time how far each of its partitions is, all of them in one key

@@ -383,7 +383,7 @@ class Leader:
         identity_, entry = stream_identity(info), await self._bucket.get(BEGUN)
         if entry and entry.value.get("stream") == identity_:
             return int(entry.value["sequence"])
-        first = 0 if entry else info.state.last_seq  # all of a stream that was made anew is new
+        first = 0 if entry else info.state.last_seq  # all of a stream that was recreated is new
         try:
             value = {"stream": identity_, "sequence": first}
             await (self._bucket.put(BEGUN, value, entry.revision) if entry else self._bucket.create(BEGUN, value))

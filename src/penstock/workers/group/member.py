@@ -272,7 +272,7 @@ class Member:
         if failure := self._worker.failure:
             raise WorkerFailed(f"{self.identity.id} cannot go on: {failure}") from failure
         if self._worker.remade or (self._stream and self._worker.stream not in ("", self._stream)):
-            raise StreamRemade(f"stream {self._options.stream!r} was made anew; {self.identity.id} begins with it")
+            raise StreamRemade(f"stream {self._options.stream!r} was recreated; {self.identity.id} begins with it")
         retention = await self._learn()
         if not self.identity.lease.valid:
             return
@@ -392,7 +392,7 @@ class Member:
         """3. take the claim."""
         if not free:
             return
-        # It may have been made anew since, unnoticed by a worker that had nothing of it.
+        # It may have been recreated since, unnoticed by a worker that had nothing of it.
         self._stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
         taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in free)}
         self._again |= self._held & taken

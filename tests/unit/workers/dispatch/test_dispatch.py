@@ -22,11 +22,12 @@ class Answers:
     def __init__(self) -> None:
         self.acks: list[str] = []
         self.keeps_letters = True
+        self.delay = 0.0
 
     def acked(self) -> None: ...
     def settled(self) -> None: ...
     def again(self, message: Message, delay: float) -> float:
-        return delay
+        return self.delay or delay
 
     async def on_trial(self, partition_id: str, sequence: int) -> None: ...
 
@@ -137,6 +138,14 @@ async def test_a_delivery_waits_until_the_backlog_below_it_was_read(world: World
     assert world.handled == [(1, 7), (3, 7), (4, 7)]
     assert world.lane.has_done(3)
     assert world.dispatcher.held == 0
+
+
+async def test_a_lower_message_that_comes_during_a_wait_does_not_stop_its_lane(world: World) -> None:
+    world.fails, world.answers.delay = 1, 0.05
+    world.deliver(2)
+    await world.rest(1)
+    world.deliver(1)
+    await eventually_async(lambda: world.handled == [(2, 7), (1, 7), (2, 7)], 10)
 
 
 async def test_of_a_backlog_only_so_much_is_read_ahead(world: World) -> None:
