@@ -54,7 +54,7 @@ def tab(nats_server: EmbeddedServer, platform: Platform, streams: Streams) -> It
         browser.close()
 
 
-@pytest.mark.parametrize("width", [390, 700, 1000, 1280])
+@pytest.mark.parametrize("width", [390, 1000, 1110, 1280])
 def test_every_page_fits_its_window_names_what_can_be_used_and_has_one_heading(tab: Page, width: int) -> None:
     tab.set_viewport_size({"width": width, "height": 800})
     letter = None
