@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock import subjects
+from penstock.observe.pipelines import PipelineStatus
 from penstock.observe.snapshot import Rates, Snapshot
 from penstock.observe.status import ConsumerStatus, StreamStatus
 from penstock.spark.progress import FAILED, NEVER, SILENT
@@ -27,6 +28,7 @@ class NodeState(StrEnum):
 
     OK = "ok"
     IDLE = "idle"
+    WAITING = "waiting for its next run"
     BEHIND = "behind"
     UNATTENDED = "nobody reads"
     FAILED = "failed"
@@ -125,9 +127,24 @@ def state_of(consumer: ConsumerStatus) -> NodeState:
     """How a consumer gets on."""
     if consumer.is_unattended:
         return NodeState.UNATTENDED
+    if consumer.awaits_run:
+        return NodeState.WAITING
     if consumer.lag_messages and consumer.lag.total_seconds() >= BEHIND_SECONDS:
         return NodeState.BEHIND
     return NodeState.OK
+
+
+def is_declared(consumer: ConsumerStatus, platform: Platform | None) -> bool:
+    """Whether a consumer is in the platform file, or belongs to something that looks after it by itself.
+
+    The durable of a pipeline is declared when the pipeline is.
+    """
+    if platform is None or consumer.group or consumer.carries:
+        return True
+    if consumer.pipeline is not None and consumer.pipeline in platform.pipelines:
+        return True
+    spec = platform.consumers.get(consumer.name)
+    return spec is not None and spec.stream == consumer.stream
 
 
 def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> FlowPicture:
@@ -145,7 +162,7 @@ def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> 
                 graph.add(FlowNode(kind, name, NodeState.FAILED, "declared, not on the server"))
         _add_publishers(graph, platform, shown.values())
     _add_consumers(graph, snapshot, rates, shown, platform)
-    _add_groups(graph, snapshot, rates, platform)
+    _add_groups(graph, snapshot, rates, shown)
     _add_pipelines(graph, snapshot, rates, shown, platform)
     return graph
 
@@ -187,27 +204,32 @@ def _add_publishers(graph: FlowPicture, platform: Platform, streams: Iterable[St
 def _add_consumers(
     graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
 ) -> None:
-    known = platform.consumers if platform else {}
-    of_pipelines = {(stream, one.consumer) for one in snapshot.pipelines for stream in one.streams}
     for consumer in snapshot.status.consumers:
         key = (consumer.stream, consumer.name)
-        if consumer.stream not in shown or consumer.group or consumer.carries or key in of_pipelines:
+        if consumer.stream not in shown or consumer.group or consumer.carries or consumer.pipeline:
             continue
-        declared = platform is None or consumer.name in known
+        declared = is_declared(consumer, platform)
         state = state_of(consumer)
         kind, name = (NodeKind.SERVICE, consumer.service) if consumer.service else (NodeKind.CONSUMER, consumer.name)
         target = graph.add(FlowNode(kind, name, state, declared=declared))
         source = _id_of(shown[consumer.stream])
         seconds = consumer.lag.total_seconds()
         graph.connect(Edge(source, target, rates.settled.get(key, 0.0), consumer.lag_messages, seconds, state))
-        if consumer.dead_letters or consumer.given_up:
-            for letters in shown.values():
-                if consumer.dlq and letters.is_dead_letters and subjects.any_overlap([consumer.dlq], letters.subjects):
-                    count = (consumer.dead_letters or 0) + consumer.given_up
-                    graph.connect(Edge(target, _id_of(letters), None, count, state=NodeState.BEHIND))
+        _add_dead_letters(graph, target, consumer.dlq, (consumer.dead_letters or 0) + consumer.given_up, shown)
 
 
-def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, platform: Platform | None) -> None:
+def _add_dead_letters(
+    graph: FlowPicture, reader: str, dlq: str | None, count: int, shown: dict[str, StreamStatus]
+) -> None:
+    """Lead from a reader to where its letters go, also while there are none."""
+    written = [dlq, f"{dlq}.*.*"] if dlq else []  # a letter has a subject below, a bad record has this one
+    for letters in shown.values():
+        if letters.is_dead_letters and subjects.any_overlap(written, letters.subjects):
+            state = NodeState.BEHIND if count else NodeState.OK
+            graph.connect(Edge(reader, _id_of(letters), None, count, state=state))
+
+
+def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus]) -> None:
     for group in snapshot.groups:
         theirs = [one for one in snapshot.status.consumers if one.group == group.group and one.stream == group.stream]
         active = sum(worker.state == "active" for worker in group.workers)
@@ -220,19 +242,15 @@ def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, platform: 
         if f"{NodeKind.STREAM}:{group.stream}" in graph.nodes:
             rate = sum(rates.settled.get((one.stream, one.name), 0.0) for one in theirs)
             graph.connect(Edge(f"{NodeKind.STREAM}:{group.stream}", target, rate, lag, seconds, state))
+        for one in theirs:
+            _add_dead_letters(graph, target, one.dlq, (one.dead_letters or 0) + one.given_up, shown)
 
 
 def _add_pipelines(
     graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
 ) -> None:
     for one in snapshot.pipelines:
-        state = (
-            NodeState.FAILED
-            if one.state in (FAILED, SILENT)
-            else NodeState.IDLE
-            if one.state == NEVER
-            else NodeState.OK
-        )
+        state = _pipeline_state(one, snapshot)
         spec = platform.pipelines.get(one.name) if platform else None
         name = graph.add(FlowNode(NodeKind.PIPELINE, one.name, state, one.state, platform is None or spec is not None))
         for stream in one.streams:
@@ -241,11 +259,22 @@ def _add_pipelines(
                 lag = consumer.lag_messages if consumer else 0
                 seconds = consumer.lag.total_seconds() if consumer else 0.0
                 rate = rates.settled.get((stream, one.consumer), 0.0)
-                graph.connect(Edge(_id_of(shown[stream]), name, rate, lag, seconds, state))
+                reading = state_of(consumer) if consumer and one.state not in (FAILED, SILENT) else state
+                graph.connect(Edge(_id_of(shown[stream]), name, rate, lag, seconds, reading))
+        _add_dead_letters(graph, name, spec.bad_records if spec else None, 0, shown)
         for sink in spec.sinks if spec else ():
             kind = NodeKind.OUTPUT if sink.stream else NodeKind.TABLE
             written = graph.add(FlowNode(kind, sink.stream or sink.path or "console", detail=sink.format or ""))
             graph.connect(Edge(name, written))
+
+
+def _pipeline_state(pipeline: PipelineStatus, snapshot: Snapshot) -> NodeState:
+    """What its driver says, or that it is as far behind as the worst of its durables."""
+    if pipeline.state in (FAILED, SILENT):
+        return NodeState.FAILED
+    found = (snapshot.consumer(stream, pipeline.consumer) for stream in pipeline.streams)
+    own = NodeState.IDLE if pipeline.state == NEVER else NodeState.OK
+    return worst((own, *(state_of(one) for one in found if one)))
 
 
 def per_second(rate: float) -> str:

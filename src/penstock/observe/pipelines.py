@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.jetstream import JetStream
-from penstock.observe.status import ConsumerStatus, consumer_status
+from penstock.observe.status import ConsumerStatus, Durables, OfPipeline, consumer_status
 from penstock.spark.progress import FAILED, NEVER, SILENT, PipelineProgress, now, recorded
 
 
@@ -48,6 +48,11 @@ async def collect_pipelines(js: JetStream, declared: Iterable[Declared] = ()) ->
     known = {one.name: one for one in declared}
     known |= {name: Declared(name, r.streams, r.consumer) for name, r in records.items() if name not in known}
     return [await _status(js, one, records.get(one.name)) for one in known.values()]
+
+
+def durables(found: Iterable[PipelineStatus]) -> Durables:
+    """Which consumers hold the positions of these pipelines."""
+    return {(stream, one.consumer): OfPipeline(one.name, one.state) for one in found for stream in one.streams}
 
 
 async def _status(js: JetStream, one: Declared, record: PipelineProgress | None) -> PipelineStatus:

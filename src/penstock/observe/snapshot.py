@@ -97,8 +97,9 @@ async def take(
 
     Groups that cannot be read are left out. `groups` remembers what was read of them.
     """
-    status = await collect(control.jetstream, before.status if before else None, turn)
     found = await pipelines.collect_pipelines(control.jetstream, declared_pipelines(platform))
+    seen = before.status if before else None
+    status = await collect(control.jetstream, seen, turn, pipelines.durables(found))
     return Snapshot(status, tuple(found), tuple([one async for one in _groups(control, groups or GroupWatches())]))
 
 

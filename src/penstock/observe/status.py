@@ -15,10 +15,11 @@ from penstock.deadletter.capturer import dlq_of
 from penstock.deadletter.letters import DeadLetter
 from penstock.deadletter.letters import read as read_letter
 from penstock.deadletter.waiting import GivenUp, given_up
-from penstock.errors import MessageNotFound, NotFound
+from penstock.errors import AccessDenied, MessageNotFound, NotFound
 from penstock.jetstream import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
 from penstock.jetstream.model import parse_time
 from penstock.publish import advisories
+from penstock.spark import progress
 from penstock.subjects import holds_dead_letters
 
 T = TypeVar("T")
@@ -110,11 +111,28 @@ class ConsumerStatus:
     """The group of workers that it belongs to."""
     carries: bool = False
     """Whether a stream or a bridge copies through it."""
+    pipeline: str | None = None
+    """The Spark pipeline whose position it holds."""
+    pipeline_state: str | None = None
+    """The state of that pipeline, as `PipelineStatus` has it."""
 
     @property
     def is_unattended(self) -> bool:
-        """Whether messages wait and nobody asks for them."""
-        return self.lag_messages > 0 and not self.waiting and not self.ack_pending and self.paused_for is None
+        """Whether messages wait and nobody asks for them.
+
+        A pipeline does not pull through its durable: there its driver must have failed or gone silent.
+        """
+        if not self.lag_messages or self.paused_for is not None:
+            return False
+        if self.pipeline_state is not None:
+            return self.pipeline_state in (progress.FAILED, progress.SILENT)
+        return not self.waiting and not self.ack_pending
+
+    @property
+    def awaits_run(self) -> bool:
+        """Whether messages wait for the next run of a pipeline that is not running."""
+        resting = (progress.FINISHED, progress.STOPPED, progress.NEVER)
+        return self.lag_messages > 0 and self.pipeline_state in resting
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +168,24 @@ class Status:
         return replace(self, streams=streams, consumers=consumers, given_up=replace(self.given_up, by_consumer=theirs))
 
 
-async def collect(js: JetStream, before: Status | None = None, turn: int = 0) -> Status:
+@dataclass(frozen=True, slots=True)
+class OfPipeline:
+    """The pipeline that a consumer belongs to."""
+
+    name: str
+    state: str
+
+
+Durables = Mapping[tuple[str, str], OfPipeline]
+"""The pipelines of durable consumers, by stream and consumer."""
+
+
+async def collect(
+    js: JetStream, before: Status | None = None, turn: int = 0, durables: Durables | None = None
+) -> Status:
     """Ask the server for everything; the number of requests grows with pages, streams, and consumers that lag.
+
+    `durables`: which consumers belong to pipelines; None: those of the pipelines that have left a record.
 
     Whoever looks again and again gives what was seen `before` and counts `turn` up. Then only the consumers of streams
     where something moves are asked for, and the others in turns: each is at most `TURNS` looks old.
@@ -167,6 +201,9 @@ async def collect(js: JetStream, before: Status | None = None, turn: int = 0) ->
     if before:
         seen += [_later(one, now - before.taken_at) for one in before.consumers if one.stream in there - asked]
     dead = await _dead_letters(js, streams, seen, before)
+    if durables is None:
+        durables = await _recorded_durables(js, streams)
+    seen = [_with_pipeline(one, durables.get((one.stream, one.name))) for one in seen]
     return Status(
         taken_at=now,
         streams=tuple(sorted((_stream_status(stream) for stream in streams), key=lambda s: s.name)),
@@ -190,6 +227,28 @@ def _is_due(stream: StreamInfo, before: Status | None, turn: int) -> bool:
 def _later(consumer: ConsumerStatus, passed: timedelta) -> ConsumerStatus:
     """A consumer that was not asked for again: what waits there has become older."""
     return replace(consumer, lag=consumer.lag + passed) if consumer.lag_messages else consumer
+
+
+async def _recorded_durables(js: JetStream, streams: Sequence[StreamInfo]) -> Durables:
+    """The consumers of pipelines that have left a record; none where there are no records, or we may not read them."""
+    if not any(one.name == progress.BUCKET_CONFIG["name"] for one in streams):
+        return {}
+    try:
+        records, now = await progress.recorded(js), progress.now()
+    except AccessDenied:
+        return {}
+    return {
+        (stream, one.consumer): OfPipeline(name, one.state_at(now))
+        for name, one in records.items()
+        for stream in one.streams
+    }
+
+
+def _with_pipeline(consumer: ConsumerStatus, owner: OfPipeline | None) -> ConsumerStatus:
+    name, state = (owner.name, owner.state) if owner else (None, None)
+    if (name, state) == (consumer.pipeline, consumer.pipeline_state):
+        return consumer
+    return replace(consumer, pipeline=name, pipeline_state=state)
 
 
 def _with_letters(

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from penstock.errors import ConfigError
 
@@ -83,6 +84,18 @@ class Access:
 
     def is_own_form(self, person: Person, token: str) -> bool:
         return hmac.compare_digest(self.form_token(person).encode(), token.encode(errors="replace"))
+
+    def is_own_origin(self, origin: str, host: str) -> bool:
+        """Whether an `Origin` is where these pages are: the `Host` of the request, or a name that was configured.
+
+        A reverse proxy may have changed the `Host`.
+        """
+        try:
+            found = urlsplit(origin)
+            name = (found.hostname or "").lower()
+        except ValueError:
+            return False
+        return found.netloc.lower() == host.lower() or name in self.hosts - LOCAL_NAMES - {"*"}
 
     def takes_host(self, host: str) -> bool:
         """Whether the `Host` of a request is one of ours."""

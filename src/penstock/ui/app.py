@@ -158,7 +158,7 @@ async def _page(
     if request.method == "POST":
         if not person.operator:
             raise HTTPException(403, "only an operator may do this, and actions must be on (--actions)")
-        if not _is_same_site(request):
+        if not _is_same_site(request, access):
             raise HTTPException(403, OTHER_FORM)
         page.form = await _form(request)
         if not access.is_own_form(person, page.field("token")):
@@ -171,9 +171,15 @@ def _person(request: Request, access: Access) -> Person | None:
     return access.person(request.headers, request.cookies, certificate)
 
 
-def _is_same_site(request: Request) -> bool:
-    """What the browser says about where a form comes from; older ones say nothing."""
-    return request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
+def _is_same_site(request: Request, access: Access) -> bool:
+    """What the browser says about where a form comes from; older ones say nothing.
+
+    For our own forms `Origin` is `null`, since our pages tell nobody where people come from.
+    """
+    if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return False
+    origin = request.headers.get("origin", "null")
+    return origin == "null" or access.is_own_origin(origin, request.headers.get("host", ""))
 
 
 async def _form(request: Request) -> dict[str, list[str]]:
@@ -230,7 +236,7 @@ async def _slow_down(request: Request, guesses: Guesses) -> None:
 async def _login(request: Request, access: Access, site: Site, guesses: Guesses) -> Response:
     wrong = False
     if request.method == "POST":
-        if not _is_same_site(request):
+        if not _is_same_site(request, access):
             raise HTTPException(403, OTHER_FORM)
         token = ((await _form(request)).get("token") or [""])[0].strip()
         if access.bearer(token):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
-from penstock.observe.flow import Edge, FlowNode, Layout
+from penstock.observe.flow import BADNESS, Edge, FlowNode, Layout, per_second
+from penstock.units import approximate_duration
 
 NODE_WIDTH = 210
 NODE_HEIGHT = 46
-COLUMN_WIDTH = 330
+COLUMN_WIDTH = 350
 ROW_HEIGHT = 62
 MARGIN = 12
+TEXT_MARGIN = 10
+NAME_SIZE = 13
+DETAIL_SIZE = 11
+"""Sizes of type in pixels, as in the style sheet."""
+LABEL_LINE = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,14 @@ class Box:
     node: FlowNode
     x: int
     y: int
+    name: str
+    """The name, as much of it as fits."""
+    detail: str
+
+
+Point = tuple[float, float]
+Curve = tuple[Point, Point, Point, Point]
+"""The points of a cubic curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +44,13 @@ class Line:
 
     edge: Edge
     path: str
-    label_x: float
-    label_y: float
+    curve: Curve
+    label: tuple[str, ...] = ()
+    """Lines of text."""
+    label_x: float = 0.0
+    """Where they end."""
+    label_y: float = 0.0
+    """The base of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +70,107 @@ def picture(layout: Layout) -> Picture:
     for name, placed in layout.placed.items():
         top = (layout.rows - heights[placed.column]) * ROW_HEIGHT // 2  # columns are centred
         x, y = MARGIN + placed.column * COLUMN_WIDTH, MARGIN + top + placed.row * ROW_HEIGHT
-        boxes[name] = Box(placed.node, x, y)
-    lines = tuple(_line(edge, boxes[edge.source], boxes[edge.target]) for edge in layout.edges)
+        boxes[name] = _box(placed.node, x, y)
+    lines = _labelled([_line(edge, boxes[edge.source], boxes[edge.target]) for edge in layout.edges])
     columns = max((placed.column for placed in layout.placed.values()), default=0) + 1
     width = MARGIN * 2 + (columns - 1) * COLUMN_WIDTH + NODE_WIDTH
     return Picture(width, MARGIN * 2 + max(1, layout.rows) * ROW_HEIGHT, tuple(boxes.values()), lines)
 
 
+def _box(node: FlowNode, x: int, y: int) -> Box:
+    """A box whose text stays inside; the page has the whole text as its title."""
+    room = NODE_WIDTH - 2 * TEXT_MARGIN
+    first = node.kind if node.declared else "not declared"
+    detail = f"{first}, {node.detail}" if node.detail else first if node.declared else f"{first}, {node.kind}"
+    return Box(node, x, y, fitted(node.name, room - NAME_SIZE, NAME_SIZE), fitted(detail, room, DETAIL_SIZE))
+
+
+def text_width(text: str, size: float) -> float:
+    """About how wide a text is, in a wide typeface without serifs."""
+    return size * sum(
+        1.0
+        if one in "mwMW@%" or ord(one) > 0x2E7F
+        else 0.4
+        if one in " .,:;'|!ijl()/-"
+        else 0.76
+        if one.isupper()
+        else 0.64
+        for one in text
+    )
+
+
+def fitted(text: str, width: float, size: float) -> str:
+    """The text, or as much of its beginning as fits."""
+    if text_width(text, size) <= width:
+        return text
+    while text and text_width(text + "…", size) > width:
+        text = text[:-1]
+    return text + "…"
+
+
 def _line(edge: Edge, source: Box, target: Box) -> Line:
+    """A curve between the sides of two boxes that face each other."""
     y1, y2 = source.y + NODE_HEIGHT / 2, target.y + NODE_HEIGHT / 2
-    x1 = source.x + NODE_WIDTH
+    x1, x2 = source.x + NODE_WIDTH, target.x
     if source.x == target.x:  # a stream that copies another: around the right side
-        bow = x1 + 46
-        return Line(edge, f"M {x1} {y1:g} C {bow} {y1:g}, {bow} {y2:g}, {x1} {y2:g}", x1 + 38, (y1 + y2) / 2)
-    x2 = target.x
-    middle = (x1 + x2) / 2
+        x2, middle = x1, x1 + 46.0
+    elif source.x > target.x:  # back to the left, below the edges that come from there
+        x1, x2 = source.x, target.x + NODE_WIDTH
+        y1, y2 = y1 + NODE_HEIGHT / 4, y2 + NODE_HEIGHT / 4
+        middle = (x1 + x2) / 2
+    else:
+        middle = (x1 + x2) / 2
     path = f"M {x1} {y1:g} C {middle:g} {y1:g}, {middle:g} {y2:g}, {x2} {y2:g}"
-    return Line(edge, path, x2 - 6, y2 - 5)
+    return Line(edge, path, ((x1, y1), (middle, y1), (middle, y2), (x2, y2)))
+
+
+def label_of(edge: Edge) -> tuple[str, ...]:
+    """What an edge says: its rate, and what waits."""
+    age = f" {approximate_duration(timedelta(seconds=edge.seconds))}" if edge.seconds else ""
+    rate = (per_second(edge.rate),) if edge.rate else ()
+    return (*rate, f"{edge.lag:,} waiting{age}") if edge.lag else rate
+
+
+def _labelled(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The lines with their labels, each near its end where no other label is. The worst choose first."""
+    order = sorted(range(len(lines)), key=lambda at: -BADNESS[lines[at].edge.state])
+    taken: list[tuple[float, float, float, float]] = []
+    found = list(lines)
+    for at in order:
+        line = lines[at]
+        if label := label_of(line.edge):
+            width, height = max(text_width(one, DETAIL_SIZE) for one in label), LABEL_LINE * len(label)
+            for x, y in _label_places(line.curve, width, height):
+                area = (x - width, y - height, x, y)
+                if not any(_overlap(area, other) for other in taken):
+                    break
+            taken.append(area)
+            found[at] = replace(line, label=label, label_x=x, label_y=y - height + LABEL_LINE - 3)
+    return tuple(found)
+
+
+def _label_places(curve: Curve, width: float, height: float) -> Iterator[Point]:
+    """Right lower corners for a label: along the curve from its end, then further and further below it."""
+    left, right = sorted((curve[0][0], curve[3][0]))
+    if left == right:
+        right = left + COLUMN_WIDTH - NODE_WIDTH
+    for part in (1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1):
+        x, y = _at(curve, part)
+        yield max(min(x + width / 2, right - 6), min(left + width + 6, right - 6)), y
+    for below in range(1, 100):
+        yield right - 6, curve[3][1] + below * height
+
+
+def _at(curve: Curve, part: float) -> Point:
+    """The point of a curve at a part of its way."""
+    rest = 1 - part
+    weights = (rest**3, 3 * rest**2 * part, 3 * rest * part**2, part**3)
+    x, y = (sum(weight * point[axis] for weight, point in zip(weights, curve, strict=True)) for axis in (0, 1))
+    return x, y
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def trend(values: Sequence[float], width: int = 240, height: int = 40) -> str:

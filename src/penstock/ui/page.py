@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from penstock.errors import ConfigError
 from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
-from penstock.observe.flow import FlowNode, NodeKind, per_second, state_of
+from penstock.observe.flow import FlowNode, NodeKind, is_declared, per_second, state_of
 from penstock.observe.snapshot import Rates, Snapshot, rates
 from penstock.ui import charts
 from penstock.ui.access import Access, Person
@@ -101,7 +101,8 @@ class Site:
         )
         self._templates.filters |= {
             "age": age, "moment": moment, "number": number, "size": approximate_size, "rate": per_second,
-            "readable": readable, "state_of": state_of, "trend": charts.trend,
+            "readable": readable, "state_of": state_of, "is_declared": is_declared,
+            "trend": charts.trend,
             "path": lambda text: quote(str(text), safe="", errors="surrogatepass"),
             "query": lambda text: quote(str(text), safe="", errors="surrogatepass"),
         }  # fmt: skip
@@ -133,18 +134,17 @@ class Page:
 
     async def snapshot(self) -> Snapshot:
         """What is seen now, or was seen at the time that the query asks for."""
-        js = (await self.watch.control()).jetstream if self.watch.keeps else None
-        self.history = await record.kept(js) if js else None
-        if self.history is None or js is None or not (text := self.asked("at")):
-            self.rates = self.watch.rates
+        text = self.asked("at")
+        if not text or self.watch.history is None:
             now = await self.watch.snapshot()
-            self.rates = self.watch.rates
+            self.rates, self.history = self.watch.rates, self.watch.history
             return now
+        self.history = self.watch.history
         try:
             moment = datetime.fromtimestamp(float(text), UTC)
         except (ValueError, OverflowError, OSError) as exc:
             raise ConfigError(f"at: {text!r} is no time, in seconds since 1970") from exc
-        before, self.past = await record.at(js, moment)
+        before, self.past = await record.at((await self.watch.control()).jetstream, moment)
         self.rates = rates(before, self.past)
         return self.past
 

@@ -26,6 +26,7 @@ from penstock.topology.plan import Change, plan
 from penstock.topology.resource import Desired
 from penstock.ui import charts
 from penstock.ui.page import Page, moment
+from penstock.units import format_duration, from_nanoseconds
 from penstock.workers.group.overview import PartitionOverview
 
 SHOWN = 50
@@ -41,6 +42,10 @@ MAX_COMMAND = 32_768
 CELLS = 1_000
 """Fields of a heat map."""
 BATCH_ID = "Nats-Batch-Id"
+DURATIONS = frozenset(
+    {"ack_wait", "backoff", "idle_heartbeat", "inactive_threshold", "max_expires", "priority_timeout"}
+)
+"""Settings of a consumer that the server counts in nanoseconds."""
 
 
 async def flow(page: Page) -> Response:
@@ -317,8 +322,15 @@ async def consumer(page: Page) -> Response:
 
 
 def _settings(info: ConsumerInfo) -> list[tuple[str, str]]:
-    """The configuration as the server has it, in the words of the server."""
-    return [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in sorted(info.config.items())]
+    """The configuration as the server has it, in the words of the server; durations as people write them."""
+    return [(key, _setting(key, value)) for key, value in sorted(info.config.items())]
+
+
+def _setting(key: str, value: Any) -> str:
+    if key in DURATIONS:
+        parts = value if isinstance(value, list) else [value]
+        return ", ".join(format_duration(from_nanoseconds(part)) for part in parts)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 # -- groups and pipelines ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.consume.metrics import Lag
 from penstock.errors import PenstockError
 from penstock.events.documents import Documents
+from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
 from penstock.observe.groups import GroupWatches
 from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
@@ -25,8 +26,8 @@ from penstock.workers.group.overview import GroupOverview
 
 log = logging.getLogger(__name__)
 
-EVERY = 2.0
-"""Seconds between two looks."""
+EVERY = 1.5
+"""Seconds between two looks: with the time that a look and a page take, what happens is shown within two."""
 SHARE = 0.04
 """Of a core, at most, that looks may take: a server with very many consumers is looked at less often."""
 LONGEST_PAUSE = 10.0
@@ -35,7 +36,7 @@ RECORD_EVERY = 5.0
 """Seconds between two snapshots that are kept."""
 LOOKED_FOR = 15.0
 """Seconds that a page counts as looked at after it was asked for without staying open."""
-TREND = 150
+TREND = 200
 """Points of a trend: five minutes."""
 
 
@@ -69,6 +70,8 @@ class Watch:
         self.rates = Rates()
         self.error: str | None = None
         """Why there is no newer snapshot; None while all is well."""
+        self.history: StreamInfo | None = None
+        """The stream of recorded snapshots at the latest look; None where nothing is recorded."""
         self.trends: dict[Key, deque[Point]] = defaultdict(lambda: deque(maxlen=TREND))
         self.counting = asyncio.Lock()
         """Held while something is counted again."""
@@ -176,6 +179,7 @@ class Watch:
                 self.latest = found
                 self._note(found)
                 await self._record(found)
+                await self._find_history()
         self._number += 1
         self._first_look_over.set()
         async with self._told:
@@ -193,6 +197,15 @@ class Watch:
             self._recorded = time.monotonic()
         except PenstockError as exc:
             log.warning("what was seen could not be kept: %s", exc)
+
+    async def _find_history(self) -> None:
+        """Ask how far back the records reach, once for all pages. If that fails, the last answer stands."""
+        if not self.keeps:
+            return
+        try:
+            self.history = await record.kept((await self.control()).jetstream)
+        except PenstockError as exc:
+            log.info("the recorded snapshots could not be found: %s", exc)
 
     def _note(self, found: Snapshot) -> None:
         there = set()

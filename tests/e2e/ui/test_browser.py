@@ -12,6 +12,7 @@ from tests.support.pages_served import Served, chromium, served
 from tests.support.streams import Streams
 
 from penstock.server.embedded import EmbeddedServer
+from penstock.testing import eventually
 from penstock.topology.load import load
 from penstock.ui.access import Access
 from penstock.wire.blocking import run
@@ -37,9 +38,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def shop(nats_server: EmbeddedServer, streams: Streams, tmp_path: Path) -> Iterator[Served]:
+def shop(
+    nats_server: EmbeddedServer, streams: Streams, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Served]:
+    """The pages of a shop. A test may give further lines of the platform file as the fixture's parameter."""
     file = tmp_path / "penstock.yaml"
-    file.write_text(FILE % nats_server.url)
+    file.write_text(FILE % nats_server.url + getattr(request, "param", ""))
     streams.make("ORDERS")
     billing = {"metadata": {"penstock.service": "billing"}, "ack_policy": "explicit", "filter_subject": "orders.>"}
     run(streams.api.create_consumer("ORDERS", {"durable_name": "bill", **billing}))
@@ -70,12 +74,17 @@ def test_what_nobody_reads_appears_by_itself_and_goes_again(tab: Page, streams: 
     expect(tab.locator("#attention")).to_contain_text("Nothing is behind", timeout=30_000)
 
 
+@pytest.mark.parametrize("shop", ["", "history: 1d\n"], ids=["without history", "with history"], indirect=True)
 def test_a_broker_that_is_away_is_told_and_the_page_comes_back_by_itself(
-    tab: Page, nats_server: EmbeddedServer
+    shop: Served, tab: Page, nats_server: EmbeddedServer
 ) -> None:
     tab.goto("/streams")
     nats_server.kill()
     expect(tab.locator("#trouble")).to_contain_text("does not answer", timeout=60_000)
+    expect(tab.locator("#streams")).to_contain_text("ORDERS")
+    tab.reload()
+    expect(tab.locator("h1")).to_have_text("Streams")
+    expect(tab.locator("#streams")).to_contain_text("ORDERS")
     nats_server.start()
     expect(tab.locator("#trouble")).not_to_contain_text("does not answer", timeout=60_000)
 
@@ -98,6 +107,78 @@ def test_nothing_is_cut_off_on_a_phone(tab: Page, streams: Streams) -> None:
     tab.goto("/")
     expect(tab.locator(".flow-list")).to_be_visible()
     expect(tab.locator(".picture")).not_to_be_visible()
+
+
+OUT_OF_ITS_BOX = """() => [...document.querySelectorAll('svg.flow .node')].flatMap((node) => {
+  const box = node.querySelector('rect').getBoundingClientRect();
+  return [...node.querySelectorAll('text')].filter((text) => {
+    const own = text.getBoundingClientRect();
+    return own.right > box.right || own.left < box.left;
+  }).map((text) => text.textContent);
+})"""
+ON_ANOTHER = """() => {
+  const boxes = [...document.querySelectorAll('svg.flow .labels text')].map((one) => [one, one.getBBox()]);
+  return boxes.flatMap(([one, a], at) => boxes.slice(at + 1).filter(([, b]) => a.x < b.x + b.width
+    && b.x < a.x + a.width && a.y < b.y + b.height - 2 && b.y < a.y + a.height - 2)
+    .map(([other]) => `${one.textContent} / ${other.textContent}`));
+}"""
+THROUGH_ITS_OWN_END = """() => {
+  const sides = Object.fromEntries([...document.querySelectorAll('svg.flow .node')].map((node) => {
+    const [x] = node.getAttribute('transform').match(/[\\d.]+/g).map(Number);
+    const [, kind, name] = node.querySelector('title').textContent
+      .match(/^(dead letters|\\w+) (.*?): /);
+    return [`${kind}:${name}`, [x, x + 210]];
+  }));
+  return [...document.querySelectorAll('svg.flow .edge')].filter((edge) => {
+    const [from, to] = edge.querySelector('title').textContent.split(' → ');
+    const begin = edge.getPointAtLength(0).x, near = edge.getPointAtLength(20).x;
+    const [left, right] = sides[from];
+    return (begin !== left && begin !== right) || (near > left && near < right) || !sides[to];
+  }).map((edge) => edge.textContent);
+}"""
+
+
+def test_the_picture_can_be_read_at_1280_pixels(tab: Page, streams: Streams) -> None:
+    streams.make("DLQ", subjects=["dlq.>"])
+    described = {"metadata": {"penstock.service": "billing", "penstock.dlq": "dlq.orders"}, "ack_policy": "explicit"}
+    for number in range(5):
+        name = f"WAREHOUSE_MOVEMENTS_OF_REGION_{number}"
+        streams.make(name, subjects=[f"moved.{number}.>"])
+        streams.number(f"moved.{number}.a", 1, 3_000 + number)
+        run(streams.api.create_consumer(name, {"durable_name": "bill_what_has_moved", **described}))
+    run(streams.api.create_consumer("DLQ", {"durable_name": "triage", "ack_policy": "explicit"}))
+    tab.goto("/")
+    expect(tab.locator("svg.flow .labels")).to_contain_text("3,004 waiting", timeout=30_000)
+    assert tab.evaluate(OUT_OF_ITS_BOX) == []
+    assert tab.evaluate(ON_ANOTHER) == []
+    assert tab.evaluate(THROUGH_ITS_OWN_END) == []
+    titles = tab.locator("svg.flow .edge title").all_text_contents()
+    assert "service:billing → dead letters:DLQ" in titles
+    assert "dead letters:DLQ → consumer:triage" in titles
+
+
+def test_a_page_of_large_messages_is_short_on_a_phone_and_opens_what_is_folded(tab: Page, streams: Streams) -> None:
+    body = b'{"payload": {%s}}' % b", ".join(b'"field%d": %d' % (n, n) for n in range(40))
+    streams.publish("orders.paid", [body] * 50, **{f"X-Header-{n}": "value" for n in range(6)})
+    tab.set_viewport_size({"width": 390, "height": 800})
+    tab.goto("/streams/ORDERS/messages")
+    expect(tab.locator("article")).to_have_count(50)
+    assert tab.evaluate("document.documentElement.scrollHeight") < 15_000
+    message = tab.locator("article").first
+    expect(message.get_by_text('"field39": 39')).not_to_be_visible()
+    message.locator("details.folded summary", has_text="payload").click()
+    expect(message.get_by_text('"field39": 39')).to_be_visible()
+
+
+@pytest.mark.parametrize("shop", ["history: 1d\n"], indirect=True)
+def test_the_thumb_of_the_time_machine_is_at_the_end_now(shop: Served, tab: Page) -> None:
+    eventually(lambda: 'id="at"' in shop.get("/streams").text, 20, "the first snapshot to be recorded")
+    tab.goto("/streams")
+    assert tab.locator(".past output").inner_text() == "now"
+    assert tab.evaluate(
+        "(() => { const at = document.getElementById('at'); return +at.value === +at.max && +at.min < +at.max; })()"
+    )
+    assert tab.evaluate("getComputedStyle(document.getElementById('at')).paddingRight") == "0px"
 
 
 def test_an_action_is_asked_about_and_done_with_the_keyboard(tab: Page, streams: Streams) -> None:

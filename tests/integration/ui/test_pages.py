@@ -110,13 +110,32 @@ def test_without_actions_nothing_can_be_changed(pages: Served, streams: Streams)
     assert not streams.consumer("ORDERS", "bill").paused
 
 
-@pytest.mark.parametrize("how", ["no token", "another token", "another site"])
+@pytest.mark.parametrize("how", ["no token", "another token", "another site", "another origin", "another port"])
 def test_a_form_of_another_site_is_refused(acting: Served, streams: Streams, how: str) -> None:
     own = token(acting.get("/consumers/ORDERS/bill"))
     fields = {} if how == "no token" else {"token": "0" * 64 if how == "another token" else own}
-    headers = {"Sec-Fetch-Site": "cross-site"} if how == "another site" else {}
+    headers = {
+        "another site": {"Sec-Fetch-Site": "cross-site"},
+        "another origin": {"Origin": "https://evil.example"},
+        "another port": {"Origin": "http://127.0.0.1:1"},
+    }.get(how, {})
     assert acting.post("/consumers/ORDERS/bill/pause", headers, sure="yes", **fields).status == 403
     assert not streams.consumer("ORDERS", "bill").paused
+
+
+def test_a_form_of_these_pages_may_name_its_origin(acting: Served, streams: Streams) -> None:
+    own = token(acting.get("/consumers/ORDERS/bill"))
+    for origin in (acting.url, "null"):
+        answer = acting.post("/consumers/ORDERS/bill/pause", {"Origin": origin}, token=own, length="5m")
+        assert answer.status == 200, origin
+
+
+def test_durations_of_a_consumer_are_written_as_people_write_them(pages: Served, streams: Streams) -> None:
+    config = {"durable_name": "slow", "ack_policy": "explicit", "filter_subject": "orders.slow", "max_deliver": 4}
+    run(streams.api.create_consumer("ORDERS", {**config, "backoff": [1_500_000_000, 45_000_000_000, 120_000_000_000]}))
+    shown = pages.get("/consumers/ORDERS/bill").text
+    assert '<th scope="row">ack_wait</th><td>30s</td>' in shown
+    assert '<th scope="row">backoff</th><td>1s500ms, 45s, 2m</td>' in pages.get("/consumers/ORDERS/slow").text
 
 
 def test_pause_resume_and_reset_ask_first_and_are_in_the_audit(acting: Served, streams: Streams) -> None:
@@ -263,6 +282,24 @@ def test_a_server_that_does_not_answer_is_told_and_waited_for(nats_server: Embed
     eventually(lambda: "The server does not answer" in pages.get("/").text, 20, "the page to say so")
     nats_server.start()
     eventually(lambda: "The server does not answer" not in pages.get("/").text, 20, "the page to come back")
+
+
+def test_with_history_a_server_that_does_not_answer_leaves_the_last_picture(
+    nats_server: EmbeddedServer, platform: Platform, streams: Streams
+) -> None:
+    streams.number("orders.paid", 1, 77)
+    paths = ("/", "/streams", "/consumers", "/groups", "/pipelines")
+    with served(nats_server.settings, replace(platform, history=timedelta(hours=1))) as pages:
+        eventually(lambda: "Time machine" in pages.get("/").text, 20, "something to be kept")
+        nats_server.kill()
+        eventually(lambda: "The server does not answer" in pages.get("/").text, 20, "the page to say so")
+        for path in paths:
+            shown = pages.get(path)
+            assert shown.status == 200, (path, shown.text)
+            assert "Shown is what was last seen" in shown.text
+        assert "77 waiting" in pages.get("/").text
+        nats_server.start()
+        eventually(lambda: "The server does not answer" not in pages.get("/").text, 20, "the page to come back")
 
 
 def test_the_time_machine_shows_what_was_seen_then(

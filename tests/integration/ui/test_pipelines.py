@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from tests.support.commands import ended
 from tests.support.pages_served import served
 from tests.support.streams import Streams
 
 from penstock.server.embedded import EmbeddedServer
-from penstock.spark.progress import BUCKET, BUCKET_CONFIG, FAILED, InputRange, MicroBatch, PipelineProgress
+from penstock.spark.progress import (
+    BUCKET,
+    BUCKET_CONFIG,
+    FAILED,
+    FINISHED,
+    RUNNING,
+    STOPPED,
+    InputRange,
+    MicroBatch,
+    PipelineProgress,
+)
+from penstock.topology.load import load
 from penstock.wire.blocking import run
 
 NOW = datetime(2026, 11, 17, tzinfo=UTC)
@@ -55,3 +68,48 @@ def test_the_page_lists_the_last_micro_batches_with_what_they_read(
     assert '<a href="/streams/S/messages?first=11&amp;last=2000">S 11 to 2,000</a>, ' in page
     assert "T 1 to 5<" in page
     assert page.index(">8<") < page.index(">7<")
+
+
+FILE = """
+name: shop
+environments: {dev: {servers: ["%s"]}}
+streams: {S: {subjects: [s.>], max_age: 1d}}
+pipelines: {p: {from: {stream: S, consumer: c}, to: [{format: console}]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"), [(FINISHED, "waiting for its next run"), (STOPPED, "waiting for its next run"), (RUNNING, "ok"),
+                         (FAILED, "nobody reads")],
+)  # fmt: skip
+def test_every_page_and_the_command_line_say_the_same_about_the_durable_of_a_pipeline(
+    nats_server: EmbeddedServer, streams: Streams, tmp_path: Path, state: str, shown: str
+) -> None:
+    (tmp_path / "penstock.yaml").write_text(FILE % nats_server.url)
+    streams.make("S", subjects=["s.>"])
+    for durable in ("c", "stranger"):
+        run(streams.api.create_consumer("S", {"durable_name": durable, "ack_policy": "explicit"}))
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    record = PipelineProgress(
+        pipeline="p", state=state, streams=("S",), consumer="c", host="h", pid=1, started=NOW, heard=datetime.now(UTC)
+    )
+    streams.connection.request(f"$KV.{BUCKET}.p", json.dumps(record.json()).encode())
+    streams.publish("s.a", [b"1", b"2"])
+    with served(nats_server.settings, load(tmp_path / "penstock.yaml", "dev")) as pages:
+        for path in ("/streams/S", "/consumers"):
+            rows = {name: _row(pages.get(path).text, name) for name in ("c", "stranger")}
+            assert f">{shown}<" in rows["c"], path
+            assert 'href="/pipelines/p"' in rows["c"]
+            assert "not declared" not in rows["c"], path
+            assert ">nobody reads<" in rows["stranger"]
+            assert "not declared" in rows["stranger"]
+        flow, page = pages.get("/").text, pages.get("/consumers/S/c").text
+    assert f"pipeline p: {'failed' if state == FAILED else shown}" in flow
+    assert "consumer c:" not in flow
+    assert (">nobody reads<" in page) == (state == FAILED)
+    told = ended("--servers", nats_server.url, "status").stdout
+    assert f"nobody reads {'2 consumers' if state == FAILED else '1 consumer'};" in told
+
+
+def _row(page: str, consumer: str) -> str:
+    return next(one for one in page.split("<tr") if f'href="/consumers/S/{consumer}"' in one)

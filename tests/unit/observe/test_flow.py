@@ -96,6 +96,16 @@ def test_letters_lead_from_who_gave_up_to_where_they_lie() -> None:
     assert found.edges["service:billing", "dead letters:DLQ"].lag == 3
 
 
+def test_a_reader_with_a_dlq_leads_to_the_letters_also_while_there_are_none() -> None:
+    found = flow(snapshot(consumer("bill", dlq="dlq.orders.paid"), consumer("other", service="other")), Rates())
+    edge = found.edges["service:billing", "dead letters:DLQ"]
+    assert (edge.lag, edge.state) == (0, NodeState.OK)
+    assert ("service:other", "dead letters:DLQ") not in found.edges
+    below = (stream("ORDERS", "orders.>"), stream("DLQ", "dlq.orders.paid.>", messages=0))
+    found = flow(snapshot(consumer("bill", dlq="dlq.orders.paid"), streams=below), Rates())
+    assert ("service:billing", "dead letters:DLQ") in found.edges
+
+
 def test_rates_are_what_has_grown_between_two_looks() -> None:
     before = snapshot(consumer("bill", settled=100))
     after = snapshot(
