@@ -6,7 +6,7 @@ It is laid out by the declared platform. What is on the server and not in the fi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -161,9 +161,10 @@ def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> 
                 kind = NodeKind.LETTERS if spec.is_dead_letters else NodeKind.STREAM
                 graph.add(FlowNode(kind, name, NodeState.FAILED, "declared, not on the server"))
         _add_publishers(graph, platform, shown.values())
-    _add_consumers(graph, snapshot, rates, shown, platform)
-    _add_groups(graph, snapshot, rates, shown)
-    _add_pipelines(graph, snapshot, rates, shown, platform)
+    letters = [one for one in shown.values() if one.is_dead_letters]
+    _add_consumers(graph, snapshot, rates, shown, letters, platform)
+    _add_groups(graph, snapshot, rates, letters)
+    _add_pipelines(graph, snapshot, rates, shown, letters, platform)
     return graph
 
 
@@ -202,7 +203,12 @@ def _add_publishers(graph: FlowPicture, platform: Platform, streams: Iterable[St
 
 
 def _add_consumers(
-    graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
+    graph: FlowPicture,
+    snapshot: Snapshot,
+    rates: Rates,
+    shown: dict[str, StreamStatus],
+    letters: Sequence[StreamStatus],
+    platform: Platform | None,
 ) -> None:
     for consumer in snapshot.status.consumers:
         key = (consumer.stream, consumer.name)
@@ -215,21 +221,21 @@ def _add_consumers(
         source = _id_of(shown[consumer.stream])
         seconds = consumer.lag.total_seconds()
         graph.connect(Edge(source, target, rates.settled.get(key, 0.0), consumer.lag_messages, seconds, state))
-        _add_dead_letters(graph, target, consumer.dlq, (consumer.dead_letters or 0) + consumer.given_up, shown)
+        _add_dead_letters(graph, target, consumer.dlq, (consumer.dead_letters or 0) + consumer.given_up, letters)
 
 
 def _add_dead_letters(
-    graph: FlowPicture, reader: str, dlq: str | None, count: int, shown: dict[str, StreamStatus]
+    graph: FlowPicture, reader: str, dlq: str | None, count: int, letters: Sequence[StreamStatus]
 ) -> None:
     """Lead from a reader to where its letters go, also while there are none."""
     written = [dlq, f"{dlq}.*.*"] if dlq else []  # a letter has a subject below, a bad record has this one
-    for letters in shown.values():
-        if letters.is_dead_letters and subjects.any_overlap(written, letters.subjects):
+    for one in letters if written else ():
+        if subjects.any_overlap(written, one.subjects):
             state = NodeState.BEHIND if count else NodeState.OK
-            graph.connect(Edge(reader, _id_of(letters), None, count, state=state))
+            graph.connect(Edge(reader, _id_of(one), None, count, state=state))
 
 
-def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus]) -> None:
+def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, letters: Sequence[StreamStatus]) -> None:
     for group in snapshot.groups:
         theirs = [one for one in snapshot.status.consumers if one.group == group.group and one.stream == group.stream]
         active = sum(worker.state == "active" for worker in group.workers)
@@ -243,11 +249,16 @@ def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dic
             rate = sum(rates.settled.get((one.stream, one.name), 0.0) for one in theirs)
             graph.connect(Edge(f"{NodeKind.STREAM}:{group.stream}", target, rate, lag, seconds, state))
         for one in theirs:
-            _add_dead_letters(graph, target, one.dlq, (one.dead_letters or 0) + one.given_up, shown)
+            _add_dead_letters(graph, target, one.dlq, (one.dead_letters or 0) + one.given_up, letters)
 
 
 def _add_pipelines(
-    graph: FlowPicture, snapshot: Snapshot, rates: Rates, shown: dict[str, StreamStatus], platform: Platform | None
+    graph: FlowPicture,
+    snapshot: Snapshot,
+    rates: Rates,
+    shown: dict[str, StreamStatus],
+    letters: Sequence[StreamStatus],
+    platform: Platform | None,
 ) -> None:
     for one in snapshot.pipelines:
         state = _pipeline_state(one, snapshot)
@@ -261,7 +272,7 @@ def _add_pipelines(
                 rate = rates.settled.get((stream, one.consumer), 0.0)
                 reading = state_of(consumer) if consumer and one.state not in (FAILED, SILENT) else state
                 graph.connect(Edge(_id_of(shown[stream]), name, rate, lag, seconds, reading))
-        _add_dead_letters(graph, name, spec.bad_records if spec else None, 0, shown)
+        _add_dead_letters(graph, name, spec.bad_records if spec else None, 0, letters)
         for sink in spec.sinks if spec else ():
             kind = NodeKind.OUTPUT if sink.stream else NodeKind.TABLE
             written = graph.add(FlowNode(kind, sink.stream or sink.path or "console", detail=sink.format or ""))
