@@ -414,9 +414,11 @@ def test_a_slow_load_that_is_cut_off_tells_what_is_stored_and_what_is_in_doubt(
         output, errors = child.communicate(timeout=120)
         assert child.returncode == 1
     told = json.loads(output)
-    assert told["messages"] == 12, (told, errors)
-    assert told["stored"] == [{"stream": "ORDERS", "first": 1, "last": 12, "count": 12, "duplicates": 0}]
-    assert all(doubt["first_line"] >= 13 for doubt in told["in_doubt"])
+    known = told["messages"]
+    assert known in (11, 12), (told, errors)  # the end may come before the answer to the twelfth line
+    assert told["stored"] == [{"stream": "ORDERS", "first": 1, "last": known, "count": known, "duplicates": 0}]
+    in_doubt = {line for doubt in told["in_doubt"] for line in range(doubt["first_line"], doubt["last_line"] + 1)}
+    assert min(in_doubt, default=13) == known + 1
 
 
 def test_plain_lines_are_in_doubt_when_the_server_does_not_answer_in_time(server: EmbeddedServer) -> None:
