@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from penstock.errors import DeadlineExceeded
+from penstock.errors import DeadlineExceeded, PenstockError
 from penstock.jetstream.connection import Broker
 from penstock.jetstream.fetch import fetch
 from penstock.settings import Settings
@@ -39,13 +39,21 @@ async def _read_async(settings: Settings, stream: str) -> list[frames.Message]:
         left = (await broker.jetstream.stream_info(stream)).state.messages
         config = {"name": name, "ack_policy": "none", "mem_storage": True, "num_replicas": 1, **INACTIVE}
         await broker.jetstream.create_consumer(stream, config)
-        found: list[frames.Message] = []
-        while left > len(found):
-            came = await fetch(broker, stream, name, min(PULL, left - len(found)), wait=settings.timeout)
-            if not came:
-                raise DeadlineExceeded(f"the messages of stream {stream!r}", settings.timeout)
-            found += came
-        return found
+        try:
+            return await _fetch_all(broker, stream, name, left)
+        finally:
+            with suppress(PenstockError):  # then the server removes it by itself
+                await broker.jetstream.delete_consumer(stream, name)
+
+
+async def _fetch_all(broker: Broker, stream: str, consumer: str, count: int) -> list[frames.Message]:
+    found: list[frames.Message] = []
+    while count > len(found):
+        came = await fetch(broker, stream, consumer, min(PULL, count - len(found)), wait=broker.settings.timeout)
+        if not came:
+            raise DeadlineExceeded(f"the messages of stream {stream!r}", broker.settings.timeout)
+        found += came
+    return found
 
 
 def stream_data(settings: Settings, stream: str) -> list[bytes]:

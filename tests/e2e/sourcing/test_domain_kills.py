@@ -26,6 +26,8 @@ from penstock.wire import blocking
 
 SITES = ("site1", "site3")
 BLOWS = ("hub", *SITES, *(f"cut {site}" for site in SITES))
+REPAIR = 300.0
+"""Seconds. A server that could not reach an origin several times asks it again after two minutes only."""
 Copies = dict[str, dict[str, list[bytes]]]
 """By retention and by site."""
 
@@ -135,7 +137,7 @@ def through_blows(folder: Path, count: int, blows: list[str], seed: int, pace: f
         for thread in publishing:
             thread.join(240)
         eventually(lambda: min(made.copied()) >= count, 240, "everything to be copied", made.copied)
-        eventually(lambda: not any(made.left()), 120, "the origins to be emptied", made.left)
+        eventually(lambda: not any(made.left()), REPAIR, "the origins to be emptied", made.left)
         copies = made.copies()
         numbers = {(one, site): list(map(int, copies[one][site])) for one in RETENTIONS for site in SITES}
         assert {at: wrong(found) for at, found in numbers.items() if wrong(found)} == {}, f"seed {seed}, blows {blows}"
