@@ -11,7 +11,8 @@ import rawnats
 from harness import Timed
 
 from penstock.jetstream.pull import consumer_config
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.wire import frames
 from penstock.wire.blocking import connect

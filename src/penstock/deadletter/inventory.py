@@ -8,7 +8,8 @@ from penstock.deadletter.letters import FiledLetter, read
 from penstock.deadletter.selection import Selection
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StoredMessage, StreamInfo
-from penstock.jetstream.reader import Range, read_messages
+from penstock.jetstream.reader import read_messages
+from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.subjects import DLQ_SUBJECTS, holds_dead_letters
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import ConfigError, DeadlineExceeded, ProtocolError, Unavailable
-from penstock.jetstream.rows import ScannerMaker
+from penstock.jetstream.rows import Range, ScannerMaker
 from penstock.subjects import api_prefix
 from penstock.wire import frames
 from penstock.wire.blocking import BlockingConnection
-from penstock.wire.scanning import REPLACE, Stop
+from penstock.wire.scanning import Stop
 
 BATCH = 1000
 """Messages of one request: a server does not answer for more."""
@@ -37,29 +37,19 @@ class DirectGetRefused(ConfigError):
 
 
 class DirectRead:
-    """One connection's try at the messages from `first` to `last`."""
+    """One connection's try at the messages of a range."""
 
-    def __init__(
-        self,
-        connection: BlockingConnection,
-        stream: str,
-        first: int,
-        last: int,
-        subjects: tuple[str, ...],
-        domain: str | None,
-        scanner: ScannerMaker,
-        invalid_text: str = REPLACE,
-    ) -> None:
+    def __init__(self, connection: BlockingConnection, wanted: Range, scanner: ScannerMaker) -> None:
         self._connection = connection
-        self._stream = stream
-        self._last = last
-        self._subjects = subjects
-        self._subject = f"{api_prefix(domain)}.DIRECT.GET.{stream}"
+        self._stream = wanted.stream
+        self._last = wanted.last
+        self._subjects = wanted.subjects
+        self._subject = f"{api_prefix(connection.settings.domain)}.DIRECT.GET.{wanted.stream}"
         self._inbox = connection.settings.new_inbox()
-        self._position = first - 1
+        self._position = wanted.first - 1
         self._more = True
         self._sid = connection.subscribe(f"{self._inbox}.*")
-        self._scanner = scanner(stream, self._sid, direct=True, last_wanted=last, invalid_text=invalid_text)
+        self._scanner = wanted.scanned_by(scanner, self._sid)
 
     def batches(self) -> Iterator[Any]:
         """Rows in order, until the last one wanted, or until this replica has no more."""

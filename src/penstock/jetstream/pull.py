@@ -23,10 +23,10 @@ from penstock.errors import (
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
 from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
-from penstock.jetstream.rows import ScannerMaker
+from penstock.jetstream.rows import Range, ScannerMaker
 from penstock.wire import frames
 from penstock.wire.blocking import BlockingConnection, run
-from penstock.wire.scanning import REPLACE, Stop
+from penstock.wire.scanning import Stop
 
 PULL_MESSAGES = 20_000
 PULL_BYTES = 8 * 1024 * 1024
@@ -37,10 +37,10 @@ HEARTBEAT = 2.0  # seconds
 SILENCE = 3 * HEARTBEAT
 """Without a word for that long, consumer or connection are gone."""
 INACTIVE = 60.0  # seconds
-MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
-"""Server errors: no more consumers for stream or account, an inactive threshold beyond the stream's limit."""
 """The server removes a consumer that nobody has pulled from for that long, if we could not."""
 FINISH_WITHIN = 2.0  # seconds
+MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
+"""Server errors: no more consumers for stream or account, an inactive threshold beyond the stream's limit."""
 
 
 class ReadInterrupted(Unavailable):
@@ -48,35 +48,27 @@ class ReadInterrupted(Unavailable):
 
 
 class PullRead:
-    """One consumer's try at the messages from `first` to `last`."""
+    """One consumer's try at the messages of a range."""
 
-    def __init__(
-        self,
-        connection: BlockingConnection,
-        stream: str,
-        first: int,
-        last: int,
-        subjects: tuple[str, ...],
-        domain: str | None,
-        scanner: ScannerMaker,
-        invalid_text: str = REPLACE,
-    ) -> None:
+    def __init__(self, connection: BlockingConnection, wanted: Range, scanner: ScannerMaker) -> None:
+        settings = connection.settings
         self._connection = connection
-        self._stream = stream
-        self._last = last
-        self._jetstream = JetStream(connection.requester(), domain, connection.settings.timeout)
+        self._stream = wanted.stream
+        self._last = wanted.last
+        self._jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         # Short, since every message carries it; its metadata says whose it is.
         self._name = f"pk-{secrets.token_hex(5)}"
-        self._inbox = connection.settings.new_inbox()
-        self._position = first - 1
+        self._inbox = settings.new_inbox()
+        self._position = wanted.first - 1
         self._asked = 0
         """Messages asked for and not come yet."""
         self._oversized = False
         """The next message is larger than a pull request may have bytes: ask for it alone."""
-        created = run(create_reader(self._jetstream, stream, consumer_config(self._name, first, subjects)))
+        config = consumer_config(self._name, wanted.first, wanted.subjects)
+        created = run(create_reader(self._jetstream, wanted.stream, config))
         self._caught_up = created.pending == 0
         self._sid = connection.subscribe(f"{self._inbox}.*")
-        self._scanner = scanner(stream, self._sid, last_wanted=last, invalid_text=invalid_text)
+        self._scanner = wanted.scanned_by(scanner, self._sid)
 
     def batches(self) -> Iterator[Any]:
         """Rows in order, until the last one wanted, or until the consumer has no more."""

@@ -11,18 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream import direct, pull
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StoredMessage
-from penstock.jetstream.rows import RowScanner, ScannerMaker
+from penstock.jetstream.rows import Range, RowScanner, ScannerMaker
 from penstock.retry import Backoff, Tries, is_retryable
 from penstock.settings import Settings
 from penstock.wire.blocking import BlockingConnection, connect, run
-from penstock.wire.scanning import REPLACE
 
 if TYPE_CHECKING:
     from penstock.wire.scan import RecordBatch
@@ -31,21 +30,6 @@ PATIENCE = 60.0  # seconds
 KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
 _idle: dict[Settings, tuple[BlockingConnection, float]] = {}
 """Connections that wait for another read, and since when: one for each way to connect."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
-    """Messages of a stream from `first` to `last`, both included, that match one of the subjects."""
-
-    stream: str
-    first: int
-    last: int
-    subjects: tuple[str, ...] = ()
-    """Filters; none: every subject."""
-    direct: bool = False
-    """Read by direct get, which leaves no trace, instead of by a consumer, which WorkQueue and Interest would count."""
-    invalid_text: str = REPLACE
-    """How bytes of subjects and headers that are no UTF-8 are shown: `scan.REPLACE` or `scan.ESCAPE`."""
 
 
 class ReadStalled(Unavailable):
@@ -134,16 +118,7 @@ def _attempt(settings: Settings, wanted: Range, position: int, keep: bool, scann
     """Read on behind `position`, on a connection of our own."""
     with _opened(settings, keep) as connection:
         kind = direct.DirectRead if wanted.direct else pull.PullRead
-        read: Attempt = kind(
-            connection,
-            wanted.stream,
-            position + 1,
-            wanted.last,
-            wanted.subjects,
-            settings.domain,
-            scanner,
-            wanted.invalid_text,
-        )
+        read: Attempt = kind(connection, replace(wanted, first=position + 1), scanner)
         yield from read.batches()
         if keep:
             read.release()

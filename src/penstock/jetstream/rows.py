@@ -1,4 +1,4 @@
-"""From received bytes to messages as Python objects: a scanner that needs nothing but the standard library.
+"""A range of a stream, and from received bytes to its messages, with nothing but the standard library.
 
 `wire.scan` makes Arrow columns of millions of messages, and needs NumPy and Arrow. This one serves where a reader looks
 at each message anyway, and where those are not installed. Both find the same rows.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -32,6 +33,25 @@ SPACE_BYTES = 256 * 1024
 _TIME = re.compile(rb"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]+))?Z")
 
 ScannerMaker = Callable[..., Scanning]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Messages of a stream from `first` to `last`, both included, that match one of the subjects."""
+
+    stream: str
+    first: int
+    last: int
+    subjects: tuple[str, ...] = ()
+    """Filters; none: every subject."""
+    direct: bool = False
+    """Read by direct get, which leaves no trace, instead of by a consumer, which WorkQueue and Interest would count."""
+    invalid_text: str = REPLACE
+    """How bytes of subjects and headers that are no UTF-8 are shown: `scan.REPLACE` or `scan.ESCAPE`."""
+
+    def scanned_by(self, scanner: ScannerMaker, sid: int) -> Scanning:
+        """A scanner for what comes of this range to a subscription."""
+        return scanner(self.stream, sid, direct=self.direct, last_wanted=self.last, invalid_text=self.invalid_text)
 
 
 def fastest_scanner() -> ScannerMaker:

@@ -19,7 +19,8 @@ from penstock.errors import ConfigError, MessageNotFound, NotFound, StreamNotFou
 from penstock.jetstream import kv
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StreamInfo
-from penstock.jetstream.reader import Range, read_messages
+from penstock.jetstream.reader import read_messages
+from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.sourcing.copies import Mark, mark_of
 from penstock.spark.history import History, Intent, history_of, unpacked

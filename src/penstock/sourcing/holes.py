@@ -20,7 +20,8 @@ from itertools import pairwise
 from penstock.errors import PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import Json, StreamInfo
-from penstock.jetstream.reader import Range, read_messages
+from penstock.jetstream.reader import read_messages
+from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.sourcing import modes
 from penstock.sourcing.migrate import HEADER

@@ -10,7 +10,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from penstock.errors import OutcomeUnknown, Unavailable
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.publish.batch import Batch
 from penstock.publish.blocking import BlockingPublisher, Flight
 from penstock.publish.errors import BatchOutcomeUnknown, DuplicateId, Gap, NobodyListens, TimedOut

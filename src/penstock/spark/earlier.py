@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.model import Json
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.spark.delivery import ChunkDelivery
 from penstock.spark.history import History, Intent, LedgerPlace, Series, Written, history_of, packed, unpacked
 from penstock.spark.ledger import REPLACE, STREAM, SUBJECTS, VERSION, Ledger, Superseded, is_of

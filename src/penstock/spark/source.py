@@ -21,7 +21,8 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import ConfigError, DataLoss, PenstockError
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.spark import admission, durable, loss, steps
 from penstock.spark.commit import commit

@@ -24,7 +24,8 @@ from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError, OutcomeUnknown, Unavailable
 from penstock.jetstream.model import Json
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.publish import BlockingPublisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.server.ports import free_ports

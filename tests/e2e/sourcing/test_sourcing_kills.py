@@ -23,7 +23,8 @@ from penstock.errors import OutcomeUnknown, Unavailable
 from penstock.jetstream import connect
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import Json, StreamInfo
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.publish import BlockingPublisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings

@@ -14,7 +14,8 @@ from tests.unit.wire.test_scan import all_kernels
 from penstock import errors
 from penstock.jetstream import JetStream, pull
 from penstock.jetstream.model import StoredMessage
-from penstock.jetstream.reader import Range, ReadStalled, read_messages, read_range
+from penstock.jetstream.reader import ReadStalled, read_messages, read_range
+from penstock.jetstream.rows import Range
 from penstock.server.cluster import EmbeddedCluster
 from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
@@ -231,7 +232,7 @@ def test_a_range_beyond_the_stream_stalls_with_a_reason(nats_server: EmbeddedSer
 def test_pull_requests_ask_for_no_more_than_the_range_has(nats_server: EmbeddedServer) -> None:
     fill(nats_server.settings, numbered(10))
     with connect(nats_server.settings) as connection:
-        read = pull.PullRead(connection, "S", 1, 4, (), None, Scanner)
+        read = pull.PullRead(connection, Range(stream="S", first=1, last=4), Scanner)
         assert [row for batch in read.batches() for row in batch.column("sequence").to_pylist()] == [1, 2, 3, 4]
         assert read._asked == 0
 

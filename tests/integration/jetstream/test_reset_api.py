@@ -11,7 +11,8 @@ from tests.support.streams import make_stream
 
 from penstock.errors import ApiError, ConfigError
 from penstock.jetstream import Broker, JetStream, connect
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.publish import BlockingPublisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.wire.blocking import run

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.server.embedded import EmbeddedServer
 from penstock.spark import steps
 from penstock.spark.chunks import ChunkRows

@@ -28,7 +28,8 @@ from penstock.examples import example_dir
 from penstock.facts import Facts
 from penstock.gateway import BlockingGatewayClient
 from penstock.jetstream import connect
-from penstock.jetstream.reader import Range, read_range
+from penstock.jetstream.reader import read_range
+from penstock.jetstream.rows import Range
 from penstock.publish.plain import PlainPublisher
 from penstock.settings import Settings
 from penstock.testing import eventually, eventually_async, letter_subject, stream_messages
