@@ -413,8 +413,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         breaks="A micro-batch is acknowledged when it is planned, before Spark has committed it: a crash loses it.",
         tests=(
-            "tests/integration/spark/test_source_decisions.py::test_a_commit_on_a_limits_stream_moves_the_durable",
-            "tests/integration/spark/test_source_decisions.py::test_a_commit_deletes_exactly_the_range",
+            "tests/integration/spark/test_source_durable.py::test_a_commit_on_a_limits_stream_moves_the_durable",
+            "tests/integration/spark/test_source_durable.py::test_a_commit_deletes_exactly_the_range",
         ),
     ),
     Mutation(
@@ -423,7 +423,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         old="if sequence > self._sequence:",
         new="if sequence > self._sequence + 1:",
         breaks="A commit acknowledges the first message of the next micro-batch: a WorkQueue deletes it unread.",
-        tests=("tests/integration/spark/test_source_decisions.py::test_a_commit_deletes_exactly_the_range",),
+        tests=("tests/integration/spark/test_source_durable.py::test_a_commit_deletes_exactly_the_range",),
     ),
     Mutation(
         name="chunks-by-place-alone",
@@ -476,7 +476,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if part.expected is not None and rows > part.value.last:",
         breaks="Messages that are purged between planning and reading are missed by no task: fewer rows, and no error.",
         tests=(
-            "tests/integration/spark/test_source_decisions.py::test_what_vanishes_between_planning_and_reading_is_an_error",
+            "tests/integration/spark/test_source_losses.py::test_what_vanishes_between_planning_and_reading_is_an_error",
         ),
     ),
     Mutation(
@@ -486,7 +486,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if self.inside_may_go and stream_first < 0:",
         breaks="A message that ends by its own time to live, or is rolled up, fails the query as if it were lost.",
         tests=(
-            "tests/integration/spark/test_source_decisions.py::test_what_publishers_remove_between_planning_and_reading_is_no_loss",
+            "tests/integration/spark/test_source_losses.py::test_what_publishers_remove_between_planning_and_reading_is_no_loss",
         ),
     ),
     Mutation(

@@ -293,3 +293,17 @@ async def loss_noticed(publisher: AnyPublisher) -> None:
     """Return when the publisher can know that its connection is gone: the blocking one looks before each batch."""
     if isinstance(publisher, Publisher):
         await eventually_async(lambda: not publisher.connection.connected, what="the loss to be noticed")
+
+
+async def stored(publisher: AnyPublisher, stream: str = "S") -> list[bytes]:
+    """The payloads in the stream, in order."""
+    state = (await publisher.jetstream.stream_info(stream)).state
+    found = []
+    for sequence in range(max(state.first_seq, 1), state.last_seq + 1):
+        found.append((await publisher.jetstream.get_message(stream, sequence)).data)
+    return found
+
+
+async def fill(batch: AnyBatch, count: int) -> None:
+    for number in range(count):
+        await batch.add("s.a", b"%d" % number)

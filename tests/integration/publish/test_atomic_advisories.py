@@ -17,6 +17,12 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.testing.polling import eventually_async
 
 
+@pytest.fixture
+def publisher(asyncio_publisher: Publisher) -> Publisher:
+    """What is told of a batch does not depend on who sent it."""
+    return asyncio_publisher
+
+
 async def abandon(publisher: Publisher, stream: str = "S") -> str:
     """A batch that its publisher drops half-way."""
     batch = publisher.atomic(stream)

@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.spark_readers import source
 from tests.support.streams import Streams
 
+from penstock.server.embedded import EmbeddedServer
 from penstock.settings import Settings
+from penstock.spark.datasource import COLUMNS
+from penstock.spark.source import JetStreamReader, JetStreamStreamReader
 from penstock.wire.blocking import BlockingConnection, connect
 
 
@@ -33,3 +37,28 @@ def open_streams() -> Iterator[Any]:
     yield make
     for connection in opened:
         connection.close()
+
+
+@pytest.fixture
+def stream_reader(nats_server: EmbeddedServer) -> Iterator[Any]:
+    readers: list[JetStreamStreamReader] = []
+
+    def make(**options: Any) -> JetStreamStreamReader:
+        reader = source(nats_server, options).streamReader(COLUMNS)
+        assert isinstance(reader, JetStreamStreamReader)
+        readers.append(reader)
+        return reader
+
+    yield make
+    for reader in readers:
+        reader.stop()
+
+
+@pytest.fixture
+def batch_reader(nats_server: EmbeddedServer) -> Any:
+    def make(**options: Any) -> JetStreamReader:
+        reader = source(nats_server, options).reader(COLUMNS)
+        assert isinstance(reader, JetStreamReader)
+        return reader
+
+    return make
