@@ -57,6 +57,9 @@ async def view(
     if raw and as_json:
         raise UsageError("--raw and --json do not go together")
     filters = [FieldFilter.parse(path) for path in paths]
+    for wish in filters:
+        if "" in wish.path.split("."):
+            raise UsageError(f"--json-path: {wish.path!r} has an empty part; write names with single dots: items.0.id")
     fields, wanted = [one.path for one in filters], [one for one in filters if one.value is not None]
     documents = _documents(context)
     show = Lines(raw, fields, documents) if raw or as_json or follow else ViewRows(fields, documents)

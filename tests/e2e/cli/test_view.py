@@ -78,7 +78,13 @@ def test_fields_are_columns_and_bodies_are_lines(nats_server: EmbeddedServer, st
 
 
 def test_wrong_usage_is_told(nats_server: EmbeddedServer, streams: Streams) -> None:
-    for arguments in (["--since", "yesterday"], ["--since", "2026-01-01T00:00:00"], ["--raw", "--json"]):
+    for arguments in (
+        ["--since", "yesterday"],
+        ["--since", "2026-01-01T00:00:00"],
+        ["--raw", "--json"],
+        ["--json-path", "..x"],
+        ["--json-path", "=3"],
+    ):
         done = view(nats_server, *arguments)
         assert (done.returncode, "Traceback" in done.stderr) == (64, False), done.stderr
     assert here("--servers", nats_server.url, "view", "NOSUCH").returncode == 1
