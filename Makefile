@@ -8,6 +8,8 @@ ifneq ($(shell test -w "$$HOME" || echo no),)
 export UV_CACHE_DIR := $(abspath $(VENV))/cache
 export PIP_NO_CACHE_DIR := 1
 endif
+# Container images set it. Without compiled modules every process of the tests compiles them again: twice the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test kills soak check format docs bench bench-peers lock sbom dist java chromium screenshots clean
 
@@ -58,7 +60,7 @@ $(READY): requirements.lock pyproject.toml scripts/locks/tools.lock scripts/lock
 	  { echo "Penstock needs Python 3.11 or newer; name one with: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --require-hashes -r scripts/locks/tools.lock
-	$(BIN)/uv pip sync -q --require-hashes --python $(BIN)/python requirements.lock
+	$(BIN)/uv pip sync -q --require-hashes --compile-bytecode --python $(BIN)/python requirements.lock
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
 	  --build-constraints scripts/locks/build.lock -e .
 	@touch $(READY)

@@ -284,6 +284,26 @@ MUTATIONS: tuple[Mutation, ...] = (
             "::test_lag_counts_messages_and_the_age_of_the_oldest_unacknowledged_one",
         ),
     ),
+    # -- packs -----------------------------------------------------------------------------------------------------
+    Mutation(
+        name="trust-the-size-of-a-pack",
+        file="src/penstock/packs/codec.py",
+        old="> marks.MAX_PLAIN_BYTES:\n        raise MalformedPack(",
+        new="> marks.MAX_PLAIN_BYTES**2:\n        raise MalformedPack(",
+        breaks="Anybody who may publish fills the memory of a reader with a small message.",
+        tests=(
+            "tests/unit/packs/test_packs.py"
+            "::test_a_pack_that_would_fill_the_memory_is_refused_before_it_is_decompressed",
+        ),
+    ),
+    Mutation(
+        name="trust-the-rows-of-a-pack",
+        file="src/penstock/packs/codec.py",
+        old="if batch.num_rows != mark.rows:",
+        new="if False:",
+        breaks="A pack that was cut off is read without its last rows, and nobody notices that they are missing.",
+        tests=("tests/unit/packs/test_packs.py::test_a_pack_that_is_not_what_its_headers_say_is_refused",),
+    ),
     # -- publish ---------------------------------------------------------------------------------------------------
     Mutation(
         name="commit-without-the-last-message",
@@ -424,6 +444,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         new="if sequence > self._sequence + 1:",
         breaks="A commit acknowledges the first message of the next micro-batch: a WorkQueue deletes it unread.",
         tests=("tests/integration/spark/test_source_durable.py::test_a_commit_deletes_exactly_the_range",),
+    ),
+    Mutation(
+        name="purge-what-was-skipped",
+        file="src/penstock/spark/commit.py",
+        old="return first > floor(durable)",
+        new="return True",
+        breaks="A commit deletes messages of a work queue that an operator has skipped and the query has never read.",
+        tests=("tests/integration/spark/test_source_durable.py::test_what_was_skipped_by_an_operator_is_not_purged",),
+    ),
+    Mutation(
+        name="drop-a-pack-that-cannot-be-read",
+        file="src/penstock/spark/unpack.py",
+        old="        if own is None:\n            continue\n",
+        new="        if own is None:\n            start = place + 1\n            continue\n",
+        breaks="A message that calls itself a pack and is none vanishes from a query: its rows are lost silently.",
+        tests=("tests/unit/spark/test_unpack.py::test_a_pack_that_cannot_be_read_comes_as_the_message_that_it_is",),
     ),
     Mutation(
         name="chunks-by-place-alone",

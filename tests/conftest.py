@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.spark_homes import unzipped_home
 from tests.support.streams import Streams
 
 from penstock.jetstream import Broker, JetStream, connect
@@ -33,13 +36,17 @@ SPARK, JVMS = "spark", "jvms"
 other, in one process."""
 
 
-def pytest_configure() -> None:
-    """Give child processes a SIGINT that interrupts them.
+def pytest_configure(config: pytest.Config) -> None:
+    """Give child processes a SIGINT that interrupts them, and Spark's processes compiled modules.
 
     In the background of a script (`make test &`) SIGINT is ignored, and children inherit that.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "SPARK_HOME" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["SPARK_HOME"] = str(unzipped_home(Path(folder.name)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

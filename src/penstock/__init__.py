@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from penstock.exports import lazily
 
 if TYPE_CHECKING:
+    from penstock import packs
     from penstock.app import App, Message
     from penstock.app.blocking import connect_blocking
     from penstock.app.client import Client, connect
@@ -43,6 +44,7 @@ __all__ = [
     "connect",
     "connect_blocking",
     "consumer_config",
+    "packs",
 ]
 
 __getattr__ = lazily(
@@ -70,5 +72,6 @@ __getattr__ = lazily(
         "connect": "penstock.app.client",
         "connect_blocking": "penstock.app.blocking",
         "consumer_config": "penstock.sourcing.receiver",
+        "packs": "penstock.packs",
     },
 )

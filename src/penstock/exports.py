@@ -8,11 +8,12 @@ from typing import Any
 
 
 def lazily(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package; `where` is the module of each name."""
+    """The `__getattr__` of a package; `where` is the module of each name, or the module that a name is itself."""
 
     def find(name: str) -> Any:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(where[name]), name)
+        module = importlib.import_module(where[name])
+        return module if module.__name__ == f"{package}.{name}" else getattr(module, name)
 
     return find

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from penstock.coroutines import sleep
 from penstock.errors import PenstockError, Unavailable
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class Tries:
         """Wait before the next try, at most until `stop` is set. Raises `error` as `pause` does."""
         delay = self.pause(error)
         if stop is None:
-            await asyncio.sleep(delay)
+            await sleep(delay)
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(delay):

@@ -162,7 +162,7 @@ class Settings:
         values = _layered(lowest, _converted_all(declared or {}))
         variables = _layered(contexts.from_variables(env), _from_env(env))
         later = _layered(variables, {name: value for name, value in overrides.items() if value is not None})
-        context = context or env.get("PENSTOCK_CONTEXT")
+        context = context or env.get("PENSTOCK_CONTEXT") or env.get("NATS_CONTEXT")
         if context or not ("servers" in values or "servers" in later):
             values = _layered(_converted_all(contexts.read(context, env)), values)
         secrets = tuple(_origin_of(name, env) for name in SECRETS if name in later)

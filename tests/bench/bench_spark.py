@@ -15,7 +15,9 @@ from penstock.server.embedded import EmbeddedServer
 from penstock.wire import compiled
 
 LIMIT, WRITE_LIMIT = "raw read", "raw atomic"
-OUTPUT = "OUTPUT"
+OUTPUT, PACKED = "OUTPUT", "PACKED"
+PACKS = {"pack": "rows", "packRows": "500"}
+"""Not compressed: the bodies are of one letter, and would vanish."""
 MIB = 1024 * 1024
 GROWTH_MIB = 16
 """Growth of a reading process that counts as flat; its buffers alone are larger."""
@@ -33,9 +35,12 @@ def run(bench: Bench) -> None:
     def fresh() -> None:
         rawnats.fresh_stream(server.port, OUTPUT, ["out.>"], allow_atomic=True, allow_batched=True)
 
+    rawnats.fresh_stream(server.port, PACKED, ["packed.>"], allow_atomic=True)
+    ours.write(PACKED, "packed.a", count, len(DATA), **PACKS)
     for _ in range(2):  # Spark's first jobs start workers and compile
         ours.batch(STREAM, count)
         ours.streaming(STREAM, count)
+        ours.batch(PACKED, count)
         fresh()
         ours.write(OUTPUT, "out.a", written, len(DATA))
 
@@ -43,17 +48,24 @@ def run(bench: Bench) -> None:
     bench.add("reader to Arrow", lambda: read_load.ours(server.url, count), limit=LIMIT)
     bench.add("Spark batch", lambda: ours.batch(STREAM, count), limit=LIMIT)
     bench.add("Spark streaming", lambda: ours.streaming(STREAM, count), limit=LIMIT)
+    bench.add("Spark batch, packed", lambda: ours.batch(PACKED, count), limit=LIMIT)
+    bench.add("Spark streaming, packed", lambda: ours.streaming(PACKED, count), limit=LIMIT)
     bench.add("direct get to Arrow", lambda: read_load.ours(server.url, count, direct=True), limit=LIMIT)
     bench.add("nats-py fetch", lambda: asyncio.run(read_load.nats_py(server.url, count // 20)), limit=LIMIT)
     bench.add(WRITE_LIMIT, lambda: rawnats.atomic(server.port, "out.a", DATA, written), before=fresh)
     for delivery in ("atomic", "fast"):
         work = partial(ours.write, OUTPUT, "out.a", written, len(DATA), delivery)
         bench.add(f"Spark sink, {delivery}", work, before=fresh, limit=WRITE_LIMIT)
+        work = partial(ours.write, OUTPUT, "out.a", count, len(DATA), delivery, **PACKS)
+        bench.add(f"Spark sink, {delivery}, packed", work, before=fresh, limit=WRITE_LIMIT)
     bench.goal("reader to Arrow", of=LIMIT, at_least=0.9)
     bench.goal("Spark batch", of=LIMIT, at_least=0.6)
     bench.goal("Spark streaming", of=LIMIT, at_least=0.5)
     bench.goal("reader to Arrow", of="nats-py fetch", at_least=20)
     bench.goal("Spark sink, atomic", of=WRITE_LIMIT, at_least=0.7)
+    bench.goal("Spark batch, packed", of="Spark batch", at_least=2)
+    bench.goal("Spark streaming, packed", of="Spark streaming", at_least=2)
+    bench.goal("Spark sink, atomic, packed", of="Spark sink, atomic", at_least=4)
     bench.probe(lambda: growth(server, ours, count, quick=bench.quick))
     bench.probe(lambda: memory(server, ours, count, bench.size(10_000_000, quick=1_000_000)))
 

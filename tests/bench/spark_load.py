@@ -65,10 +65,10 @@ class Jetstream:
             raise AssertionError(f"{found} of {count} rows were read")
         return Timed(count, seconds)
 
-    def write(self, stream: str, subject: str, count: int, size: int, delivery: str = "atomic") -> Timed:
+    def write(self, stream: str, subject: str, count: int, size: int, delivery: str = "atomic", **more: str) -> Timed:
         frame = rows(self._spark, count, size)
         begin = time.perf_counter()
-        options = self._options(stream) | {"subject": subject, "delivery": delivery}
+        options = self._options(stream) | {"subject": subject, "delivery": delivery} | more
         frame.write.format("jetstream").options(**options).mode("append").save()
         return Timed(count, time.perf_counter() - begin)
 

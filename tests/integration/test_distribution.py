@@ -24,7 +24,7 @@ WITHIN = 600
 
 def done(*command: str | Path, cwd: Path, code: int = 0, **variables: str) -> str:
     """What a command prints; without Penstock's variables and Python's paths."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK", "PYTHON"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK", "PYTHON", "SPARK"))}
     ran = subprocess.run(command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True, timeout=WITHIN)
     assert ran.returncode == code, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
@@ -158,6 +158,8 @@ def test_the_core_works_without_arrow_spark_and_a_server_of_its_own(
         ("server", "from penstock.server.embedded import find_binary; find_binary()"),
         ("arrow", "from penstock.wire.scan import Scanner; Scanner('S', 1)"),
         ("spark", "import penstock.spark, pyspark; from penstock.spark.source import Part"),
+        ("spark,delta", "import deltalake, penstock.spark.lakes"),
+        ("spark,iceberg", "import pyiceberg.catalog.sql, penstock.spark.lakes"),
         ("gateway", "import penstock.gateway.server"),
         ("ui", "import penstock.ui.server"),
         ("avro", 'import fastavro; from penstock.events.avro import AvroReader; AvroReader(\'{"type": "string"}\')'),

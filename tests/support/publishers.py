@@ -48,7 +48,7 @@ class ThreadedPublisher:
         self.jetstream = JetStream(self._request)
 
     async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
-        return await asyncio.to_thread(lambda: run(self.inner._request(subject, payload, timeout)))
+        return await asyncio.to_thread(lambda: run(self.inner.inner.request(subject, payload, timeout)))
 
     @classmethod
     async def connect(cls, settings: Settings) -> Self:

@@ -38,6 +38,7 @@ def test_a_named_context_says_where_and_how(home: Path) -> None:
     found = loaded(home, context="prod")
     assert (found.servers, found.user, found.password, found.domain) == (("nats://prod:4222",), "u", "p", "hub")
     assert loaded(home, {"PENSTOCK_CONTEXT": "dev"}).servers == ("nats://dev:4222", "nats://dev2:4222")
+    assert loaded(home, {"NATS_CONTEXT": "dev"}).servers == ("nats://dev:4222", "nats://dev2:4222")
 
 
 def test_the_selected_context_counts_where_nothing_else_names_servers(home: Path) -> None:

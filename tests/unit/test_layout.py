@@ -22,6 +22,7 @@ ORDER = [
     "printable",
     "units",
     "subjects",
+    "coroutines",
     "retry",
     "records",
     "examples",
@@ -29,6 +30,7 @@ ORDER = [
     "settings",
     # what is said to a server, and the server
     "wire",
+    "packs",
     "jetstream",
     "server",
     "web",
@@ -65,6 +67,7 @@ OWNERS = {
     "google": {"events"},
     "jinja2": {"ui"},
     "llvmlite": {"wire"},
+    "markupsafe": {"ui"},
     "msgspec": {"app"},
     "nkeys": {"wire"},
     "numba": {"wire"},
@@ -72,7 +75,7 @@ OWNERS = {
     "prometheus_client": {"metrics"},
     "protobuf": {"gateway"},
     "py4j": {"spark"},
-    "pyarrow": {"wire", "spark"},  # columns from received bytes; columns for Spark
+    "pyarrow": {"wire", "packs", "spark"},  # columns from received bytes; packs of rows; columns for Spark
     "pydantic": {"app"},
     "pyiceberg": {"spark"},
     "pyqwest": {"gateway"},

@@ -51,6 +51,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 START_WITHIN = 15.0
 """Seconds in which the server must have answered for the first time."""
+WITHIN = 1.0
+"""Default seconds in which a batch is collected."""
+KEEP = 24 * 3600.0
+"""Default seconds that the id of a handled event is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ Running = Durable | GroupMember
 
 
 class HookFailed(PenstockError):
-    """A function that is called at the start or at the end of an app raised; its error is the cause of this one."""
+    """A startup or shutdown hook raised; its error is the cause of this one."""
 
 
 @dataclass(slots=True)
@@ -86,7 +90,7 @@ class App:
     env: str | None = None
     settings: Settings | None = None
     state: SimpleNamespace = field(default_factory=SimpleNamespace)
-    """For what handlers share, such as a pool of database connections."""
+    """Shared state of the handlers, such as a pool of database connections."""
     consumers: list[OnConsumer] = field(default_factory=list)
     groups: list[OnPartitions] = field(default_factory=list)
     _startup: list[Hook] = field(default_factory=list)
@@ -103,37 +107,44 @@ class App:
         concurrency: int = 16,
         ordered_by: Callable[[messages.Message], Hashable] | str | None = None,
         batch: int = 0,
-        within: float | str = 1.0,
+        within: float | str | None = None,
         dlq: str | None = None,
         timeout: float | str | None = None,
         stop_within: float | str = 60.0,
         once: bool = False,
-        keep: float | str = "1d",
+        keep: float | str | None = None,
     ) -> Callable[[F], F]:
-        """The decorated function handles the messages of a durable consumer that is declared, or is there.
+        """The decorated function handles the messages of a declared or existing durable consumer.
 
-        The consumer's own ack_wait, max_deliver and backoff hold, and the `dlq` that the platform file names for it.
+        The consumer's own ack_wait, max_deliver and backoff apply, and the `dlq` that the platform file names for it.
         Instances compete for its messages. `ordered_by="subject"`, or a function of the message: this instance handles
-        messages with one key in order. `batch`: it handles lists of up to so many, collected for `within` seconds.
-        `once`: passes over events whose handler has finished before, by their id, for as long as `keep` says.
+        messages with one key in order. `batch`: it handles lists of up to this many, collected for `within` (a second).
+        `once`: skips events whose handler has finished before, by their id, for as long as `keep` says (a day).
         """
         options = DurableOptions(
             concurrency=concurrency,
             ordered_by=_key(ordered_by),
             batch=batch,
-            within=_seconds(within),
+            within=WITHIN if within is None else _seconds(within),
             dlq=dlq,
             timeout=None if timeout is None else _seconds(timeout),
             stop_within=_seconds(stop_within),
         )
         if once and batch:
             raise ConfigError("once is for single messages; in batches use message.atomic")
+        if within is not None and not batch:
+            raise ConfigError("within is the time in which a batch is collected: say with batch= how large it may be")
+        if keep is not None and not once:
+            raise ConfigError("keep says how long ids of handled events are kept: give once=True too")
+        kept = KEEP if keep is None else _seconds(keep)
+        if kept <= 0:
+            raise ConfigError(f"keep must be more than 0, got {keep}")
 
         def register(handler: F) -> F:
             if any((one.name, one.stream) == (name, stream) for one in self.consumers):
                 raise ConfigError(f"consumer {name!r} has a handler already: two would each get a part of its messages")
             call = arguments.bind(handler, self.state, in_batches=batch > 0, threads=concurrency)
-            self.consumers.append(OnConsumer(name, stream, handler, call, options, once, _seconds(keep)))
+            self.consumers.append(OnConsumer(name, stream, handler, call, options, once, kept))
             return handler
 
         return register
@@ -150,8 +161,8 @@ class App:
         max_deliver: int | None = None,
         instance: str | None = None,
     ) -> Callable[[F], F]:
-        """The decorated function handles the partitions of a stream, each in order, shared with every other process
-        that takes part in the group.
+        """The decorated function handles the partitions of a stream, each in order, shared with every other process of
+        the group.
 
         `partitions`: a pattern such as `tele.{device}`, or a list of subjects; what is not given here is taken from the
         group's declaration in the platform file. `message.partition` and `message.token` say which partition a message
@@ -174,7 +185,7 @@ class App:
             if any(other.group == group for other in self.groups):
                 raise ConfigError(f"group {group!r} has a handler already: two would each get a part of its partitions")
             if self.file is None:
-                one.resolved(None)  # what is wrong is told where it is written
+                one.resolved(None)  # raise errors where the handler is declared
             self.groups.append(one)
             return handler
 
@@ -202,8 +213,8 @@ class App:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def run(self, services: Collection[str] = ()) -> None:
-        """Handle messages until SIGINT or SIGTERM, then finish what runs. `services`: only the handlers on consumers
-        of these."""
+        """Handle messages until SIGINT or SIGTERM, then finish running handlers. `services`: only the handlers on
+        consumers of these."""
 
         async def until_signal() -> None:
             with stopped_by_signals() as stop:
@@ -217,7 +228,7 @@ class App:
         services: Collection[str] = (),
         on_start: Callable[[list[Running]], None] | None = None,
     ) -> None:
-        """Handle messages until `stop` is set, then finish what runs. `on_start` hears what is about to run."""
+        """Handle messages until `stop` is set, then finish running handlers. `on_start` gets what is about to run."""
         async with self.started(services) as running:
             if on_start:
                 on_start(running)
@@ -232,7 +243,7 @@ class App:
 
     @asynccontextmanager
     async def started(self, services: Collection[str] = ()) -> AsyncIterator[list[Running]]:
-        """What handles the messages, ready to run, between the hooks of startup and shutdown."""
+        """Yield the consumers and members, ready to run, between the hooks of startup and shutdown."""
         platform = load(self.file, self.env) if self.file else None
         settings = self.settings or _settings(platform)
         async with AsyncExitStack() as stack:
@@ -305,7 +316,7 @@ class App:
 
 
 async def _connected(settings: Settings) -> Publisher:
-    """A publisher. A server that does not answer yet, since it is started together with the app, is waited for."""
+    """Return a publisher. Waits for a server that does not answer yet, since it is started together with the app."""
     try:
         return await Publisher.connect(settings)
     except Unavailable as exc:
@@ -315,7 +326,7 @@ async def _connected(settings: Settings) -> Publisher:
 
 @contextmanager
 def stopped_by_signals(tell: Callable[[], object] = lambda: None) -> Iterator[asyncio.Event]:
-    """An event that SIGINT and SIGTERM set. A second signal does what it does without us: it ends the process.
+    """Yield an event that SIGINT and SIGTERM set. A second signal has its default effect: it ends the process.
 
     `tell` is called with the first one.
     """
@@ -363,7 +374,7 @@ async def _chosen(
 
 
 async def _created(publisher: Publisher, stream: str) -> datetime | None:
-    """When a stream was made, which tells it from a later one of its name."""
+    """Return the creation time of a stream, which distinguishes it from a later one of its name."""
     try:
         return (await publisher.jetstream.stream_info(stream)).created
     except StreamNotFound as exc:
@@ -421,4 +432,6 @@ def _key(ordered_by: Callable[[messages.Message], Hashable] | str | None) -> Cal
         if ordered_by != "subject":
             raise ConfigError(f"ordered_by is 'subject' or a function of the message, not {ordered_by!r}")
         return lambda message: message.subject
+    if ordered_by is not None and not callable(ordered_by):
+        raise ConfigError(f"ordered_by is 'subject' or a function of the message, not {ordered_by!r}")
     return ordered_by

@@ -1,4 +1,4 @@
-"""What a handler is called with, by the annotations and names of its parameters. Decided once, when it is declared."""
+"""Binds the arguments of a handler by the annotations and names of its parameters, once, when it is declared."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from penstock.errors import ConfigError
 Call = Callable[[Any], Awaitable[Any]]
 """Takes a message, or a list of them."""
 MAX_THREADS = 64
-"""Threads of one handler that is a plain function."""
+"""Maximum threads of one handler that is a plain function."""
 Getter = Callable[[Message], Any]
 
 
 def bind(handler: Callable[..., Any], state: SimpleNamespace, in_batches: bool = False, threads: int = 16) -> Call:
-    """A call that takes a message and gives the handler what it asks for.
+    """Return a call that takes a message and calls the handler with the arguments it declares.
 
     A parameter annotated with `Message`, or named `message`, is the message; one annotated with `MessageContext`, or
-    named `context`, its context; one named `state` is the app's; any other with a type that data can become is the
-    payload. In batches each is a list. Raises `ConfigError` for a parameter that nothing can be given for. A plain
-    function runs in one of `threads`.
+    named `context`, its context; one named `state` is the app's; any other with a type that data can be parsed into is
+    the payload. In batches each is a list. Raises `ConfigError` for a parameter that cannot be bound. A plain function
+    runs in one of `threads`.
     """
     refuse_generators(handler, getattr(handler, "__qualname__", repr(handler)))
     getters = {name: _getter(handler, name, kind, state, in_batches) for name, kind in _parameters(handler)}
@@ -63,7 +63,7 @@ def _called(handler: Callable[..., Any], getters: dict[str, Callable[[Any], Any]
 def _arguments(getters: dict[str, Callable[[Any], Any]], message: Any) -> dict[str, Any]:
     try:
         return {name: getter(message) for name, getter in getters.items()}
-    except payloads.BadPayload as exc:  # no further try can make it another
+    except payloads.BadPayload as exc:  # a retry cannot change it
         raise Reject(str(exc)) from exc
 
 

@@ -1,4 +1,4 @@
-"""The same client for code that blocks: every call waits for the one of asyncio, in an event loop of its own thread."""
+"""The client for blocking code: every call runs in an event loop in a separate thread, and waits for its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.settings import Settings
 def connect_blocking(servers: str | Collection[str] | Settings | None = None, **settings: Any) -> Iterator[Any]:
     """As `connect`, without asyncio: `with penstock.connect_blocking() as client: client.publish(...)`.
 
-    What is awaited there returns here, `async with` is `with`, and `async for` is `for`.
+    Coroutines become plain calls, `async with` becomes `with`, and `async for` becomes `for`.
     """
     with own_loop() as loop, Blocking(connect(servers, **settings), loop) as client:
         yield client
@@ -25,7 +25,7 @@ def connect_blocking(servers: str | Collection[str] | Settings | None = None, **
 
 @contextmanager
 def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop that runs in a thread of its own."""
+    """Run an event loop in a separate thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="penstock client", daemon=True)
     thread.start()
@@ -38,7 +38,7 @@ def own_loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 class Blocking:
-    """An object of asyncio, with calls that wait."""
+    """Wraps an asyncio object; its calls block."""
 
     def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._inner = inner
@@ -76,7 +76,7 @@ class Blocking:
         return asyncio.run_coroutine_threadsafe(_awaited(coroutine), self._loop).result()
 
     def _given(self, value: Any) -> Any:
-        """What has something to wait for is wrapped, everything else is what it is."""
+        """Wrap a value with async methods; return any other unchanged."""
         return Blocking(value, self._loop) if _has_waits(value) else value
 
 

@@ -1,31 +1,57 @@
-"""Messages of a stream as they lie there: whatever its retention, and without a consumer that stays behind."""
+"""Reads the stored messages of a stream: with any retention, and without leaving a consumer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from penstock import subjects
 from penstock.errors import ConfigError, MessageNotFound, Unavailable
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StoredMessage, parse_time
+from penstock.packs import MalformedPack, is_pack, rows_of
 from penstock.units import parse_since
 from penstock.wire import aio, frames
 
 PAGE = 256
 """Messages of one request."""
 LOOK_EVERY = 0.25
-"""Seconds between two looks for new messages."""
+"""Seconds between two polls for new messages."""
 NO_MESSAGES = {204, 404}
 OWN = frozenset({"Nats-Stream", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Subject", "Nats-Num-Pending"})
 """Headers that a direct get adds."""
 OWN_ALSO = frozenset({"Nats-Last-Sequence", "Nats-UpTo-Sequence"})
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRow(StoredMessage):
+    """One row of a pack, with the sequence of the message that holds it."""
+
+    row: int
+    """Its place in the pack, counted from 0."""
+
+
+def unpacked(message: StoredMessage) -> Iterator[StoredMessage]:
+    """The rows of a pack; any other message as it is. So is a pack that cannot be read."""
+    if not is_pack(message.headers):
+        yield message
+        return
+    try:
+        rows = list(rows_of(message.subject, message.data, message.headers, message.time))
+    except MalformedPack:
+        yield message
+        return
+    for number, row in enumerate(rows):
+        headers = {name: list(values) for name, values in row.headers.items()}
+        subject = row.subject or message.subject
+        yield StoredRow(message.stream, subject, message.sequence, row.timestamp, row.data, headers, number)
+
+
 class Browser:
-    """Reads a stream over one connection, which is opened again when it is lost."""
+    """Reads a stream over one connection, which is reopened when it is lost."""
 
     def __init__(self, connection: aio.Connection, stream: str) -> None:
         settings = connection.settings
@@ -46,7 +72,7 @@ class Browser:
         """Messages in order, that match one of the filters; all of them without one.
 
         `since`: stored at that time or later; a text is a time, or a duration such as "1h" that counts back from now.
-        `first` and `last`: sequences, both included. `follow`: goes on with what comes.
+        `first` and `last`: sequences, both included. `follow`: continues with new messages.
         """
         self._filters = (filters,) if isinstance(filters, str) else tuple(filters)
         for one in self._filters:
@@ -93,7 +119,7 @@ class Browser:
         return self._filters[0] if len(self._filters) == 1 else subjects.REST
 
     async def _one(self, position: int) -> Sequence[StoredMessage]:
-        """Of a stream without direct access."""
+        """Read one message of a stream without direct access."""
         try:
             return [await self._jetstream.get_message(self._stream, position, next_of=self._filter)]
         except MessageNotFound:

@@ -26,6 +26,7 @@ from penstock.jetstream.model import ConsumerInfo, Json, StoredMessage, StreamIn
 from penstock.publish.atomic import AtomicBatch, Publisher
 from penstock.publish.batch import literal_subject
 from penstock.publish.fast import FastIngest
+from penstock.publish.packed import PackedPublisher
 from penstock.retry import retrying
 from penstock.settings import Settings
 from penstock.wire import aio
@@ -53,18 +54,26 @@ async def connect(servers: str | Collection[str] | Settings | None = None, **set
 
 
 class Client:
-    """What one can do with a server; any number of tasks of one event loop may use it."""
+    """The API of a server; any number of tasks of one event loop may use it."""
 
     def __init__(self, settings: Settings, publisher: Publisher, facts: Facts) -> None:
         self.settings = settings
         self._publisher = publisher
         self._broker = Broker(settings, connection=publisher.connection)
         self._facts = facts
+        self._max_payload = publisher.connection.info.max_payload
 
     @property
     def jetstream(self) -> JetStream:
         """Everything that JetStream's API can do."""
         return self._publisher.jetstream
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, with its headers; of the last one, while none is there."""
+        if self._publisher.connection.connected:
+            self._max_payload = self._publisher.connection.info.max_payload
+        return self._max_payload
 
     async def publish(
         self, subject: str, value: Any, *, headers: Headers | None = None, message_id: str | None = None
@@ -75,19 +84,25 @@ class Client:
         not; with a `message_id` it can be published again within the stream's duplicate window.
         """
         literal_subject(subject)
+        return int((await self._store(subject, payloads.encode(value), headers, message_id))["seq"])
+
+    async def _store(
+        self, subject: str, data: bytes, headers: Headers | None = None, message_id: str | None = None
+    ) -> Json:
+        """Publish, and return the stream's answer. Retries for a short time when no stream stores the subject."""
         all_headers = {**(headers or {}), **({"Nats-Msg-Id": message_id} if message_id else {})}
-        data, unheard = payloads.encode(value), self._publisher.no_responders_timeout
+        unheard = self._publisher.no_responders_timeout
 
         async def store() -> Json:
+            await self._publisher.ready()
             return await self._broker.publish(subject, data, all_headers or None)
 
         try:
-            answer = await retrying(store, unheard, retry_on=lambda exc: isinstance(exc, NoStream))
+            return await retrying(store, unheard, retry_on=lambda exc: isinstance(exc, NoStream))
         except NoStream as exc:
             raise Unavailable(
                 f"no stream takes {subject!r} (tried for {unheard:g} s): create one, or check it"
             ) from exc
-        return int(answer["seq"])
 
     def atomic(self, stream: str) -> AtomicBatch:
         """A batch that is stored whole or not at all: `async with client.atomic("ORDERS") as batch`."""
@@ -97,14 +112,22 @@ class Client:
         """Any number of messages in order, at the server's speed."""
         return self._publisher.fast(stream, **choices)
 
+    def packed(self, **choices: Any) -> PackedPublisher:
+        """Many rows in one message: `async with client.packed(rows=500) as packed`. Needs the extra `arrow`.
+
+        `rows`, `max_bytes` and `within` (seconds) bound a pack; `codec` is `lz4`, `zstd` or `none`.
+        """
+        return PackedPublisher(self._store, lambda: self.max_payload, **choices)
+
     def kv(self, bucket: str) -> Bucket:
         """A bucket of keys and values."""
-        return Bucket(self._publisher, bucket)
+        return Bucket(self._publisher, self._broker, bucket)
 
     def stream(self, name: str) -> Stream:
         return Stream(self._publisher, name)
 
     def consumer(self, name: str, stream: str) -> Consumer:
+        """A durable consumer of a stream, to look at and to operate; `App` handles its messages."""
         return Consumer(self._publisher.jetstream, stream, name)
 
     def reader(self, name: str, stream: str | None = None) -> NamedReader:
@@ -112,7 +135,7 @@ class Client:
         return NamedReader(self._facts, name, stream)
 
     async def bury(self, message: Received, error: BaseException, dlq: str) -> bool:
-        """Keep a message as a dead letter that a handler of another client gives up; durable when it returns.
+        """Store a message that a handler of another client gives up as a dead letter; durable when it returns.
 
         `message` is what that client has received through a consumer, not yet acknowledged. `dlq` is the subject that
         the platform file names for the consumer. Returns False when the letter was there already.
@@ -197,7 +220,7 @@ class Consumer:
         await self._jetstream.resume_consumer(self.stream, self.name)
 
     async def reset(self, sequence: int | None = None) -> None:
-        """Go on at a sequence, or behind the ack floor."""
+        """Continue at a sequence, or after the ack floor."""
         await self._jetstream.reset_consumer(self.stream, self.name, sequence)
 
 
@@ -226,12 +249,12 @@ class NamedReader:
     stream: str | None = None
 
     async def page(self, limit: int = 100, wait: float = WAIT) -> ReaderPage | None:
-        """The next page; None when nothing has come within `wait` seconds."""
+        """Return the next page; None when nothing has arrived within `wait` seconds."""
         page = await self.facts.fetch_facts(self.name, limit, stream=self.stream, wait=wait)
         return ReaderPage(page, self) if page else None
 
     async def pages(self, limit: int = 100, wait: float = WAIT, follow: bool = False) -> AsyncIterator[ReaderPage]:
-        """Page after page, until nothing has come for `wait` seconds; with `follow`, for ever."""
+        """Yield page after page, until nothing has arrived for `wait` seconds; with `follow`, forever."""
         while True:
             found = await self.page(limit, wait)
             if found:

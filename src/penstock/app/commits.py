@@ -1,9 +1,9 @@
-"""Many small batches for one stream, stored together: a commit costs the server the same whether it has 2 or 1,000
-messages (about 15 ms with files), so whatever comes while one is under way goes with the next.
+"""Stores many small batches for one stream together: a commit costs the server the same whether it has 2 or 1,000
+messages (about 15 ms with files), so batches that arrive during one commit are stored with the next.
 
-What is stored together is stored whole or not at all, which is more than each of them asks for. When the server refuses
-a commit, those in it that were stored before are sorted out by their markers, and the rest goes again; when that is not
-the reason, each goes by itself, so that one cannot spoil the others.
+A commit is stored whole or not at all, which is more than each batch needs. When the server refuses a commit, batches
+in it that were stored before are recognised by their markers, and the rest is retried; when that is not the reason,
+each is stored alone, so that one cannot fail the others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from penstock.wire.headers import Headers
 MAX_BYTES = 8 * 2**20
 """Of one commit, unless a single batch is larger."""
 WITHIN = 30.0
-"""Seconds that a commit may take, with everything that is tried again."""
+"""Seconds that a commit may take, including retries."""
 UNDER_WAY = 2
-"""Commits for one stream at the same time."""
+"""Maximum concurrent commits for one stream."""
 
 
 @dataclass(slots=True)
 class PendingCommit:
-    """One batch to be stored, unless its marker is."""
+    """One batch to be stored, unless its marker is stored already."""
 
     marker: str
     members: list[tuple[str, bytes, Headers | None]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class PendingCommit:
         return sum(len(data) for _, data, _ in self.members)
 
     def settle(self, outcome: bool | BaseException) -> None:
-        """Tell the outcome to whoever waits, unless nobody does any more: a handler may have been cancelled."""
+        """Set the outcome for the waiting handler, unless that was cancelled."""
         if self.stored.done():
             return
         if isinstance(outcome, BaseException):
@@ -63,7 +63,7 @@ class Commits:
         self._running: set[asyncio.Task[None]] = set()
 
     async def store(self, wanted: PendingCommit) -> bool:
-        """Store a batch; whether this call has done it. Raises why it is not stored."""
+        """Store a batch; returns whether this call stored it. Raises why it is not stored."""
         if len(wanted.members) >= MAX_MESSAGES:
             raise TooLarge(self._stream, wanted.marker, 400, 0, "with its marker")
         self._waiting.append(wanted)
@@ -78,14 +78,14 @@ class Commits:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        self._start()  # whoever came between its last look and now found all places taken
+        self._start()  # a batch that arrived since its last check found all slots taken
 
     async def _work(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)  # let others who are ready come along
+            await asyncio.sleep(0)  # let other ready handlers add their batches
             group = self._next()
             try:
-                async with asyncio.timeout(WITHIN):  # then each comes again, and its marker tells whether it is stored
+                async with asyncio.timeout(WITHIN):  # then each is retried, and its marker tells whether it is stored
                     await self._commit(group)
             except BaseException as exc:
                 for one in group:
@@ -94,7 +94,7 @@ class Commits:
                     raise
 
     def _next(self) -> list[PendingCommit]:
-        """As many as fit into one commit; of one marker only the first."""
+        """Return as many as fit into one commit; of one marker only the first."""
         group: list[PendingCommit] = []
         markers: set[str] = set()
         messages = size = 0
@@ -155,7 +155,7 @@ class Commits:
 
 
 def _allowed(group: Sequence[PendingCommit]) -> list[PendingCommit]:
-    """Those that may be sent now; the others are told why not."""
+    """Return those that may be sent now; the others get the error."""
     allowed = []
     for one in group:
         try:

@@ -29,7 +29,7 @@ Wrap = Callable[[messages.Message, MessageContext], Message]
 
 @dataclass(frozen=True, slots=True)
 class OnPartitions:
-    """A handler in a group of partitioned workers. What is None is said by the platform file, or is the default."""
+    """A handler in a group of partitioned workers. None: taken from the platform file, or the default."""
 
     group: str
     stream: str
@@ -84,7 +84,7 @@ class OnPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Everything that is known of a group's handler before it runs."""
+    """The resolved options of a group's handler."""
 
     options: GroupOptions
     worker: WorkerOptions
@@ -142,11 +142,11 @@ class GroupMember:
 
     @property
     def stood_still(self) -> float:
-        """Whoever owned a partition before us stores results only once, too: there is nothing to watch."""
+        """Always 0: previous owners of a partition store results only once too, so there is nothing to watch."""
         return 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Take part until `stop` is set, then hand over."""
+        """Run until `stop` is set, then hand over."""
         async with self._group:
             stopped, ended = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._group.until_stopped())
             try:
@@ -158,6 +158,5 @@ class GroupMember:
                 ended.cancel()
 
     async def done(self) -> bool:
-        """Whether everything that our partitions have is handled."""
-        worker = self._group.worker
-        return worker is not None and await worker.has_nothing_left()
+        """Whether all messages of our partitions are handled; without partitions, those of all other workers."""
+        return await self._group.has_nothing_left()

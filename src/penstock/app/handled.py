@@ -1,12 +1,12 @@
-"""Events whose handler has finished, by their id, so that it is not started again for them.
+"""Records events whose handler has finished, by their id, so that it is not called again for them.
 
     1. look for the event's id in the bucket        there: the message is only acknowledged
     2. run the handler
     3. write the id                                  crash before: the handler is run again
     4. acknowledge the message                       crash before: it comes again, and 1 finds the id
 
-So a handler is never started again for an event whose id was written, for as long as ids are kept. It promises no more:
-a handler that was killed before it finished, or between 2 and 3, is run again.
+So a handler is never called again for an event whose id was written, for as long as ids are kept. There is no further
+guarantee: a handler that was killed before it finished, or between 2 and 3, is called again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from penstock.retry import retrying
 BUCKET = "penstock-handled"
 STREAM = stream_of(BUCKET)
 NOTED_WITHIN = 30.0
-"""Seconds for which writing an id is tried again, while the server is away: the handler has finished, and would be run
+"""Seconds that writing an id is retried while the server is unavailable: the handler has finished, and would be called
 again without it."""
 
 
 class Handled:
-    """Passes over events that are handled."""
+    """Skips events that are handled."""
 
     def __init__(self, publisher: Publisher, consumer: str, call: Callable[[Message], Awaitable[Any]]) -> None:
         self._ids = KeyValue(Control(publisher), BUCKET)
@@ -47,7 +47,7 @@ class Handled:
         config = bucket_layout(BUCKET, "", max_age=int(keep * NANOSECONDS))
         try:
             await publisher.jetstream.create_stream(config)
-        except AlreadyExists:  # another app keeps ids for longer or shorter: the longer time holds
+        except AlreadyExists:  # another app keeps ids for longer or shorter: the longer time applies
             longest = {"max_age": config["max_age"]}
             await publisher.jetstream.update_stream(
                 STREAM, lambda now: {**now, "max_age": max(now.get("max_age", 0), longest["max_age"])}
@@ -64,6 +64,6 @@ class Handled:
 
 
 def key_of(message: Message) -> str:
-    """Made of the event's id; without one, of the place of its message."""
+    """Return a key from the event's id; without one, from the position of its message."""
     found = letters.event_id(message.data, message.headers) or f"{message.stream}#{message.sequence}"
     return hashlib.blake2b(found.encode(), digest_size=16).hexdigest()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
 from penstock.app.once import OnceBatch, ResultOrigin
 from penstock.consume import messages
 from penstock.consume.messages import MessageContext
+from penstock.packs import PackedRow
 
 Atomic = Callable[[str, ResultOrigin], OnceBatch]
 
@@ -21,9 +22,9 @@ class Message:
     def __init__(
         self, delivery: messages.Message, origin: ResultOrigin, atomic: Atomic, context: MessageContext | None = None
     ) -> None:
-        """`context`: what a group knows about it."""
+        """`context`: the group's context of the message."""
         self.delivery = delivery
-        """The message as workers of groups see it."""
+        """The message as group workers see it."""
         self._origin = origin
         self._atomic = atomic
         self._context = context
@@ -39,7 +40,7 @@ class Message:
 
     @property
     def headers(self) -> dict[str, list[str]]:
-        """The headers, parsed anew with every call."""
+        """The headers, parsed at every access."""
         return self.delivery.headers
 
     @property
@@ -53,12 +54,12 @@ class Message:
 
     @property
     def sequence(self) -> int:
-        """Its place in the stream."""
+        """Its stream sequence."""
         return self.delivery.sequence
 
     @property
     def delivery_count(self) -> int:
-        """1 for the first try; counts on with every further one."""
+        """1 for the first attempt; incremented with every retry."""
         return self._context.delivery_count if self._context else self.delivery.delivery_count
 
     @property
@@ -68,8 +69,8 @@ class Message:
 
     @property
     def token(self) -> int:
-        """In a group: larger for every later owner of the partition. Whatever keeps effects should refuse one lower
-        than it has seen."""
+        """In a group: larger for every later owner of the partition. A store of effects should refuse one lower than it
+        has seen."""
         return self._context.fencing_token if self._context else 0
 
     @property
@@ -84,8 +85,15 @@ class Message:
         return self.delivery.timestamp
 
     def json(self) -> Any:
-        """The data as JSON. Raises `ValueError` when it is none."""
+        """Return the data parsed as JSON. Raises `ValueError` when it is not JSON."""
         return self.delivery.json()
+
+    def rows(self) -> Iterator[PackedRow]:
+        """Yield the rows of a pack, each with its subject, data, headers and time; of any other message, itself.
+
+        Raises `MalformedPack` for a message that is marked as a pack and cannot be read as one.
+        """
+        return self.delivery.rows()
 
     def atomic(self, stream: str) -> OnceBatch:
         """A batch of results for a stream, stored once however often this message is delivered.

@@ -8,10 +8,11 @@ the consumer and the input's sequence, which must not exist yet. A batch that co
     3. the message is acknowledged                       crash before: it comes again, 2 is refused: that is as good
     4. the marker goes, a while after the consumer's ack floor has passed the message
 
-The stream must take the marker's subject (`penstock.done.<STREAM>.>`) and atomic batches, and must keep markers until
-then: not an Interest stream, and no limit that removes them sooner. A process that the server has not heard for its
-`ack_wait` stores nothing for its messages any more, since they may have gone to others: that is looked at right before
-2 is sent. Only one that stands still exactly there, and for longer than markers are kept, could store results twice.
+The stream must store the marker's subject (`penstock.done.<STREAM>.>`) and allow atomic batches, and must keep markers
+until then: not an Interest stream, and no limit that removes them sooner. A process that has not reached the server for
+`ack_wait` stores nothing for its messages any more, since they may have been redelivered to others: that is checked
+right before 2 is sent. Only a process that is suspended exactly there, and for longer than markers are kept, could
+store results twice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MARKERS = "penstock.done"
 PLACES = 1_000
-"""Sequences whose markers have a token in common, so that they go in one request."""
+"""Sequences whose markers share a token, so that they are deleted in one request."""
 KEPT = 60.0
 """Seconds that markers stay after the ack floor has passed them."""
 KEPT_OF_GROUPS = 24 * 3600.0
@@ -48,11 +49,11 @@ TIDY_EVERY = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ResultOrigin:
-    """What a result comes from."""
+    """The origin of a result."""
 
     stream: str
     created: str
-    """Tells the stream from a later one of its name."""
+    """Creation time of the stream, which distinguishes it from a later one of its name."""
     consumer: str
     sequence: int = 0
     batch: int = 1
@@ -78,7 +79,9 @@ class ResultOrigin:
 def check_target(target: str, config: Json | None) -> None:
     """Raise `ConfigError` for a stream that cannot keep results and their markers; None: there is none."""
     if config is None:
-        raise ConfigError(f"there is no stream {target!r} to store results in")
+        raise ConfigError(
+            f"there is no stream {target!r} to store results in: declare it in penstock.yaml and run `penstock apply`"
+        )
     wanted = f"{MARKERS}.{target}.>"
     if not config.get("allow_atomic"):
         raise ConfigError(f"stream {target!r} takes no atomic batches; set `allow_atomic: true` in penstock.yaml")
@@ -110,11 +113,11 @@ class OnceBatch:
 
 
 class Once:
-    """Makes batches of results, and removes their markers when they are no longer needed."""
+    """Creates batches of results, and deletes their markers when they are no longer needed."""
 
     def __init__(self, publisher: Publisher, stood_still: Callable[[str], float]) -> None:
-        """`stood_still`: time since the server was last sure to hear that the messages of a consumer are worked on, in
-        parts of the time that it waits."""
+        """`stood_still`: time since the server last certainly received in-progress acknowledgements for the messages of
+        a consumer, as a fraction of its ack wait."""
         self._publisher = publisher
         self._jetstream: JetStream = publisher.jetstream
         self._stood_still = stood_still
@@ -123,7 +126,7 @@ class Once:
         self._written: dict[tuple[str, ResultOrigin], dict[int, float | None]] = {}
         """Markers that may be there, by target and by place; when the ack floor was seen to have passed them."""
         self._unlisted: set[tuple[str, ResultOrigin]] = set()
-        """Where an earlier process may have left markers that nobody has looked for."""
+        """Where an earlier process may have left markers that were not listed yet."""
 
     def batch(self, target: str, origin: ResultOrigin) -> OnceBatch:
         def check() -> None:
@@ -139,7 +142,7 @@ class Once:
         return OnceBatch(store)
 
     async def _require(self, target: str, origin: ResultOrigin) -> None:
-        """Be sure that the stream can take results, and remember where the marker will lie."""
+        """Check that the stream can store results, and remember where the marker will be stored."""
         if target not in self._commits:
             async with self._learning[target]:
                 if target not in self._commits:
@@ -194,5 +197,5 @@ class Once:
             except AccessDenied as exc:
                 log.info("markers of results stay until their stream's limits remove them: %s", exc)
                 return
-            except PenstockError:  # it can wait
+            except PenstockError:  # retried at the next call
                 continue

@@ -1,4 +1,4 @@
-"""From bytes to what a handler asks for by its annotation, and back. Pure."""
+"""Parses data into the type of a handler's annotation, and encodes values. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from penstock.errors import ConfigError
 
 Parse = Callable[[bytes], Any]
 JSON_TYPES = (dict, list, int, float, bool)
+FROM_TEXT: dict[Any, Callable[[str], Any]] = {
+    datetime: datetime.fromisoformat,
+    date: date.fromisoformat,
+    time: time.fromisoformat,
+    UUID: UUID,
+    Decimal: Decimal,
+}
+"""Types of fields that are text in JSON."""
 
 
 class BadPayload(ValueError):
-    """The data is not what the handler asks for."""
+    """The data does not match the handler's annotation."""
 
 
 def parser(kind: Any) -> Parse | None:
@@ -64,9 +76,12 @@ def _parser_of_many(kind: Any) -> Parse | None:
 
 
 def encode(value: Any) -> bytes:
-    """A value as the data of a message: bytes as they are, text in UTF-8, everything else as JSON."""
-    if isinstance(value, bytes):
-        return value
+    """A value as the data of a message: bytes as they are, text in UTF-8, everything else as JSON.
+
+    Raises `ConfigError` for what has no place in JSON, such as NaN.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
     if isinstance(value, str):
         return value.encode()
     if _is_pydantic(type(value)):
@@ -75,12 +90,31 @@ def encode(value: Any) -> bytes:
         import msgspec
 
         return bytes(msgspec.json.encode(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
     try:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, separators=(",", ":"), default=_plain, allow_nan=False).encode()
     except (TypeError, ValueError) as exc:
         raise ConfigError(f"a {type(value).__name__} cannot be the data of a message: {exc}") from exc
+
+
+def _plain(value: Any) -> Any:
+    """Return the JSON form of a value that JSON does not have."""
+    if _is_pydantic(type(value)):
+        return value.model_dump(mode="json")
+    if _is_msgspec(type(value)):
+        import msgspec
+
+        return msgspec.to_builtins(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, UUID | Decimal):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
 
 
 def made(kind: Any, value: Any, where: str) -> Any:
@@ -90,20 +124,59 @@ def made(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         return _one_of(arguments, value, where)
+    if origin is typing.Annotated:
+        return made(arguments[0], value, where)
+    if origin is typing.Literal:
+        return _member(value, arguments, where)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _dataclass(kind, value, where)
-    if origin in (list, tuple) and isinstance(value, list):
-        inner = arguments[0] if arguments else Any
-        return origin(made(inner, one, f"{where}[{place}]") for place, one in enumerate(value))
+    if origin in (list, tuple, set, frozenset) and isinstance(value, list):
+        return origin(_items(origin, arguments, value, where))
     if origin is dict and isinstance(value, dict):
         return {key: made(arguments[1], one, f"{where}.{key}") for key, one in value.items()}
-    expected = origin or kind
+    return _scalar(origin or kind, value, where)
+
+
+def _items(origin: Any, kinds: tuple[Any, ...], values: list[Any], where: str) -> list[Any]:
+    """The items of a list, set or tuple; a tuple without `...` has a type for each."""
+    if origin is tuple and Ellipsis not in kinds:
+        if len(kinds) != len(values):
+            raise BadPayload(f"{where} has {len(values)} items, not {len(kinds)}")
+    else:
+        kinds = kinds[:1] * len(values)
+    return [made(kind, one, f"{where}[{place}]") for place, (kind, one) in enumerate(zip(kinds, values, strict=True))]
+
+
+def _member(value: Any, allowed: Collection[Any], where: str) -> Any:
+    if value not in allowed:
+        raise BadPayload(f"{where} is {_shown(value)}, not one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def _scalar(expected: Any, value: Any, where: str) -> Any:
+    if not isinstance(expected, type):
+        return value
+    if issubclass(expected, Enum):
+        return expected(_member(value, [one.value for one in expected], where))
+    if (convert := FROM_TEXT.get(expected)) and isinstance(value, str):
+        try:
+            return convert(value)
+        except (ValueError, InvalidOperation) as exc:
+            raise BadPayload(f"{where} is {_shown(value)}, not a {expected.__name__}") from exc
+    if expected is Decimal and isinstance(value, int | float) and not isinstance(value, bool):
+        return Decimal(str(value))
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if expected in (set, frozenset, tuple) and isinstance(value, list):
+        return expected(value)
     wrong = isinstance(value, bool) and expected in (int, float)
-    if isinstance(expected, type) and (wrong or not isinstance(value, expected)):
-        raise BadPayload(f"{where} is {json.dumps(value)[:60]}, not {expected.__name__}")
+    if wrong or not isinstance(value, expected):
+        raise BadPayload(f"{where} is {_shown(value)}, not {expected.__name__}")
     return value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:60]
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -121,8 +194,8 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _dataclass(kind: type[Any], value: Any, where: str) -> Any:
     if not isinstance(value, Mapping):
-        raise BadPayload(f"{where} is {json.dumps(value)[:60]}, not an object")
-    hints = typing.get_type_hints(kind)
+        raise BadPayload(f"{where} is {_shown(value)}, not an object")
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = [field for field in dataclasses.fields(kind) if field.init]
     missing = [field.name for field in fields if field.name not in value and _is_required(field)]
     if missing:
@@ -172,7 +245,7 @@ def _named(kind: Any) -> str:
 
 
 def _said(error: Exception) -> str:
-    """What is wrong, in one line; pydantic's own text has many, with links."""
+    """Return the error in one line; pydantic's own text has many, with links."""
     problems = getattr(error, "errors", None)
     if not callable(problems):
         return str(error)

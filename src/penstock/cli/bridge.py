@@ -23,6 +23,7 @@ from penstock.cli.common import (
     json_option,
     out,
     print_json,
+    show_result,
     table,
 )
 from penstock.errors import ConsumerNotFound, StreamNotFound
@@ -153,10 +154,11 @@ def bridge(
 
 
 def _show(statistics: BridgeStatistics, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(statistics))
-    else:
-        out.print(f"stored {counted(statistics.stored, 'message')}, up to sequence {statistics.position} of the origin")
+    show_result(
+        as_json,
+        asdict(statistics),
+        f"stored {counted(statistics.stored, 'message')}, up to sequence {statistics.position} of the origin",
+    )
 
 
 @contextmanager

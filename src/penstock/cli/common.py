@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import os
@@ -17,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO, TypeVar
 
 import click
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text as RichText
 
@@ -27,7 +25,9 @@ from penstock.errors import BadSetting, ConfigError, UsageError
 from penstock.printable import json_text
 from penstock.settings import Settings, without_login
 
-if TYPE_CHECKING:  # loading a platform file is not part of the start of every command
+if TYPE_CHECKING:  # not part of the start of every command: `penstock --help` takes at most a quarter of a second
+    from rich.progress import Progress
+
     from penstock.topology.model import Platform
 
 EXIT_OK = 0
@@ -270,6 +270,8 @@ def sync(command: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
 
 def run_async(call: Coroutine[Any, Any, T]) -> T:
     """Run an async call of a command to its end."""
+    import asyncio
+
     return asyncio.run(call)
 
 
@@ -285,6 +287,20 @@ def usage(message: str) -> NoReturn:
 def print_json(value: Any) -> None:
     """Stable, machine-readable output: sorted keys, one document."""
     echo(json_text(value, indent=2, sort_keys=True, default=_plain))
+
+
+def show_result(as_json: bool, document: Any, *texts: RenderableType | Callable[[], None]) -> None:
+    """Print what a command found: the document as JSON, or else the texts and tables, or what a function prints."""
+    if as_json:
+        print_json(document)
+        return
+    for text in texts:
+        if isinstance(text, str):
+            out.print(text, markup=False, soft_wrap=True)
+        elif callable(text):
+            text()
+        else:
+            out.print(text)
 
 
 def _plain(value: Any) -> str:
@@ -334,6 +350,8 @@ def _cell_width(cell: RichText) -> int:
 
 def progress() -> Progress:
     """A progress bar for work that takes longer than a second; it draws on stderr and leaves nothing behind."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),

@@ -21,6 +21,7 @@ from penstock.cli.common import (
     json_option,
     out,
     print_json,
+    show_result,
     sync,
     table,
     usage,
@@ -81,24 +82,22 @@ async def ls(context: Context, stream: str | None, unused: str | None, as_json: 
     async with connect(context.settings()) as broker:
         streams = [stream] if stream else await broker.jetstream.stream_names()
         found = [one for name in streams for one in await broker.jetstream.consumers(name)]
-    if as_json:
-        print_json([_facts(one) for one in found])
-    elif found:
-        out.print(table(None, COLUMNS, _rows(found)))
-    else:
-        out.print("no consumers")
+    show_result(
+        as_json, [_facts(one) for one in found], table(None, COLUMNS, _rows(found)) if found else "no consumers"
+    )
     return EXIT_OK
 
 
 async def _unused(context: Context, stream: str | None, longer_than: str, as_json: bool) -> int:
     streams, limit = [stream] if stream else [], governance.duration_flag(longer_than)
     found = await governance.unused(context.settings(), streams, limit)
-    if as_json:
-        print_json([{**_facts(info), **described(info, idle)} for info, idle in found])
-    elif found:
-        out.print(governance.unused_table(found))
-    else:
-        out.print(f"every durable consumer was read within {longer_than}, as far as is known")
+    show_result(
+        as_json,
+        [{**_facts(info), **described(info, idle)} for info, idle in found],
+        governance.unused_table(found)
+        if found
+        else f"every durable consumer was read within {longer_than}, as far as is known",
+    )
     return EXIT_OK
 
 
@@ -117,10 +116,11 @@ async def show(context: Context, stream: str, name: str, as_json: bool) -> int:
     """
     async with connect(context.settings()) as broker:
         info = await broker.jetstream.consumer_info(stream, name)
-    if as_json:
-        print_json({**_facts(info), "config": info.config})
-    else:
-        out.print(table(f"{stream} / {name}", ["", ""], [*_progress(info), *_configuration(info.config)]))
+    show_result(
+        as_json,
+        {**_facts(info), "config": info.config},
+        table(f"{stream} / {name}", ["", ""], [*_progress(info), *_configuration(info.config)]),
+    )
     return EXIT_OK
 
 
@@ -151,11 +151,12 @@ async def pause(context: Context, stream: str, name: str, length: str | None, un
         ends = await js.pause_consumer(stream, name, when)
         info = await js.consumer_info(stream, name)
         retention = (await js.stream_info(stream)).config.get("retention", "limits")
-    if as_json:
-        print_json({"stream": stream, "consumer": name, "paused_until": ends})
-    else:
-        out.print(f"{stream} / {name} is paused until {ends:%Y-%m-%d %H:%M:%S %Z}")
-        _say(sourcing.pause_words(info, retention), info)
+    show_result(
+        as_json,
+        {"stream": stream, "consumer": name, "paused_until": ends},
+        f"{stream} / {name} is paused until {ends:%Y-%m-%d %H:%M:%S %Z}",
+        lambda: _say(sourcing.pause_words(info, retention), info),
+    )
     return EXIT_OK
 
 
@@ -175,11 +176,12 @@ async def resume(context: Context, stream: str, name: str, as_json: bool) -> int
     async with connect(context.settings()) as broker:
         await broker.jetstream.resume_consumer(stream, name)
         info = await broker.jetstream.consumer_info(stream, name)
-    if as_json:
-        print_json({"stream": stream, "consumer": name, "paused_until": None})
-    else:
-        out.print(f"{stream} / {name} delivers again")
-        _say(sourcing.resume_words(info), info)
+    show_result(
+        as_json,
+        {"stream": stream, "consumer": name, "paused_until": None},
+        f"{stream} / {name} delivers again",
+        lambda: _say(sourcing.resume_words(info), info),
+    )
     return EXIT_OK
 
 

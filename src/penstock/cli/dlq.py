@@ -23,6 +23,7 @@ from penstock.cli.common import (
     print_json,
     progress,
     run_async,
+    show_result,
     sync,
     usage,
 )
@@ -172,10 +173,7 @@ def show(context: Context, id_: str, as_json: bool) -> int:
         raise ConfigError(f"there is no dead letter {id_!r}; `penstock dlq ls --letters` lists them")
     if len({filed.id for filed in found}) > 1:
         raise ConfigError(f"{len(found)} dead letters begin with {id_!r}; give more of the id")
-    if as_json:
-        print_json(letter_json(found[-1], body=True))
-    else:
-        out.print(told(found[-1]), markup=False, soft_wrap=True)
+    show_result(as_json, letter_json(found[-1], body=True), told(found[-1]))
     return EXIT_OK
 
 
@@ -278,10 +276,11 @@ def _dry_run(settings: Settings, wanted: Selection, options: ReplayOptions, as_j
     able = [filed for filed, why in held if why is None]
     reasons = Tally()
     reasons.skipped.update(why for _, why in held if why)
-    if as_json:
-        print_json({**_listing(able, letters=False), "dry_run": True, "skipped": dict(reasons.skipped)})
-    else:
-        out.print(plan_table(grouped(able), reasons.skipped))
+    show_result(
+        as_json,
+        {**_listing(able, letters=False), "dry_run": True, "skipped": dict(reasons.skipped)},
+        plan_table(grouped(able), reasons.skipped),
+    )
     return EXIT_ATTENTION if reasons.skipped else EXIT_OK
 
 
@@ -326,10 +325,9 @@ async def discard(
     found = await asyncio.to_thread(_letters, settings, wanted)
     _require_found(wanted, len(found))
     if dry_run:
-        if as_json:
-            print_json({**_listing(found, letters=False), "dry_run": True})
-        else:
-            out.print(plan_table(grouped(found), Tally().skipped))
+        show_result(
+            as_json, {**_listing(found, letters=False), "dry_run": True}, plan_table(grouped(found), Tally().skipped)
+        )
         return EXIT_OK
     if found and not yes:
         click.confirm(f"Take {len(found)} dead letters away for good?", abort=True, err=True)
@@ -363,10 +361,11 @@ async def audit_(context: Context, since: str | None, as_json: bool) -> int:
         except NotFound:
             info = None
     found = await asyncio.to_thread(_records, settings, info, moment) if info else []
-    if as_json:
-        print_json({"version": 1, "records": [{**raw, "at": message.time} for message, raw in found]})
-    else:
-        out.print(audit_table(found) if found else "nothing was done to dead letters")
+    show_result(
+        as_json,
+        {"version": 1, "records": [{**raw, "at": message.time} for message, raw in found]},
+        audit_table(found) if found else "nothing was done to dead letters",
+    )
     return EXIT_OK
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, Context, err, json_option, out, print_json, sync
+from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, Context, err, json_option, out, print_json, show_result, sync
 from penstock.cli.dlq_view import reconciled_table
 from penstock.cli.errors_json import reported
 from penstock.deadletter.capturer import Capturer
@@ -64,8 +64,9 @@ async def reconcile(context: Context, consumers: tuple[str, ...], as_json: bool)
       penstock dlq reconcile
     """
     found = await search(context.settings(), consumers)
-    if as_json:
-        print_json({"version": 1, "consumers": [asdict(one) for one in found]})
-    else:
-        out.print(reconciled_table(found) if found else "no consumers with a `dlq:`")
+    show_result(
+        as_json,
+        {"version": 1, "consumers": [asdict(one) for one in found]},
+        reconciled_table(found) if found else "no consumers with a `dlq:`",
+    )
     return EXIT_ATTENTION if any(one.undecided for one in found) else EXIT_OK

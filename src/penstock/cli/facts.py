@@ -16,6 +16,7 @@ from penstock.cli.common import (
     json_option,
     out,
     print_json,
+    show_result,
     sync,
     table,
 )
@@ -114,10 +115,11 @@ async def rotate_key(context: Context, as_json: bool) -> int:
     """
     async with Facts(context.settings(), "penstock rotate-key") as facts:
         current, previous = await facts.rotate_signing_key()
-    if as_json:
-        print_json({"key": current, "previous": previous})
-    else:
-        out.print(f"receipts are signed with key {current} now; those of key {previous} stay valid", markup=False)
+    show_result(
+        as_json,
+        {"key": current, "previous": previous},
+        f"receipts are signed with key {current} now; those of key {previous} stay valid",
+    )
     return EXIT_OK
 
 

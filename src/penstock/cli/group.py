@@ -21,6 +21,7 @@ from penstock.cli.common import (
     json_option,
     out,
     print_json,
+    show_result,
     sync,
     table,
 )
@@ -77,12 +78,11 @@ async def ls(context: Context, as_json: bool) -> int:
     """
     async with group_change.groups(context) as operating:
         found = await operating.all()
-    if as_json:
-        print_json({"schema": 1, "groups": [_summary(one) for one in found]})
-    else:
-        out.print(
-            table(None, GROUPS, (tuple(_summary(one).values()) for one in found)) if found else "there are no groups"
-        )
+    show_result(
+        as_json,
+        {"schema": 1, "groups": [_summary(one) for one in found]},
+        table(None, GROUPS, (tuple(_summary(one).values()) for one in found)) if found else "there are no groups",
+    )
     return EXIT_OK
 
 
@@ -120,10 +120,7 @@ async def show(context: Context, name: str, all_partitions: bool, as_json: bool)
         found = await look(control, name)
     finally:
         await control.close()
-    if as_json:
-        print_json(overview_json(found))
-    else:
-        _print(found, all_partitions)
+    show_result(as_json, overview_json(found), lambda: _print(found, all_partitions))
     return EXIT_ATTENTION if needs_attention(found) else EXIT_OK
 
 
@@ -249,10 +246,7 @@ async def _drained(migration: Migration, within: float) -> int:
 
 
 def _say(as_json: bool, step: str, count: int, what: str) -> None:
-    if as_json:
-        print_json({"schema": 1, "step": step, "count": count, "of": what})
-    else:
-        out.print(f"{step}: {count} {what}")
+    show_result(as_json, {"schema": 1, "step": step, "count": count, "of": what}, f"{step}: {count} {what}")
 
 
 def _print_parity(found: list[Parity], as_json: bool) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.common import EXIT_OK, Context, Read, err, json_option, out, print_json, sync, usage
+from penstock.cli.common import EXIT_OK, Context, Read, err, json_option, show_result, sync, usage
 from penstock.publish.control import Control
 from penstock.units import counted
 from penstock.workers.group.operations import Groups
@@ -31,10 +31,7 @@ async def groups(context: Context) -> AsyncIterator[Groups]:
 
 
 def _say(as_json: bool, text: str, **facts: Any) -> int:
-    if as_json:
-        print_json({"schema": 1, **facts})
-    else:
-        out.print(text, markup=False, soft_wrap=True)
+    show_result(as_json, {"schema": 1, **facts}, text)
     return EXIT_OK
 
 

@@ -12,7 +12,7 @@ import yaml
 from rich.table import Table
 
 from penstock.cli import errors_json
-from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, json_option, out, print_json, table
+from penstock.cli.common import EXIT_ATTENTION, EXIT_OK, json_option, out, show_result, table
 from penstock.cli.terminal import Text, echo
 from penstock.topology import asyncapi as asyncapi_document
 from penstock.topology.catalog import Catalog, ConsumerRow, catalog
@@ -56,10 +56,11 @@ def lint_command(
             write_lock(lock_path(file), lock_of(platform))
         lock = read_lock(lock_path(file))
     findings = lint(platform, lock)
-    if as_json:
-        print_json(_report(platform, findings, show_catalog))
-    else:
-        _print(platform, findings, lock if update_lock else None, show_catalog)
+    show_result(
+        as_json,
+        _report(platform, findings, show_catalog),
+        lambda: _print(platform, findings, lock if update_lock else None, show_catalog),
+    )
     failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     return EXIT_ATTENTION if any(f.severity in failing for f in findings) else EXIT_OK
 

@@ -21,6 +21,7 @@ from penstock.cli.common import (
     json_option,
     out,
     print_json,
+    show_result,
     sync,
     table,
     usage,
@@ -71,10 +72,7 @@ async def ls(context: Context, names: tuple[str, ...], file: str | None, env: st
     """
     platform = _platform(file, env)
     found = await _collected(context, platform, names)
-    if as_json:
-        print_json({"version": 1, "pipelines": [to_json(one) for one in found]})
-    else:
-        out.print(listing(found, platform))
+    show_result(as_json, {"version": 1, "pipelines": [to_json(one) for one in found]}, listing(found, platform))
     return EXIT_OK
 
 
@@ -93,10 +91,7 @@ async def status(context: Context, names: tuple[str, ...], file: str | None, env
       penstock pipeline status usage_hourly --json
     """
     found = await _collected(context, _platform(file, env), names)
-    if as_json:
-        print_json({"version": 1, "pipelines": [to_json(one) for one in found]})
-    else:
-        out.print(status_table(found))
+    show_result(as_json, {"version": 1, "pipelines": [to_json(one) for one in found]}, status_table(found))
     return EXIT_ATTENTION if any(one.needs_attention for one in found) else EXIT_OK
 
 

@@ -22,6 +22,7 @@ from penstock.cli.common import (
     json_option,
     out,
     print_json,
+    show_result,
     sync,
 )
 from penstock.cli.common import progress as progress_bar
@@ -186,10 +187,11 @@ async def plan(
         async with session(context, platform) as s:
             made = await s.plan(allow_destroy, prune, take_over)
             concerns = concerns.without(_deleted_empty(made))
-    if as_json:
-        print_json({**plan_json.plan_json(made, concerns), **s.heading})
-    else:
-        _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns, allow_destroy)])
+    show_result(
+        as_json,
+        {**plan_json.plan_json(made, concerns), **s.heading},
+        lambda: _show([s.title, *plan_view.plan_lines(made), *plan_view.concern_lines(concerns, allow_destroy)]),
+    )
     return EXIT_ATTENTION if made or made.unreached else EXIT_OK
 
 

@@ -21,7 +21,7 @@ from penstock.cli.common import (
     Context,
     json_option,
     out,
-    print_json,
+    show_result,
     sync,
     table,
 )
@@ -74,10 +74,7 @@ async def status(context: Context, watch: bool, every: float, platform: str | No
             await _watch(look, every)
             return EXIT_OK
         seen = await look()
-        if as_json:
-            print_json(status_json(seen))
-        else:
-            out.print(render(seen))
+        show_result(as_json, status_json(seen), render(seen))
         return EXIT_ATTENTION if seen.given_up else EXIT_OK
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from penstock.cli.common import Context, err, flag_values, out, sync
+from penstock.cli.common import PLATFORM_FILE, Context, err, flag_values, out, sync
 from penstock.cli.gateway import address
 from penstock.cli.terminal import log_to_stderr
 from penstock.errors import ConfigError
@@ -53,8 +53,8 @@ async def ui(
 ) -> None:
     """See what flows: streams, consumers, groups, pipelines and dead letters, live in a browser.
 
-    With a platform FILE the pages are laid out by it, and say what is not declared. Nothing is changed unless
-    --actions is given. Beyond loopback it needs TLS and a login.
+    With a platform FILE (with --env alone: penstock.yaml) the pages are laid out by it, and say what is not declared.
+    Nothing is changed unless --actions is given. Beyond loopback it needs TLS and a login.
 
     \b
     Example:
@@ -84,7 +84,7 @@ async def ui(
         if client_ca and not cert:
             raise ConfigError("--client-ca needs --cert and --key: certificates are asked for in TLS")
         check(where, access)
-    platform = load(file, env) if file else None
+    platform = load(file or PLATFORM_FILE, env) if file or env else None
     given = platform.environment.settings_overrides() if platform else {}
     log_to_stderr("%(asctime)s %(levelname)s %(name)s %(message)s")
 

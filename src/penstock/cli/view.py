@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from penstock.app.browse import StoredRow, unpacked
 from penstock.app.client import Stream, connect
 from penstock.cli.common import PLATFORM_FILE, RESOURCE_NAME, Context, err, flag_values, json_option, out, sync, table
 from penstock.cli.terminal import echo, echo_data
@@ -36,18 +37,20 @@ SHOWN = 60
     help="Show this field of the data, such as payload.project_id; PATH=VALUE: only messages that have it. Repeatable.",
 )  # fmt: skip
 @click.option("--raw", is_flag=True, help="The data and nothing else, one message a line.")
+@click.option("--packed", is_flag=True, help="Show packs as they lie there, not the rows in them.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @json_option
 @click.pass_obj
 @sync
 async def view(
     context: Context, /, stream: str, subjects: tuple[str, ...], since: str | None, first: int | None, last: int | None,
-    limit: int | None, paths: tuple[str, ...], raw: bool, follow: bool, as_json: bool,
+    limit: int | None, paths: tuple[str, ...], raw: bool, packed: bool, follow: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Look at the messages of STREAM, whatever its retention. No consumer is made, and nothing is acknowledged.
 
     Without --first or --since the last ones are shown. --json prints one object a line. Avro and Protobuf are decoded
     by the schemas of the pipelines in the platform file: the one named by --file, or penstock.yaml in this folder.
+    Of a message that is a pack its rows are shown, all with its sequence.
 
     \b
     Example:
@@ -70,7 +73,10 @@ async def view(
             first = await _first_of_last(client.stream(stream), last, limit or LIMIT)
         options: Any = {"since": moment, "first": first, "last": last, "follow": follow}
         found = (
-            one async for one in client.stream(stream).messages(subjects, **options) if _has(one, wanted, documents)
+            one
+            async for message in client.stream(stream).messages(subjects, **options)
+            for one in ((message,) if packed else unpacked(message))
+            if _has(one, wanted, documents)
         )
         newest = first is None and since is None and not follow
         async for one in _last(found, limit or LIMIT) if newest else _at_most(found, limit):
@@ -137,7 +143,8 @@ def _cells(message: StoredMessage, fields: list[str], documents: Documents) -> t
     else:
         text = _text(message, documents)
         shown = [text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"]
-    return (message.sequence, stored, message.subject, *shown)
+    place = f"{message.sequence}.{message.row}" if isinstance(message, StoredRow) else message.sequence
+    return (place, stored, message.subject, *shown)
 
 
 def _text(message: StoredMessage, documents: Documents) -> str:
@@ -171,6 +178,7 @@ def _json(message: StoredMessage, document: Any) -> Json:
     return {
         "stream": message.stream,
         "sequence": message.sequence,
+        **({"row": message.row} if isinstance(message, StoredRow) else {}),
         "time": message.time.isoformat() if message.time else None,
         "subject": message.subject,
         "headers": message.headers,

@@ -7,7 +7,6 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import click
@@ -42,7 +41,6 @@ from penstock.topology.model import Platform
 from penstock.units import counted
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.overlap import Overlap
-from penstock.workers.group.overview import look
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions, GroupOptions, Positions, WorkerOptions
 from penstock.workers.partitions import Partition
@@ -169,13 +167,11 @@ async def _member(settings: Settings, wanted: Asked, options: GroupOptions, over
     """A worker of a group."""
     worker = replace(wanted.worker, hooks=Hooks(on_assigned=_TellOnce()))
     async with (
-        _asking(settings) as control,
         _overlapping(settings, options.group if overlaps else None, wanted.handler) as handler,
         WorkerGroup(settings, options, handler, consumer=wanted.consumer, worker=worker) as group,
     ):
         err.print(f"worker {group.worker_id} of group {options.group} is working on {options.stream}", markup=False)
-        done = partial(_group_is_done, control, group)
-        yield Running(group.metrics, done, group.until_stopped, group.health, (_first_wait(options),))
+        yield Running(group.metrics, group.has_nothing_left, group.until_stopped, group.health, (_first_wait(options),))
 
 
 class _TellOnce:
@@ -196,16 +192,6 @@ def _first_wait(options: GroupOptions) -> str:
         f"it waits for its partitions: a group that begins assigns them {windows.cold_start:g} s after its last worker "
         f"came (--cold-start), one that runs {windows.planned:g} s after (--planned)"
     )
-
-
-async def _group_is_done(control: Control, group: WorkerGroup) -> bool:
-    """Whether everything is handled; for a worker without partitions, whether that is so of all others."""
-    if group.worker and group.worker.partitions:
-        return await nothing_left(group.worker)
-    if not (group.member and group.member.assigned):
-        return False
-    found = await look(control, group.options.group)
-    return found.waits_for is None and not found.moves and not any(worker.lag for worker in found.workers)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Handlers on durable consumers that are declared, or are there: several instances compete for the messages of one."""
+"""Runs handlers on declared or existing durable consumers: several instances compete for the messages of one."""
 
 from penstock.consume.durable import Durable, DurableOptions
 

@@ -13,11 +13,11 @@ from penstock.wire import aio
 
 
 class GivenUpBy(NamedTuple):
-    """Who gives a message up."""
+    """The consumer or group that gives up a message."""
 
     stream: str
     name: str
-    """The consumer, or the group."""
+    """Name of the consumer or the group."""
     worker: str | None = None
 
 
@@ -38,7 +38,7 @@ async def keep(
 def letter_of(
     reader: GivenUpBy, message: Message, attempts: int, letter: GiveUp, error: BaseException
 ) -> letters.DeadLetter:
-    """The dead letter of a message that is given up."""
+    """Build the dead letter of a message that is given up."""
     failure = letters.Failure.of(error)
     return letters.of_message(
         subject=message.subject,

@@ -1,15 +1,15 @@
-"""A handler on a durable pull consumer, as it is declared: its own ack_wait, max_deliver and backoff hold.
+"""Runs a handler on a durable pull consumer; the consumer's own ack_wait, max_deliver and backoff apply.
 
 Any number of instances may pull from one consumer; the server gives each message to one of them.
 
-1. **Pull** (`pulling.py`): as many messages as are handled in a moment.
+1. **Pull** (`pulling.py`): as many messages as are handled in a quarter of a second.
 2. **Handle** (`lanes.py`): `concurrency` at a time. Meanwhile the server hears that each message is being worked on, so
    that a handler may take longer than `ack_wait`.
 3. **Answer**: done, the message is acknowledged. Failed, it is delivered again after a delay. Failed `max_deliver`
    times or rejected, it is stored as a dead letter, and then acknowledged.
 
-A crash before the acknowledgement: the server delivers the message again after `ack_wait`, to any instance. So what is
-handled twice is at most what was in hand.
+A crash before the acknowledgement: the server redelivers the message after `ack_wait`, to any instance. So at most the
+messages that were in hand are handled twice.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from penstock import subjects
 from penstock.consume import verdicts
 from penstock.consume.dead_letters import GivenUpBy, keep
 from penstock.consume.failures import FailureLog
@@ -44,70 +45,74 @@ from penstock.wire import aio
 log = logging.getLogger(__name__)
 
 ACK_WAIT = 30.0
-"""Seconds, the server's own."""
+"""Seconds: the server's default."""
 ACK_FLUSH_INTERVAL = 0.005
-"""Seconds until acknowledgements are sent, unless there are `MAX_BUFFERED_ACKS` of them."""
+"""Seconds that acknowledgements are buffered, unless there are `MAX_BUFFERED_ACKS` of them."""
 MAX_BUFFERED_ACKS = 256
 ONLY_BYTES = ONLY.encode()
 UNLIMITED = 10**9
 LONG = 30.0
-"""Seconds from which on a handler that runs is counted as long-running."""
+"""Seconds after which a running handler counts as long-running."""
 GIVE_BACK_AFTER = 0.1
-"""Seconds after which the server delivers to others what an instance that stops has not handled."""
+"""Delay in seconds of the nak that returns unhandled messages to other instances when this one stops."""
 BURY_AGAIN = 5.0
-"""Seconds until a dead letter is tried again that could not be stored."""
+"""Seconds until a dead letter that could not be stored is retried."""
 
 Handle = Callable[[Unit], Awaitable[object]]
-"""Takes a message, or a list of them where they are handled in batches. Returning acknowledges, raising tries again."""
+"""Takes a message, or a list of them in batch mode. Returning acknowledges; raising causes a retry."""
 
 
 @dataclass(slots=True)
 class HandledCounts:
-    """What has become of messages."""
+    """Counts of messages by outcome."""
 
     handled: int = 0
-    """Acknowledged after their handler returned."""
+    """Messages acknowledged after their handler returned."""
     failed: int = 0
-    """Tries that raised."""
+    """Attempts that raised."""
     dead: int = 0
-    """Given up."""
+    """Messages given up: stored as a dead letter, or left to the server's advisory when no `dlq` is configured."""
 
 
 class GoneToOthers(Exception):
-    """The server may have given the message to another instance meanwhile: it is neither answered nor tried again."""
+    """The server may have redelivered the message to another instance: it is neither answered nor retried here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DurableOptions:
-    """How the messages of a consumer are handled."""
+    """Options for handling the messages of a consumer."""
 
     concurrency: int = 16
-    """Messages, or batches of them, that are handled at the same time."""
+    """Maximum number of messages, or batches, handled at the same time."""
     ordered_by: Callable[[Message], Hashable] | None = None
-    """Messages with the same key are handled one after the other by this instance, also when one is tried again."""
+    """The ordering key: messages with one key are handled one after the other here, also when one is retried."""
     batch: int = 0
-    """More than 0: messages go to the handler in lists of up to so many."""
+    """If above 0, the handler takes lists of up to this many messages."""
     within: float = 1.0
     """Seconds that a list waits to become full."""
     dlq: str | None = None
-    """Subject for messages that are given up. Without one the server's advisories tell of them."""
+    """Subject for dead letters. Without one the server's advisories report messages that are given up."""
     backoff: tuple[float, ...] | None = None
-    """Seconds before each further try; None: as the consumer has it, or 2, 5, then 15."""
+    """Seconds before each retry; None: the consumer's backoff, or 2, 5, then 15."""
     timeout: float | None = None
     """Seconds that a handler may take; then it is cancelled, and that counts as a failure."""
     stop_within: float = 60.0
-    """Seconds that handlers have to finish when it stops. Then they are cancelled, and their messages come again."""
+    """Seconds that handlers have to finish on stop. Then they are cancelled, and their messages are redelivered."""
 
     def __post_init__(self) -> None:
         for name, least in {"concurrency": 1, "batch": 0, "within": 0, "stop_within": 0}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name):g}")
+        if self.timeout is not None and self.timeout <= 0:
+            raise ConfigError(f"timeout must be more than 0, got {self.timeout:g}")
+        if self.dlq is not None and (subjects.problem(self.dlq) or not subjects.is_literal(self.dlq)):
+            raise ConfigError(f"dlq {self.dlq!r} is no subject to store dead letters on: write dlq.<domain>.<event>")
         if self.batch and self.ordered_by:
             raise ConfigError("batch and ordered_by do not go together: a batch is handled as one")
 
 
 class Durable:
-    """Handles the messages of one durable consumer until it is told to stop."""
+    """Handles the messages of one durable consumer until `stop` is set."""
 
     def __init__(
         self,
@@ -128,7 +133,7 @@ class Durable:
         self._retries = Retries()
         self._ack_wait = ACK_WAIT
         self._backoff: tuple[float, ...] = ()
-        """Of the consumer, as the server has it."""
+        """The consumer's backoff, as the server has it."""
         self._failures = FailureLog(self._retries)
         choices = replace(self.options, ordered_by=self._key) if self.options.ordered_by else self.options
         self._lanes = Lanes(self._one, choices)
@@ -139,18 +144,18 @@ class Durable:
         self._acks: list[str] = []
         self._flush_at: asyncio.TimerHandle | None = None
         self._tries: dict[int, int] = {}
-        """Tries that the server has not counted, by sequence: in order, a message waits here for the next one."""
+        """Attempts not counted by the server, by sequence: in ordered mode a message waits in memory for its retry."""
         self._began: dict[int, float] = {}
-        """When each handler that runs was called, by its first sequence."""
+        """When each running handler was called, by its first sequence."""
         self._beat = 0.0
         self.counts = HandledCounts()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Handle messages until `stop` is set, then finish what runs.
 
-        Raises `ConfigError` when there is no such consumer, or it is none that handlers can work on.
+        Raises `ConfigError` when there is no such consumer, or handlers cannot work on it.
         """
         try:
             if not await self._begin(stop):
@@ -163,10 +168,10 @@ class Durable:
                     task.result()
             self._stopping.set()
             if self._pulling:
-                self._pulling.stop()
+                await self._pulling.drain(last_chance=self._retries.max_deliver == 1)
             tasks[0].cancel()
             await self._lanes.drained(self.options.stop_within)
-            for message in list(self._lanes.in_hand.values()):  # waits for its turn or its next try: for others now
+            for message in list(self._lanes.in_hand.values()):  # queued or waiting for a retry: returned to the server
                 self._give_back(message, GIVE_BACK_AFTER)
             for task in (stopped, *tasks):
                 task.cancel()
@@ -179,7 +184,7 @@ class Durable:
             await self._connection.close()
 
     async def _begin(self, stop: asyncio.Event) -> bool:
-        """Connect, and learn how the consumer is configured; again while the server is away. False: stopped before."""
+        """Connect and read the consumer; retries while the server is unavailable. False: stopped before."""
         tries = Tries(retry_on=is_away, tell=lambda exc: log.warning("%s cannot begin yet: %s", self.consumer, exc))
         while not stop.is_set():
             try:
@@ -191,15 +196,15 @@ class Durable:
         return False
 
     def metrics(self) -> list[WorkerMetrics]:
-        """Its numbers for `consume.metrics.serve`."""
+        """Return its metrics for `consume.metrics.serve`."""
         return [self._watch]
 
     def health(self) -> Health:
-        """What it waits for before it can handle messages; it is never beyond repair."""
+        """Return what it waits for before it can handle messages; it never needs a restart."""
         return Health(waiting="" if self._pulling and self._connection.connected else "has nothing to pull from yet")
 
     def _looked(self) -> WorkerSnapshot:
-        """How it stands; a scrape asks from a thread of its own."""
+        """Return a snapshot for metrics; called from the thread of a scrape."""
         now, running = time.perf_counter(), list(self._began.values())
         long_running = sum(now - began >= LONG for began in running)
         held = len(self._lanes.in_hand)
@@ -208,12 +213,12 @@ class Durable:
         )
 
     async def done(self) -> bool:
-        """Whether everything that the consumer has is handled and acknowledged, by whatever instance."""
+        """Whether all messages of the consumer are handled and acknowledged, by any instance."""
         info = await self._jetstream.consumer_info(self.stream, self.consumer)
         return not info.unprocessed and not self._lanes.in_hand
 
     async def _look(self) -> ConsumerInfo:
-        """Learn how the consumer is configured."""
+        """Read the consumer's configuration."""
         try:
             info = await self._jetstream.consumer_info(self.stream, self.consumer)
         except ConsumerNotFound as exc:
@@ -252,16 +257,16 @@ class Durable:
 
     @property
     def stood_still(self) -> float:
-        """Time since the server was last sure to hear that messages are worked on, in parts of `ack_wait`: from 1 on it
-        may have given them to others."""
+        """Time since the server last certainly received `+WPI` for messages in hand, as a fraction of `ack_wait`: from
+        1 on it may have redelivered them to other instances."""
         return (asyncio.get_running_loop().time() - self._beat) / self._ack_wait
 
     async def _keep_alive(self) -> None:
-        """Tell the server now and then that the messages in hand are being worked on."""
+        """Periodically extend the ack deadlines of the messages in hand."""
         clock = asyncio.get_running_loop().time
         while True:
             began = clock()
-            with suppress(PenstockError):  # the connection is lost; `_pull` sees to that
+            with suppress(PenstockError):  # the connection is lost; `_pull` handles that
                 self._connection.write(in_progress([message.reply for message in self._lanes.in_hand.values()]))
                 await self._connection.flush()
                 self._beat = began
@@ -272,7 +277,7 @@ class Durable:
     def _came(self, found: list[Message]) -> None:
         self._watch.came(found, sum(message.delivery_count > 1 for message in found))
         for message in found:
-            if message.sequence in self._lanes.in_hand:  # a connection was lost meanwhile: it is being handled
+            if message.sequence in self._lanes.in_hand:  # redelivered after a lost connection: it is being handled
                 self._watch.repeated()
             elif ONLY_BYTES in message.raw_headers and not letters.is_for(message.headers, self.stream, self.consumer):
                 self._ack(message)
@@ -280,13 +285,13 @@ class Durable:
                 self._lanes.add(message)
 
     async def _one(self, unit: Unit) -> float | None:
-        """Handle a message, or a batch. Returns the seconds after which to try it again here; None: it is answered."""
+        """Handle a message, or a batch. Returns the seconds after which to retry it here; None: it is answered."""
         first = unit[0].sequence if isinstance(unit, list) else unit.sequence
         self._began[first] = began = time.perf_counter()
         try:
             if keyless := self._keyless.pop(first, None):
                 raise Reject(f"ordered_by raised {verdicts.described(keyless)}") from keyless
-            if self.options.timeout is None:  # what nobody asked for should cost nothing
+            if self.options.timeout is None:  # without a timeout, skip its cost
                 await self._handle(self._counted(unit))
             else:
                 async with in_time(self.options.timeout):
@@ -298,9 +303,9 @@ class Durable:
                 self._lanes.in_hand.pop(message.sequence, None)
             self._ask_soon()
             return None
-        except FAILURES as exc:  # whatever a handler raises is the verdict on its message
+        except FAILURES as exc:  # any exception of a handler decides the outcome of its message
             error = failure_of(exc)
-            if isinstance(unit, list) and len(unit) > 1:  # one bad message is not to give up the others
+            if isinstance(unit, list) and len(unit) > 1:  # one bad message must not fail the others
                 await self._one_by_one(unit)
                 return None
             self._watch.failed(error)
@@ -316,23 +321,23 @@ class Durable:
         return None
 
     async def _one_by_one(self, batch: list[Message]) -> None:
-        """Handle the messages of a batch that has failed in lists of one; only that counts as a try of them."""
+        """Handle the messages of a failed batch in lists of one; only that counts as an attempt of them."""
         for message in batch:
             await self._one([message])
 
     def _key(self, message: Message) -> Hashable:
-        """The key of a message; one that has none has a lane of its own, where it is rejected."""
+        """Return the ordering key of a message; one without a key gets a separate lane, where it is rejected."""
         assert self.options.ordered_by
         try:
             key = self.options.ordered_by(message)
             hash(key)
-        except Exception as exc:  # noqa: BLE001 -- a function of the user's: it must not end the reading
+        except Exception as exc:  # noqa: BLE001 -- a user's function: it must not end the pull loop
             self._keyless[message.sequence] = exc
             return ("no key", message.sequence)
         return key
 
     def _counted(self, unit: Unit) -> Unit:
-        """With the tries that the server does not know of."""
+        """Add the attempts that the server has not counted."""
         if isinstance(unit, list) or not (tries := self._tries.get(unit.sequence)):
             return unit
         return unit._replace(delivery_count=unit.delivery_count + tries)
@@ -345,7 +350,6 @@ class Durable:
     async def _failed(self, message: Message, error: BaseException) -> float | None:
         attempt = message.delivery_count + self._tries.get(message.sequence, 0)
         verdict = verdicts.after_failure(error, attempt, self._retries)
-        self.counts.dead += isinstance(verdict, GiveUp)
         if isinstance(verdict, Redeliver):
             self._failures.again(message, self._context(message, attempt), error, verdict.after)
             if self.options.ordered_by:
@@ -363,8 +367,8 @@ class Durable:
         self._ask_soon()
 
     def _added_wait(self, deliveries: int) -> float:
-        """Seconds that the server adds to the delay of a nak: it counts from the end of the first wait of its backoff,
-        and then waits as long as the one of this delivery says."""
+        """Return the seconds that the server adds to the delay of a nak: it counts from the end of the first wait of
+        its backoff, and then waits as long as the one of this delivery says."""
         own = self._backoff
         return own[min(deliveries, len(own)) - 1] - own[0] if own else 0.0
 
@@ -373,9 +377,10 @@ class Durable:
             log.warning(
                 "%s #%d was given up, and no dlq is named: %s", message.subject, message.sequence, letter.reason
             )
+            self.counts.dead += 1
             self._tries.pop(message.sequence, None)
             self._lanes.in_hand.pop(message.sequence, None)
-            self._write(b"PUB %s 5\r\n+TERM\r\n" % message.reply.encode())  # the server's advisory tells of it
+            self._write(b"PUB %s 5\r\n+TERM\r\n" % message.reply.encode())  # the server publishes an advisory
             self._ask_soon()
             return
         while True:
@@ -387,7 +392,8 @@ class Durable:
                 log.error("%s #%d could not be kept as a dead letter: %s", message.subject, message.sequence, exc)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), BURY_AGAIN)
-                    return  # it stays in hand, and comes again
+                    return  # it stays in hand, and is redelivered
+        self.counts.dead += 1
         self._watch.dead()
         self._failures.buried(message, letter, error)
         self._done(message)
@@ -418,5 +424,5 @@ class Durable:
             self._acks.clear()
 
     def _write(self, data: bytes) -> None:
-        with suppress(PenstockError):  # the connection is lost: what was not answered comes again
+        with suppress(PenstockError):  # the connection is lost: what was not answered is redelivered
             self._connection.write(data)

@@ -1,4 +1,4 @@
-"""What a worker says about tries that failed: enough to see why, and not a line for every message."""
+"""Logs failed attempts: enough to see why, and not a line for every message."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ log = logging.getLogger(__name__)
 EVERY = 10.0
 """Seconds between two warnings about failures of the same kind."""
 KINDS = 20
-"""Kinds of failures that are warned about in that time, at most."""
+"""Maximum number of kinds of failures that are warned about in that time."""
 LENGTH = 500
-"""Characters of an error's message that a line has room for."""
+"""Maximum number of characters of an error's message in one line."""
 
 AGAIN, BURIED = "further tries that failed", "further messages that were given up"
 Kind = tuple[str, str]
-"""What happened, and the error without what differs from one event to the next."""
+"""The kind of event, and the error without the parts that vary between events."""
 OTHERS: Kind = (AGAIN, "errors of many kinds")
 
 
 class FailureLog:
-    """Warns of the first failure of a kind at once, and of those like it once in a while, with their number.
+    """Warns of the first failure of a kind at once, and of similar ones periodically, with their number.
 
-    What is withheld from the warnings is still logged as information.
+    Failures without a warning are still logged as information.
     """
 
     def __init__(self, retries: Retries, now: Callable[[], float] = time.monotonic) -> None:
         self._retries = retries
         self._now = now
         self._since: dict[Kind, float] = {}
-        """When the last warning of each kind was given, of late."""
+        """When the last recent warning of each kind was logged."""
         self._withheld: Counter[Kind] = Counter()
 
     def again(self, message: Message, context: MessageContext, error: BaseException, after: float) -> None:
-        """A try failed; the next one comes after so many seconds."""
+        """Log a failed attempt; the retry comes after `after` seconds."""
         rules = self._retries.of(error) or self._retries
         tried = f"try {context.delivery_count} of {rules.max_deliver} failed, again in {after:g} s"
         self._tell(AGAIN, message, error, f"{tried}: {described(error)}")
 
     def buried(self, message: Message, letter: GiveUp, error: BaseException) -> None:
-        """A message was given up, and is kept."""
+        """Log a message that was given up and stored as a dead letter."""
         self._tell(BURIED, message, error, f"kept as a dead letter: {letter.reason}")
 
     def close(self) -> None:
-        """Tell how many failures were withheld and not told of yet."""
+        """Log the number of failures not reported yet."""
         for kind in list(self._withheld):
             self._sum_up(kind)
 

@@ -1,4 +1,4 @@
-"""Handlers: what a user writes, found by name, and called in the event loop or in other processes."""
+"""Loads users' handlers by name, and calls them in the event loop, in threads or in other processes."""
 
 from __future__ import annotations
 
@@ -23,33 +23,35 @@ from penstock.errors import ConfigError
 
 AsyncHandler = Callable[[Any, MessageContext], Awaitable[Any]]
 Handler = AsyncHandler | Callable[[Any, MessageContext], Any]
-"""Takes a message and its context. Returning acknowledges the message; raising tries it again later.
+"""Takes a message and its context. Returning acknowledges the message; raising causes a retry later.
 
 With `WorkerOptions.batch` it takes a list of messages of one partition, and the context of the first. Returning None
 acknowledges all of them. It may return a list instead, with None for each message that is done, and an exception for
-each that is not. Raising means that none is done. What failed in a batch is then handled by itself, in a list of one.
+each that is not. Raising means that none is done. Failed messages of a batch are then handled alone, in a list of one.
 
-An `async def` runs in the worker's event loop: it may wait, and must not compute for long. A plain function that waits,
-as for a database, runs in one of `threads`; one that computes in one of `processes`, and must be a function of a module
-then, for it is sent there by its name. With neither it is called in place, and must be quick.
+An `async def` runs in the worker's event loop: it may await, and must not block it with long computations. A plain
+function that blocks, as on a database, runs in one of `threads`; one that computes in one of `processes`, and must then
+be a module-level function, since it is pickled by name. With neither it is called in the event loop, and must be quick.
 """
 
 
 OURS = str(Path(__file__).resolve().parents[1])
-"""Where this package is."""
-FAILURES = (Exception, asyncio.CancelledError, SystemExit)
-"""What a handler may raise without harm to anything but its message: a library that calls `sys.exit` ends no worker."""
+"""The directory of this package."""
+FAILURES = (BaseException,)
+"""What a handler may raise with an effect on its message only: a library that calls `sys.exit` ends no worker."""
+NO_FAILURES = (KeyboardInterrupt, GeneratorExit)
+"""Exceptions raised from outside the handler: they end more than a message."""
 
 
 class HandlerTimeout(Exception):
-    """A handler took longer than it may."""
+    """A handler exceeded its timeout."""
 
 
 class HandlerRunner:
-    """Calls a handler, wherever it is to run."""
+    """Calls a handler in the event loop, a thread or a process."""
 
     def __init__(self, handler: Handler, processes: int = 0, timeout: float | None = None, threads: int = 0) -> None:
-        """`timeout` is for handlers in processes; whoever calls any other one can cut it off himself."""
+        """`timeout` is for handlers in processes; the caller can cancel any other one itself."""
         self._handler = handler
         self._threads = Threads(threads) if threads else None
         self._processes = processes
@@ -80,7 +82,7 @@ class HandlerRunner:
         return await self._threads.run(partial(self._handler, message, context))
 
     async def _in_process(self, message: Message, context: MessageContext) -> Any:
-        async with self._slots:  # the handler's time begins when a process is free for it
+        async with self._slots:  # the handler's timeout starts when a process is free for it
             while True:
                 pool = self._pool = self._pool or ProcessPool(self._handler, self._processes)
                 await pool.started()
@@ -95,7 +97,7 @@ class HandlerRunner:
                         self._pool = None
 
     def close(self) -> None:
-        """End the processes; what runs in them is finished first. A thread cannot be ended: it is not waited for."""
+        """Stop the processes after their running calls finish. A thread cannot be stopped, and is not awaited."""
         if self._threads:
             self._threads.close()
         if self._pool:
@@ -104,12 +106,12 @@ class HandlerRunner:
 
 
 def refuse_what_no_process_can_run(handler: Handler) -> None:
-    """Raise `ConfigError` for a handler that no other process can run: every message would become a dead letter."""
+    """Raise `ConfigError` for a handler that another process cannot run: every message would become a dead letter."""
     if is_async(handler):
         raise ConfigError("processes are for plain functions; an async handler runs in the event loop")
     try:
-        pickle.loads(pickle.dumps(handler))  # as it goes to a process: a function by its name, an object whole
-    except Exception as exc:  # whatever an object of the user's does when it is taken apart
+        pickle.loads(pickle.dumps(handler))  # as it is sent to a process: a function by name, an object by value
+    except Exception as exc:  # whatever a user's object raises when it is pickled
         raise ConfigError(
             f"{getattr(handler, '__qualname__', handler)!r} cannot be sent to other processes ({exc}): define the "
             "handler as a function of a module, with `def` and outside of any other, or use no processes"
@@ -117,14 +119,14 @@ def refuse_what_no_process_can_run(handler: Handler) -> None:
 
 
 def is_async(handler: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await: an `async def`, or an object with such a `__call__`."""
+    """Whether calling it returns an awaitable: an `async def`, or an object with such a `__call__`."""
     call = getattr(handler, "__call__", None)  # noqa: B004 -- an object with an async __call__ is a handler too
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
 @asynccontextmanager
 async def in_time(seconds: float | None) -> AsyncIterator[None]:
-    """Cut off a handler that takes longer."""
+    """Cancel a handler that takes longer."""
     try:
         async with asyncio.timeout(seconds) as deadline:
             yield
@@ -135,7 +137,10 @@ async def in_time(seconds: float | None) -> AsyncIterator[None]:
 
 
 def failure_of(error: BaseException) -> BaseException:
-    """What a handler raised. When it was cancelled from outside, that is no failure of the message: it is raised."""
+    """Return what a handler raised. An exception from outside, such as a cancellation, is no failure of the message,
+    and is raised."""
+    if isinstance(error, NO_FAILURES):
+        raise error
     if not isinstance(error, asyncio.CancelledError):
         return error
     task = asyncio.current_task()
@@ -145,9 +150,9 @@ def failure_of(error: BaseException) -> BaseException:
 
 
 def load(name: str, takes_context: bool = True) -> Handler:
-    """The handler called `MODULE:FUNCTION`; the module may lie in the current directory.
+    """Load the handler `MODULE:FUNCTION`; the module may be in the current directory.
 
-    `takes_context`: it is called with a message and a context, and refused if it cannot be.
+    `takes_context`: the handler must accept a message and a context, or it is refused.
     """
     found = find(name, "HANDLER", "billing.handlers:on_usage")
     if not callable(found):
@@ -159,7 +164,7 @@ def load(name: str, takes_context: bool = True) -> Handler:
 
 
 def find(name: str, what: str, example: str) -> Any:
-    """What is called `MODULE:NAME`; the module may lie in the current directory."""
+    """Load the object `MODULE:NAME`; the module may be in the current directory."""
     module_name, colon, attribute = name.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{name!r} is not MODULE:{what}, such as {example}")
@@ -181,30 +186,30 @@ def _imported(name: str) -> ModuleType:
         if exc.name and f"{name}.".startswith(f"{exc.name}."):
             raise ConfigError(f"there is no module {name!r}, here or among what is installed") from exc
         raise ConfigError(f"module {name!r} needs {exc.name!r}, which is not installed") from exc
-    except Exception as exc:  # whatever the user's module does while it is imported
+    except Exception as exc:  # whatever the user's module raises on import
         raise ConfigError(f"module {name!r} cannot be imported: {type(exc).__name__}: {exc}{place_of(exc)}") from exc
 
 
 def place_of(exc: BaseException) -> str:
-    """Where in the user's own code an error comes from, in brackets."""
-    if isinstance(exc, SyntaxError):  # says so itself
+    """Return the place in the user's own code that an error comes from, in brackets."""
+    if isinstance(exc, SyntaxError):  # contains its own place
         return ""
     frames = traceback.extract_tb(exc.__traceback__)
-    last = next((one for one in reversed(frames) if not one.filename.startswith(OURS)), frames[-1])
+    last = next((one for one in reversed(frames) if not one.filename.startswith((OURS, "<"))), frames[-1])
     return f" ({last.filename}, line {last.lineno})"
 
 
 def refuse_generators(found: Callable[..., Any], name: str) -> None:
-    """Raise for what would acknowledge every message and do nothing."""
+    """Raise for a generator function: it would acknowledge every message and do nothing."""
     if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
         raise ConfigError(f"{name!r} has a yield in it, so calling it does nothing; a handler is a plain or async def")
 
 
 def _refuse_what_takes_no_context(found: Callable[..., Any], name: str) -> None:
-    """Raise for what would fail on every message."""
+    """Raise for a function that does not accept a context: it would fail on every message."""
     try:
         inspect.signature(found).bind("message", "context")
     except TypeError as exc:
         raise ConfigError(f"{name!r} cannot be called with a message and a context: {exc}") from exc
-    except ValueError:  # some functions written in C do not tell
+    except ValueError:  # some C functions have no signature
         return

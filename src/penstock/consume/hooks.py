@@ -1,4 +1,4 @@
-"""What a program does as its worker begins and ends, and as partitions come and go."""
+"""Callbacks of a program for start and stop of its worker, and for added and removed partitions."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ PartitionHook = Callable[[tuple[str, ...]], Awaitable[Any] | Any]
 
 
 class HookFailed(PenstockError):
-    """A hook of the program raised: what it was to prepare does not begin."""
+    """A hook of the program raised: the start or the partitions that it prepares are held back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hooks:
     """Functions of a program, plain or async; each is optional.
 
-    What `on_start` raises ends the start. What `on_assigned` raises is told, and it is called again until it returns;
-    nothing of those partitions is handled before. What the other two raise is told, and nothing waits for it.
+    An exception of `on_start` ends the start. One of `on_assigned` is logged, and the hook is called again until it
+    returns; no message of those partitions is handled before. Exceptions of the other two are logged, and nothing waits
+    for them.
     """
 
     on_start: Moment | None = None
-    """Before the worker pulls anything. Again when it takes part anew, as after the loss of its id."""
+    """Called before the worker pulls anything. Called again when it rejoins, as after the loss of its id."""
     on_stop: Moment | None = None
-    """When nothing is handled any more, after `on_revoked` of all partitions."""
+    """Called when no message is handled any more, after `on_revoked` of all partitions."""
     on_assigned: PartitionHook | None = None
-    """Before the first message of these partitions is handled here."""
+    """Called before the first message of these partitions is handled here."""
     on_revoked: PartitionHook | None = None
-    """When nothing of these partitions is handled here any more; before another worker may own them, unless it owns
-    them already because this one was taken for dead."""
+    """Called when no message of these partitions is handled here any more; before another worker may own them, unless
+    it already does because this one was declared dead."""
 
 
 class Announced:
-    """Calls the hooks of one worker, and knows which partitions they were called for."""
+    """Calls the hooks of one worker, and tracks which partitions they were called for."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks

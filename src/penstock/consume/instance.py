@@ -8,5 +8,5 @@ import socket
 
 
 def new_instance() -> str:
-    """A name for a process that has none: no other process will take its id back."""
+    """Return a name for a process without a configured one: no other process will reclaim its id."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"

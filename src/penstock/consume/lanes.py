@@ -1,4 +1,4 @@
-"""Which messages in hand are handled when: so many at a time, those with one key in order, or gathered in batches."""
+"""Schedules the messages in hand: a limited number at a time, those with one key in order, or gathered in batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.consume.messages import Message
 log = logging.getLogger(__name__)
 
 Unit = Message | list[Message]
-"""What is handled in one call."""
+"""The argument of one handler call."""
 
 MOMENT = 0.25
-"""Seconds: about as much as is handled in that time is kept in hand, so that other instances get their share."""
+"""Seconds of work: about as many messages are kept in hand, so that other instances get their share."""
 MOST = 4096
 
 
@@ -34,7 +34,7 @@ class Choices(Protocol):
 
 
 class KeyLane:
-    """Messages with one key, the first of which is being handled or waits for its next try."""
+    """Messages with one key; the first is being handled, or waits for its retry."""
 
     __slots__ = ("key", "waiting")
 
@@ -44,12 +44,12 @@ class KeyLane:
 
 
 class Lanes:
-    """Calls the handler for what is in hand."""
+    """Calls the handler for the messages in hand."""
 
     def __init__(self, handle: Callable[[Unit], Awaitable[float | None]], choices: Choices) -> None:
-        """`handle` returns the seconds after which a message is to be handled again before others with its key."""
+        """`handle` returns the seconds after which a message must be retried before others with its key."""
         self.in_hand: dict[int, Message] = {}
-        """Messages that came and are not answered, by sequence."""
+        """Messages received and not answered, by sequence."""
         self._handle = handle
         self._choices = choices
         self._concurrency = choices.concurrency
@@ -65,7 +65,7 @@ class Lanes:
         self._finished = 0
 
     def room(self) -> int:
-        """Messages that may still come."""
+        """Return how many more messages may be requested."""
         return self._window - len(self.in_hand)
 
     def add(self, message: Message) -> None:
@@ -140,7 +140,7 @@ class Lanes:
         self._start()
 
     def _count(self, finished: int) -> None:
-        """Hold about as many in hand as are handled in a moment."""
+        """Adapt the number of messages in hand to what is handled in `MOMENT` seconds."""
         self._finished += finished
         if self._finished < self._window:
             return
@@ -153,7 +153,7 @@ class Lanes:
         self._since, self._finished = now, 0
 
     async def drained(self, within: float) -> None:
-        """Finish what is in hand; whatever takes longer is cancelled."""
+        """Finish running handlers; those that take longer are cancelled."""
         self._hand_on()
         try:
             async with asyncio.timeout(within):
@@ -161,7 +161,7 @@ class Lanes:
                     await asyncio.wait(self._running)
         except TimeoutError:
             log.warning("%d handlers did not finish within %g s, and are cancelled", len(self._running), within)
-        self._closed = True  # nothing begins any more, also not what waits for its next try
+        self._closed = True  # no handler starts any more, not even for a retry
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

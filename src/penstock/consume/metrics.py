@@ -1,6 +1,6 @@
-"""What a worker counts, and the names under which Prometheus gets it.
+"""The metrics of a worker, and their Prometheus names.
 
-Counting costs a few additions a message: values are turned into metrics only when somebody asks for them.
+Counting costs a few additions per message: values are turned into metrics only at a scrape.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HANDLER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 UPDATE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 RECENT = 10_000
-"""Handler calls that the percentile and the share below twice of it are about."""
+"""Number of latest handler calls for the percentile, and for the share below twice that percentile."""
 LABELS = ("worker", "consumer")
 MOST_LABELS = 500
-"""Partitions of a worker that have numbers of their own."""
+"""Maximum number of partitions of a worker with a label value of their own."""
 OTHERS = "(others)"
 
 
@@ -61,12 +61,12 @@ METRICS = {
     "parti_claims": _metric("gauge", "Claims on partitions that the worker holds."),
     "parti_leader_changes_total": _metric("counter", "Times that another worker became the leader."),
 }
-"""Every metric there is; alert rules and dashboards name only these."""
+"""All metrics; alert rules and dashboards name only these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a partition is behind. Both are 0 when everything is done."""
+    """The lag of a partition. Both values are 0 when everything is done."""
 
     messages: int
     """-1 when the stream cannot count them (it has no `allow_direct`), and there are some."""
@@ -74,27 +74,27 @@ class Lag:
 
 
 class WorkerSnapshot(NamedTuple):
-    """How a worker stands at one moment."""
+    """The state of a worker at one moment."""
 
     partitions: int = 0
     outstanding: int = 0
-    """Messages that were delivered and are not done."""
+    """Messages delivered and not done."""
     held: int = 0
-    """Those of them that are here with their data."""
+    """Those of them held in memory with their data."""
     parked: int = 0
-    """Those that wait at the server for room."""
+    """Those of them that are parked."""
     behind: int = 0
-    """Messages that partitions which are caught up with had before them when that was last measured."""
+    """Messages left in the backlogs of partitions that catch up, when last measured."""
     oldest: float = 0.0
-    """Seconds that the handler has been running that began first."""
+    """Seconds that the longest-running handler has run."""
     long_running: int = 0
     """Handlers that have been running for long."""
     handled: Mapping[str, tuple[int, float]] = {}
-    """By partition: messages that are done, and seconds that one takes on average."""
+    """By partition: messages done, and the average seconds per message."""
 
 
 class WorkerMetrics:
-    """The numbers of one worker. Whoever coordinates a group adds its own."""
+    """The metrics of one worker. A group's member adds the group's."""
 
     def __init__(self, worker_id: str, consumer: str, subject_limit: int = 0) -> None:
         self.worker_id = worker_id
@@ -102,9 +102,9 @@ class WorkerMetrics:
         self.messages = 0
         self.redeliveries = 0
         self.pending = 0
-        """Messages that the server had behind the last one delivered."""
+        """Messages not delivered yet when the last one was delivered."""
         self.look: Callable[[], WorkerSnapshot] = WorkerSnapshot
-        """Asked how things stand whenever somebody wants to see; the worker puts its own here."""
+        """Called at every scrape; the worker sets its own function here."""
         self.repeats = 0
         self.failures = 0
         self.dead_letters = 0
@@ -113,21 +113,21 @@ class WorkerMetrics:
         self.updates = Histogram(UPDATE_BUCKETS)
         self.update_failures = 0
         self.updates_failing = 0
-        """Of them, those since the last good one."""
+        """Failed updates since the last successful one."""
         self.left_out = 0
-        """Partitions that are not served for lack of room."""
+        """Partitions that are not served because of the subject cap."""
         self.updates_skipped = 0
         self.subjects = 0
         self.subject_limit = subject_limit
         self.duplicates = 0
         self.lag: dict[str, Lag] = {}
-        """By partition; measured from time to time."""
+        """Lag by partition; measured periodically."""
         self.handoffs: Counter[str] = Counter()
-        """By direction: `in` and `out`."""
+        """Handoffs by direction: `in` and `out`."""
         self.claims = 0
         self.leader_changes = 0
 
-    # -- what the consumer tells -----------------------------------------------------------------------------------
+    # -- reported by the consumer ----------------------------------------------------------------------------------
 
     def update_applied(self, seconds: float, subjects: int) -> None:
         self.updates.observe(seconds)
@@ -144,7 +144,7 @@ class WorkerMetrics:
     def duplicate_subjects(self, count: int) -> None:
         self.duplicates += count
 
-    # -- what the pull loop and the handlers tell --------------------------------------------------------------------
+    # -- reported by the pull loop and the handlers ------------------------------------------------------------------
 
     def came(self, batch: list[Message], redelivered: int) -> None:
         self.messages += len(batch)
@@ -156,7 +156,7 @@ class WorkerMetrics:
         self._recent.extend(latencies)
 
     def service_level(self) -> tuple[float, float]:
-        """The 95th percentile of the latest handler calls, and the share of them below twice that; 0 and 1 of none."""
+        """Return the 95th percentile of the latest calls, and the share below twice that; 0 and 1 without calls."""
         recent = sorted(self._recent.copy())
         if not recent:
             return 0.0, 1.0
@@ -174,7 +174,7 @@ class WorkerMetrics:
 
     @property
     def done(self) -> int:
-        """Messages whose handler has ended well."""
+        """Messages whose handler succeeded."""
         self.look()
         return self.latency.count
 
@@ -221,7 +221,7 @@ class WorkerMetrics:
 
 
 def _few(by_partition: dict[str, float], joined: Callable[[Iterable[float]], float]) -> dict[str, float]:
-    """The first partitions by id, and all others as one: labels are not to grow without bound."""
+    """Return the first partitions by id, and all others as one: the number of labels is bounded."""
     if len(by_partition) <= MOST_LABELS:
         return by_partition
     ids = sorted(by_partition)
@@ -230,11 +230,11 @@ def _few(by_partition: dict[str, float], joined: Callable[[Iterable[float]], flo
 
 
 Workers = Callable[[], Iterable[WorkerMetrics]]
-"""The workers of a process at this moment."""
+"""Returns the current workers of a process."""
 
 
 def samples(workers: Workers) -> Iterator[Sample]:
-    """The numbers of a process' workers."""
+    """Yield the metrics of a process' workers."""
     for worker in workers():
         labels = (worker.worker_id, worker.consumer)
         for name, value in worker.values().items():
@@ -246,5 +246,5 @@ def samples(workers: Workers) -> Iterator[Sample]:
 def serve(
     port: int, workers: Workers, address: str = "127.0.0.1", health: Callable[[], Health] = always_well
 ) -> tuple[int, Callable[[], None]]:
-    """Answer `/metrics`, `/healthz` and `/readyz`; returns the port (0: a free one is chosen), and what ends it."""
+    """Serve `/metrics`, `/healthz` and `/readyz`; returns the port (0: any free one), and a function that stops it."""
     return endpoint.serve(port, address, health, Numbers(METRICS, lambda: samples(workers)))

@@ -1,4 +1,4 @@
-"""Processes that run a handler which computes: started together, killed when one hangs, gone when their parent is."""
+"""Processes that run a CPU-bound handler: started together, killed when one hangs, ended when their parent ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 
 
 class KnownProcesses(SpawnContext):
-    """Starts processes as `multiprocessing` does, and knows which: an executor does not tell before Python 3.14.
+    """Starts processes as `multiprocessing` does, and keeps track of them: executors do not expose them before Python
+    3.14.
 
     Not by fork: the event loop and its sockets must not be copied into children.
     """
@@ -32,20 +33,20 @@ class KnownProcesses(SpawnContext):
 
 
 class ProcessPool:
-    """So many processes that know a function. When one of them dies the pool is broken, and another must be made."""
+    """Processes that run one function. When one of them dies the pool is broken, and must be replaced."""
 
     def __init__(self, function: Callable[..., Any], processes: int) -> None:
         self.broken = False
         """Whether it can run nothing more."""
         self.killed = False
-        """Whether that is because one call was cut off: then whatever else ran in it did not fail."""
+        """Whether it was killed because one call timed out: then other calls in it did not fail."""
         self._function = function
         self._processes = KnownProcesses()
         self._executor = ProcessPoolExecutor(processes, mp_context=self._processes, initializer=_follow_parent)
         self._starting = [self._executor.submit(_know, function) for _ in range(processes)]
 
     async def started(self) -> None:
-        """Return once its processes have started and know the function, or have failed to."""
+        """Return once its processes have started and imported the function, or have failed to."""
         if not all(start.done() for start in self._starting):
             await asyncio.wait([asyncio.wrap_future(start) for start in self._starting])
 
@@ -63,12 +64,12 @@ class ProcessPool:
             self._break()
             raise
         except asyncio.CancelledError:
-            if not running.cancelled():  # it hangs in a process, and would keep that from all other messages
+            if not running.cancelled():  # it hangs, and would block the process for all other messages
                 self._kill()
             raise
 
     def _kill(self) -> None:
-        """End its processes: nobody tells which of them runs what. Whatever else ran in them runs again in new ones."""
+        """Kill its processes: it is not known which runs what. Other calls that ran in them run again in new ones."""
         self.killed = True
         for process in self._processes.started:
             process.kill()
@@ -79,18 +80,19 @@ class ProcessPool:
         self._executor.shutdown(wait=False)
 
     def close(self) -> None:
-        """End the processes; what runs in them is finished first."""
+        """Stop the processes after their running calls finish."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 def _know(function: Callable[..., Any]) -> None:
-    """Runs in a process of a pool, which imports the function's module for it."""
+    """Runs in a process of a pool: imports the function's module."""
 
 
 def _follow_parent() -> None:
-    """Runs in each process of a pool: it leaves signals to its parent, which lets it finish, and ends when that dies.
+    """Runs in each process of a pool: ignores signals, which the parent handles, and ends the process when the parent
+    dies.
 
-    Ctrl-C, and many a supervisor's SIGTERM, go to the whole group of processes.
+    Ctrl-C, and the SIGTERM of many supervisors, go to the whole process group.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

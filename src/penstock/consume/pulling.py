@@ -1,13 +1,14 @@
-"""Pull requests to one consumer over one connection, until that ends."""
+"""Pull requests to one consumer over one connection, until the connection ends."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from penstock.consume.messages import Message, delivered
-from penstock.errors import Unavailable
+from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.consumer import PullEvent, next_verb, pull_request, pull_status
 from penstock.jetstream.model import ConsumerInfo
@@ -16,10 +17,13 @@ from penstock.wire import aio, deliveries, frames
 EXPIRES = 30.0
 HEARTBEAT = 5.0
 SILENCE = 2.5 * HEARTBEAT
-"""Seconds without a word on an open request: the request is lost, or the consumer is."""
+"""Seconds without any frame on an open request after which the request, or its consumer, counts as lost."""
 FOR_EVER = 10.0**9
+DEAD_INBOX = 2.5
+"""Seconds after which no server delivers to an inbox without a subscription any more. With leaf nodes or gateways it
+does so for 2 after a request, since the subscription may not have reached it yet."""
 MAX_BYTES = 32 * 2**20
-"""Bytes that one request may bring, unless a single message may be larger."""
+"""Maximum bytes of one request, unless a single message may be larger."""
 
 
 class PullEnded(Unavailable):
@@ -27,7 +31,7 @@ class PullEnded(Unavailable):
 
 
 class Pulling:
-    """Keeps requests open for as many messages as there is room for."""
+    """Keeps pull requests open for as many messages as there is room for."""
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class Pulling:
         came: Callable[[list[Message]], None],
         room: Callable[[], int],
     ) -> None:
-        """`came` takes messages, and must not wait. `room`: messages that may still come."""
+        """`came` takes messages, and must not block. `room`: messages that may still be requested."""
         self._connection = connection
         self._subject = jetstream.subject(next_verb(consumer.stream, consumer.name))
         self._name = consumer.name
@@ -46,9 +50,15 @@ class Pulling:
         self._inbox = connection.settings.new_inbox()
         self._sid = 0
         self._asked = 0
+        self._asked_at = 0.0
+        self._answered = asyncio.Event()
+        """Set when no request is open any more."""
         self._heard = 0.0
         self._soon = False
-        self._stopped = False
+        self._enough = False
+        """Whether no more requests are sent."""
+        self._left = False
+        """Whether the inbox is gone."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
 
@@ -72,27 +82,42 @@ class Pulling:
             await asyncio.gather(lost, watch, return_exceptions=True)
 
     def stop(self) -> None:
-        """Ask for nothing more; what was asked for is dropped by the server once the inbox is gone."""
-        if not self._stopped:
-            self._stopped = True
+        """Send no more requests; the server drops open ones once the inbox is gone."""
+        if not self._left:
+            self._enough = self._left = True
             if self._connection.connected:
                 self._connection.write(frames.unsubscribe(self._sid))
 
+    async def drain(self, last_chance: bool) -> None:
+        """Send no more requests, and take what the server has sent before it noticed.
+
+        The server counts what it sends to a removed inbox as a delivery, and may do so for a while. With `last_chance`,
+        when a message is delivered only once, the inbox is kept until the server no longer does.
+        """
+        self._enough = True
+        if last_chance and self._asked:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), self._asked_at + DEAD_INBOX - self._loop.time())
+        self.stop()
+        with suppress(PenstockError):  # the connection is lost, and all messages in transit with it
+            await self._connection.flush()
+
     def soon(self) -> None:
-        """There may be room: ask for more once all that came with this read has been taken in."""
-        if not self._soon and not self._stopped:
+        """Request more, if there is room, once everything from this read has been taken in."""
+        if not self._soon and not self._enough:
             self._soon = True
             self._loop.call_soon(self._ask)
 
     def _ask(self) -> None:
         self._soon = False
-        if self._stopped or not self._connection.connected:
+        if self._enough or not self._connection.connected:
             return
         room = self._room()
         if self._asked > room // 2 or room <= 0:
             return
         count = room - self._asked
         self._asked += count
+        self._asked_at = self._loop.time()
         most = max(MAX_BYTES, self._connection.info.max_payload * 2)
         ask = pull_request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
         self._connection.write(frames.publish(self._subject, ask, reply=self._inbox))
@@ -105,20 +130,24 @@ class Pulling:
 
     def _take(self, found: list[Message]) -> None:
         self._heard = self._loop.time()
-        if not self._stopped:
-            self._asked = max(0, self._asked - len(found))
-            self._came(found)
-            self.soon()
+        self._served(len(found))
+        self._came(found)
+        self.soon()
+
+    def _served(self, count: int) -> None:
+        self._asked = max(0, self._asked - count)
+        if self._enough and not self._asked:
+            self._answered.set()
 
     def _other(self, frame: frames.Message) -> None:
-        """A status, or a delivery that is not a usual one."""
+        """Handle a status, or an unusual delivery."""
         self._heard = self._loop.time()
         if message := delivered(frame, datetime.now(UTC)):
             self._take([message])
             return
         status = pull_status(frame)
         if status and status.is_over:
-            self._asked = max(0, self._asked - status.left) if status.left else 0
+            self._served(status.left or self._asked)
             self.soon()
         elif not (status and status.event is PullEvent.HEARTBEAT) and not self._ended.done():
             self._ended.set_exception(PullEnded(f"consumer {self._name!r} answers {status or frame.subject}"))

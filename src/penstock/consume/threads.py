@@ -1,6 +1,7 @@
-"""Threads for plain functions. A thread cannot be ended, so they are daemons: one that hangs does not keep the process.
+"""Threads for plain functions. A thread cannot be stopped, so they are daemons: one that hangs does not keep the
+process.
 
-`ThreadPoolExecutor` would not do: Python waits for its threads at its end, however long they take.
+`ThreadPoolExecutor` is unsuitable: Python waits for its threads at exit, however long they take.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class _Work(NamedTuple):
             result, error = self.call(), None
         except BaseException as exc:  # noqa: BLE001 -- it is raised where the call is awaited
             result, error = None, exc
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no caller waits any more
             self.loop.call_soon_threadsafe(_settle, self.answer, result, error)
 
 
 def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if answer.done():  # whoever awaited it was cancelled
+    if answer.done():  # the caller was cancelled
         return
     if error is None:
         answer.set_result(result)
@@ -49,7 +50,7 @@ class Threads:
         self._started = 0
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Call it in a thread. Cancelled, it goes on there, and nobody hears what comes of it."""
+        """Call it in a thread. When cancelled, the call continues there, and its result is dropped."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
         self._waiting.put(_Work(call, loop, answer))
@@ -63,7 +64,7 @@ class Threads:
             work.done()
 
     def _next(self) -> _Work | None:
-        """What comes next; only who has to wait for it is idle."""
+        """Return the next call; a thread counts as idle only while it waits for one."""
         try:
             return self._waiting.get_nowait()
         except queue.Empty:
@@ -71,6 +72,6 @@ class Threads:
             return self._waiting.get()
 
     def close(self) -> None:
-        """Let threads end that have nothing to do."""
+        """End idle threads."""
         for _ in range(self._started):
             self._waiting.put(None)

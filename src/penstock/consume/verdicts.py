@@ -1,4 +1,4 @@
-"""What becomes of a message after its handler: acknowledged, delivered again later, or given up. Pure."""
+"""Decides the outcome of a message after its handler: acknowledged, retried later, or given up. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_DELIVER = 3
 
 
 class Reject(Exception):
-    """Raised by a handler for a message that no further try can save: it becomes a dead letter at once."""
+    """Raised by a handler for a message that no retry can save: it becomes a dead letter at once."""
 
 
 class RetryLater(Exception):
-    """Raised by a handler that cannot handle the message now. It counts as a try.
+    """Raised by a handler that cannot handle the message now. It counts as an attempt.
 
     `after`: seconds until the next one, or a duration such as "5m"; the backoff decides when it is not given.
     """
@@ -42,14 +42,14 @@ def _seconds(after: float | str | timedelta) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """How often a message is tried, and how long to wait in between."""
+    """How often a message is attempted, and the delays in between."""
 
     max_deliver: int = MAX_DELIVER
-    """Tries of one message, at most."""
+    """Maximum number of attempts of one message."""
     backoff: tuple[float, ...] = BACKOFF
-    """Seconds after the first failed try, after the second, and so on; the last one holds for all that follow."""
+    """Seconds after the first failed attempt, after the second, and so on; the last one repeats."""
     by_exception: tuple[tuple[type[BaseException], Retries | None], ...] = ()
-    """For exceptions of these types, the first that fits: other retries, or None, to give up at once."""
+    """For exceptions of these types, the first match: other retries, or None, to give up at once."""
 
     def __post_init__(self) -> None:
         if self.max_deliver < 1:
@@ -58,36 +58,36 @@ class Retries:
             raise ConfigError("backoff needs at least one delay, and all above 0 seconds: a bare nak burns every try")
 
     def of(self, error: BaseException) -> Retries | None:
-        """The retries for this error; None when it is not worth another try."""
+        """Return the retries for this error; None when it must not be retried."""
         return next((one for type_, one in self.by_exception if isinstance(error, type_)), self)
 
     @property
     def most(self) -> int:
-        """Tries of one message, whatever its errors."""
+        """Maximum number of attempts of one message, whatever its errors."""
         return max([self.max_deliver, *(one.most for _, one in self.by_exception if one)])
 
     def delay(self, attempt: int) -> float:
-        """Seconds to wait after that many tries."""
+        """Return the seconds to wait after that many attempts."""
         return self.backoff[min(max(attempt, 1), len(self.backoff)) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Try again after so many seconds."""
+    """Retry after a delay in seconds."""
 
     after: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Give up, and keep the message with the reason."""
+    """Give up, and store the message with the reason."""
 
     reason: str
 
 
 def after_failure(error: BaseException, attempt: int, retries: Retries) -> Redeliver | GiveUp:
-    """What to do with a message whose try number `attempt` raised this. The error decides, by its type, which retries
-    count; the tries are counted together."""
+    """Decide what to do after attempt number `attempt` raised this error. The error's type decides which retries apply;
+    attempts are counted together."""
     if isinstance(error, Reject):
         return GiveUp(f"rejected by the handler: {error}")
     rules = retries.of(error)
@@ -101,16 +101,16 @@ def after_failure(error: BaseException, attempt: int, retries: Retries) -> Redel
 
 
 def before_try(attempt: int, retries: Retries) -> GiveUp | None:
-    """Give up a message whose worker died with every try."""
+    """Give up a message whose worker died at every attempt."""
     if attempt > retries.most:
         return GiveUp(f"its worker died {attempt - 1} times while it was handled: does it kill its worker?")
     return None
 
 
 def described(error: BaseException) -> str:
-    """An error in one line; one that cannot even be printed, by its type."""
+    """Describe an error in one line; one that cannot be printed, by its type."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001 -- an error of the user's own: what it does must not end the worker
+    except Exception:  # noqa: BLE001 -- a user's exception class: it must not end the worker
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

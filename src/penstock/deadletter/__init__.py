@@ -1,1 +1,1 @@
-"""Dead letters: what they carry."""
+"""Dead letters: capture, inspection, replay and audit."""

@@ -1,7 +1,7 @@
-"""Where letters go back to that a service has written itself, without Penstock's headers.
+"""Finds the original subject of dead letters that a service wrote itself, without Penstock's headers.
 
-Such a letter lies on the `dlq:` of the consumer that gave up, and says nothing else about where it came from. The
-consumers that declare the subject do, as long as they agree on one literal subject.
+Such a letter is stored on the `dlq:` of the consumer that gave up, and has no other information about its origin. The
+consumers that declare the subject have it, as long as they agree on one literal subject.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock.subjects import is_dead_letter, is_literal
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a message came from."""
+    """The origin of a message."""
 
     subject: str
     stream: str
     consumer: str | None = None
-    """Who gave up on it; None when several share the subject of their letters."""
+    """The consumer that gave up on it; None when several share the dead-letter subject."""
 
 
 Addresses = Mapping[str, Address]
-"""By the subject of the letters."""
+"""Origins by dead-letter subject."""
 
 
 async def declared(js: JetStream) -> Addresses:
-    """What the consumers of the server say, by their `dlq:`."""
+    """Return the origins that the consumers of the server declare with `dlq:`."""
     found: dict[str, list[Address]] = defaultdict(list)
     for stream in await js.streams():
         for consumer in await js.consumers(stream.name) if stream.state.consumers else ():
@@ -43,7 +43,7 @@ async def declared(js: JetStream) -> Addresses:
 
 
 async def named(js: JetStream, subject: str) -> Address:
-    """The address of a subject that somebody has named. Raises `ConfigError` when no stream takes it."""
+    """Return the address of a subject given by the user. Raises `ConfigError` when no stream stores it."""
     streams = await js.stream_names(subject)
     if not streams:
         raise ConfigError(
@@ -58,7 +58,7 @@ def is_foreign(filed: FiledLetter) -> bool:
 
 
 def addressed(filed: FiledLetter, addresses: Addresses, otherwise: Address | None = None) -> FiledLetter:
-    """The letter with where it came from, where that can be known; `otherwise` is for the rest."""
+    """Return the letter with its origin, if that is known; `otherwise` is used for the rest."""
     if not is_foreign(filed):
         return filed
     address = addresses.get(filed.subject)
@@ -76,7 +76,7 @@ def addressed(filed: FiledLetter, addresses: Addresses, otherwise: Address | Non
 
 
 def overlooked(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:
-    """Consumers of letters that deliver each a few times only, with how many they may not deliver again, at most."""
+    """Return consumers of letters with a delivery limit, and the maximum of letters each may not deliver again."""
     found = {}
     for one in consumers:
         given_up = one.delivered_consumer_seq - one.ack_floor_consumer_seq - one.ack_pending

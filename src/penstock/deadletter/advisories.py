@@ -1,4 +1,4 @@
-"""What the server says when a consumer gives up on a message, as a value. No I/O."""
+"""Parses the server's advisory about a message that a consumer gave up on. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.units import from_nanoseconds
 MAX_DELIVER_TYPE: Final = "io.nats.jetstream.advisory.v1.max_deliver"
 TERMINATED_TYPE: Final = "io.nats.jetstream.advisory.v1.terminated"
 REMOVED_REASONS: Final = frozenset({"Message deleted by stream limits", "Unacknowledged message was deleted"})
-"""Said by the server when a message was removed under a consumer's hands: nobody has given up on anything."""
+"""Reasons in advisories about a message that was removed while a consumer had it: no consumer gave up on it."""
 DEFAULT_ACK_WAIT: Final = timedelta(seconds=30)
 
 
@@ -43,7 +43,7 @@ class Advisory:
 
 
 def parse(data: bytes) -> Advisory | None:
-    """The advisory as the server publishes it; None for anything else: whoever may publish there can write it."""
+    """Parse an advisory; None for anything else: any publisher with permission can write there."""
     try:
         raw = json.loads(data)
         if raw["type"] not in (MAX_DELIVER_TYPE, TERMINATED_TYPE):
@@ -77,7 +77,7 @@ def _named(value: Any) -> str:
 def letter(
     advisory: Advisory, message: StoredMessage | None, consumer: ConsumerInfo, captured_by: str = BY_ADVISORY
 ) -> DeadLetter:
-    """The letter of what the consumer gave up on; without the message, all that is left to say."""
+    """Build the letter of a message that a consumer gave up on; without the message, from what is known."""
     filters = [one for one in consumer.filters if is_literal(one)]
     return of_message(
         subject=message.subject if message else filters[0] if len(filters) == 1 else "",

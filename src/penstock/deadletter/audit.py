@@ -1,8 +1,7 @@
-"""What was done to dead letters: one record a letter that was replayed or discarded, and two a chunk of a replay.
+"""Audit of dead letters: one record per letter that was replayed or discarded, and two per chunk of a replay.
 
-The record of a letter is also what keeps it from being replayed twice, and from being captured again by a latecomer.
-The records of a chunk say what was about to be published where, so that the next run can find out how far a killed one
-came, however long ago that was.
+The record of a letter also prevents a second replay, and a late second capture. The records of a chunk say what was
+about to be published where, so that the next run can find out how far a killed one came, however long ago that was.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ REPLAYED, DISCARDED = "replayed", "discarded"
 BEGUN, ENDED = "begun", "ended"
 
 FiledPlace = tuple[str, int, str]
-"""Where a letter lies, or lay: stream, sequence and time."""
+"""Where a letter is or was stored: stream, sequence and time."""
 
 
 def this_user() -> str:
-    """Who does it, unless told otherwise."""
+    """Return the default actor: the current user."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in a container
@@ -61,7 +60,7 @@ class AuditRecord:
     """Stream and sequence of the message that the replay has stored."""
     edited: bool = False
     only_failed: bool = False
-    """Whether the message is meant for the consumer that gave up alone."""
+    """Whether the message is only for the consumer that gave up."""
 
     def json(self) -> Json:
         letter = self.letter.letter
@@ -117,7 +116,7 @@ class ReplayChunk:
     letters: tuple[str, ...]
     """The message ids of their replays."""
     floors: dict[str, int] = field(default_factory=dict)
-    """The last sequence of each stream concerned, before anything was published: the replays can only lie behind."""
+    """The last sequence of each stream concerned, before anything was published: replays can only be after it."""
     edited: bool = False
     only_failed: bool = False
 
@@ -145,7 +144,7 @@ def _encoded(value: Json) -> bytes:
 
 
 def open_chunks(records: Iterable[Json]) -> list[ReplayChunk]:
-    """The chunks that were begun and whose end nobody has written."""
+    """Return the chunks that were started and have no end record."""
     found: dict[tuple[str, int], ReplayChunk] = {}
     for raw in records:
         key = (raw["run"], raw["chunk"])
@@ -165,7 +164,7 @@ def open_chunks(records: Iterable[Json]) -> list[ReplayChunk]:
 
 
 def settled(records: Iterable[Json]) -> Iterator[FiledPlace]:
-    """Where the letters lay that were replayed or discarded."""
+    """Yield where replayed or discarded letters were stored."""
     for raw in records:
         yield raw["filed"]["stream"], raw["filed"]["sequence"], raw["filed"]["time"]
 
@@ -175,7 +174,7 @@ def place(filed: FiledLetter) -> FiledPlace:
 
 
 async def audit_stream(jetstream: JetStream) -> StreamInfo:
-    """The stream of the audit, made if it is not there."""
+    """Return the audit stream; creates it if it does not exist."""
     try:
         return await jetstream.stream_info(streams.AUDIT)
     except NotFound:

@@ -1,9 +1,9 @@
-"""Storing a dead letter, once, whoever sees first that a message is dead: its worker, or the server's advisory.
+"""Stores a dead letter once, whether its worker or the server's advisory reports the dead message first.
 
-A letter lies on a subject of its own, the consumer's `dlq:` followed by the letter's id, and is published there only if
-that subject is empty. So it is stored once however late, often or concurrently it is captured, without any help from
-the stream's duplicate window. A letter that was replayed or discarded leaves its subject empty, but not the audit: a
-late capture of that same attempt finds it there.
+A letter has its own subject, the consumer's `dlq:` followed by the letter's id, and is published there only if that
+subject is empty. So it is stored once however late, often or concurrently it is captured, independent of the stream's
+duplicate window. A letter that was replayed or discarded leaves its subject empty, but not the audit: a late capture of
+that same attempt finds it there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESERVE: Final = 256
 
 
 class CaptureConnection(Protocol):
-    """What capturing needs of a connection; `penstock.wire.aio.Connection` is one."""
+    """The connection that capturing needs; `penstock.wire.aio.Connection` is one."""
 
     async def request(
         self, subject: str, data: bytes, headers: Headers | None = None, timeout: float | None = None
@@ -39,7 +39,7 @@ class CaptureConnection(Protocol):
 
 
 class NobodyKeepsLetters(ConfigError):
-    """No stream takes dead letters of this subject."""
+    """No stream stores dead letters of this subject."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(subject)
@@ -54,12 +54,12 @@ class NobodyKeepsLetters(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Where a letter lies."""
+    """Where a letter is stored."""
 
     id: str
     subject: str
     new: bool
-    """Whether this call stored it; else it was there, or had been replayed or discarded already."""
+    """Whether this call stored it; otherwise it existed, or had been replayed or discarded."""
 
 
 async def capture(
@@ -81,8 +81,8 @@ async def capture(
                                               crash after: the next capture finds the subject taken
         3. look into the audit again     settled between 1 and 2: take back what 2 has stored
 
-    Whoever calls this lets go of the original (ack or term) only after it. Repeats what got no answer for `patience`
-    seconds, which is harmless. Raises `NobodyKeepsLetters` when no stream takes the subject.
+    The caller must ack or term the original only after this returns. Retries what got no answer for `patience` seconds,
+    which is harmless. Raises `NobodyKeepsLetters` when no stream stores the subject.
     """
     jetstream = JetStream(_Requester(connection), domain, patience)
     began = attempted or letter.last_failure
@@ -92,7 +92,7 @@ async def capture(
     try:
         stored = await retry.retrying(lambda: _store(connection, subject, letter), patience, retry_on=_may_repeat)
     except Unavailable as exc:
-        if type(exc) is Unavailable:  # nobody listens on the subject, and it is not that a leader is being elected
+        if type(exc) is Unavailable:  # no responders, and not because a leader is being elected
             raise NobodyKeepsLetters(subject) from exc
         raise
     if stored and await _settled(jetstream, letter.id, began):
@@ -125,7 +125,7 @@ async def _store(connection: CaptureConnection, subject: str, letter: DeadLetter
             raise api_error(f"dead letter {subject!r}", error)
         return told["stream"], told["seq"]
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ProtocolError(f"an answer to a publish that makes no sense: {answer.data[:200]!r}") from exc
+        raise ProtocolError(f"the server sent an invalid answer to a publish: {answer.data[:200]!r}") from exc
 
 
 def _fitting(letter: DeadLetter, connection: CaptureConnection) -> dict[str, list[str] | str]:

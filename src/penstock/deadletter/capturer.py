@@ -1,8 +1,8 @@
-"""The service that turns advisories of the server into dead letters, for whoever could not do it: a worker that was
-killed, or a consumer that has never heard of Penstock.
+"""The service that turns the server's advisories into dead letters, for consumers that could not store them: a worker
+that was killed, or a consumer without Penstock.
 
 What happens, in order, for each advisory; it stays unacknowledged in its stream until the end, so that a crash anywhere
-begins anew, and everything done twice has the effect of once:
+starts again, and every step is idempotent:
     1. the message is read from its stream
     2. the letter is stored                    (`capture`)
     3. the message is acknowledged for the consumer that gave up, so that WorkQueue and Interest remove it
@@ -40,9 +40,9 @@ AT_ONCE = 16
 IDLE = 0.5
 """Seconds to wait for the next advisory before looking whether to stop."""
 REMEMBER = 5.0
-"""Seconds for which what was read about a consumer is used."""
+"""Seconds that information about a consumer is cached."""
 PATIENCE = 1.0
-"""Seconds to go on trying to store a letter before its advisory is put back."""
+"""Seconds that storing a letter is retried before its advisory is nacked."""
 LATER = b'-NAK {"delay": 2000000000}'
 
 log = logging.getLogger("penstock.deadletter")
@@ -58,11 +58,11 @@ class CaptureStatistics:
     known: int = 0
     """Advisories whose letter was there, or had been settled, already."""
     unconcerned: int = 0
-    """Advisories of consumers without a `dlq:`, and of messages that were removed under a consumer's hands."""
+    """Advisories of consumers without a `dlq:`, and of messages that were removed while a consumer had them."""
     gone: int = 0
-    """Letters without a body, since the message was no longer there."""
+    """Letters without a body, since the message was no longer stored."""
     failed: int = 0
-    """Advisories that could not be handled yet; they come again."""
+    """Advisories that could not be handled yet; they are redelivered."""
     last_error: str | None = None
 
 
@@ -78,7 +78,7 @@ class Capturer:
         return self._statistics
 
     async def run(self, stop: asyncio.Event | None = None, *, until_caught_up: bool = False) -> CaptureStatistics:
-        """Capture until `stop` is set, or until no advisory is left. Losses of the connection are waited out."""
+        """Capture until `stop` is set, or until no advisory is left. Reconnects after a lost connection."""
         stop = stop or asyncio.Event()
         tries = Tries(backoff=Backoff(first=0.1), tell=lambda exc: self._note(last_error=str(exc)))
         while not stop.is_set():
@@ -122,7 +122,7 @@ class Capturer:
         await asyncio.gather(*(one(message) for message in messages))
 
     async def _handled(self, desk: Desk, message: Message, until_caught_up: bool) -> bytes:
-        """Make a letter of an advisory, and return the answer to it."""
+        """Store the letter of an advisory, and return the advisory's acknowledgement."""
         advisory = advisories.parse(message.data)
         try:
             done = await desk.take(advisory) if advisory else None
@@ -130,7 +130,7 @@ class Capturer:
             raise
         except PenstockError as exc:
             if until_caught_up and isinstance(exc, AccessDenied):
-                raise  # it would be put back for ever
+                raise  # it would be redelivered forever
             log.warning("an advisory is put back: %s", exc, extra={"action": "advisory_put_back"})
             self._note(failed=self._statistics.failed + 1, last_error=str(exc))
             return LATER
@@ -150,14 +150,14 @@ class Capturer:
 
 
 def _refusals(connection: aio.Connection, of: str) -> list[AccessDenied]:
-    """Fills with what the server refuses of pulls and answers, which are sent without waiting for anything."""
+    """Return a list that collects refusals of pulls and acknowledgements, which are sent without an answer."""
     found: list[AccessDenied] = []
     connection.on_denied(lambda denied: found.append(denied.error()) if of in denied.subject else None)
     return found
 
 
 class Desk:
-    """Makes letters of advisories, and remembers for a while what it has asked about consumers."""
+    """Turns advisories into letters, and caches information about consumers for a while."""
 
     def __init__(
         self, connection: aio.Connection, jetstream: JetStream, domain: str | None, undeclared: bool = False
@@ -177,7 +177,7 @@ class Desk:
     ) -> Captured | None:
         """Store the letter of an advisory; None when it concerns no dead letters.
 
-        The message is read unless it is given. `release` lets it go for its consumer when the letter is stored.
+        The message is read unless it is given. `release`: acknowledge it for its consumer when the letter is stored.
         """
         consumer = await self._consumer(advisory.stream, advisory.consumer)
         dlq = await self._dlq(consumer) if consumer and advisory.concerns_letters else None
@@ -217,7 +217,7 @@ class Desk:
         return info
 
     async def _dlq(self, consumer: ConsumerInfo) -> str | None:
-        """Where its letters go; a reader of dead letters has none of its own, or they would never end."""
+        """Return the consumer's dead-letter subject; a reader of dead letters has none, or they would never end."""
         if (declared := dlq_of(consumer)) or not self._undeclared:
             return declared
         captured = (await self._jetstream.stream_info(consumer.stream)).config.get("subjects") or ()
@@ -238,7 +238,7 @@ async def known_letter(jetstream: JetStream, dlq: str, letter_id: str) -> Captur
 
 
 def dlq_of(consumer: ConsumerInfo) -> str | None:
-    """Where the letters of a consumer go, as declared."""
+    """Return the declared dead-letter subject of a consumer."""
     found: str | None = (consumer.config.get("metadata") or {}).get(metadata.DLQ)
     return found
 
@@ -248,7 +248,7 @@ def _later(one: datetime | None, other: datetime) -> bool:
 
 
 async def ensure_advisories(jetstream: JetStream) -> str:
-    """The stream that keeps the advisories: the one that takes them, whatever its name, or else a new one."""
+    """Return the stream that stores the advisories, whatever its name; creates one if there is none."""
     found = [set(await jetstream.stream_names(subject)) for subject in streams.ADVISORY_SUBJECTS]
     if both := set.intersection(*found):
         return min(both)
@@ -262,7 +262,7 @@ async def ensure_advisories(jetstream: JetStream) -> str:
 
 
 async def ensure_consumer(jetstream: JetStream, stream: str) -> None:
-    """The durable that all capturers share."""
+    """Create the durable consumer that all capturers share."""
     config = {
         "durable_name": CONSUMER,
         "ack_policy": "explicit",

@@ -1,4 +1,4 @@
-"""The letters that are there, read from their streams."""
+"""Reads dead letters from their streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def letter_streams(jetstream: JetStream) -> list[StreamInfo]:
 
 
 def letters(settings: Settings, streams: list[StreamInfo], wanted: Selection | None = None) -> Iterator[FiledLetter]:
-    """The letters that were there when the streams were looked at, oldest first in each stream."""
+    """Yield the letters that existed when the streams were read, oldest first in each stream."""
     for info in streams:
         for message in messages(settings, info, info.state.first_seq, info.state.last_seq):
             filed = read(message)

@@ -1,4 +1,4 @@
-"""A dead letter as a value: what failed, where it came from, why, and how it travels as a message. No I/O."""
+"""A dead letter as a value: what failed, its origin, the reason, and its form as a message. No I/O."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[!-9;-~]+")
 """What can be the name of a header; a message may carry others, which cannot be sent on."""
 _BREAKS = re.compile(r"[\r\n\0]+")
 _UNTOLD = re.compile(r"[\r\n\0\ud800-\udfff]")
-"""What a subject may have in it and a header's value may not. With a space in its place it is no subject any more."""
+"""Characters that subjects may contain and header values may not. With a space instead, it is no valid subject."""
 _ESCAPES = {"\\": "\\\\", "\n": "\\n"}
 _ESCAPED = re.compile(r"\\(.)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line \d+, in (?P<function>\S+)', re.MULTILINE)
@@ -53,7 +53,7 @@ class Failure:
         stack = "".join(traceback.format_exception(error))
         try:
             text = str(error)
-        except Exception:  # noqa: BLE001 -- an error of the user's own: what it does must not keep its letter away
+        except Exception:  # noqa: BLE001 -- a user's exception class: it must not prevent its letter
             text = ""
         return cls(type(error).__qualname__, one_line(text, MESSAGE_LIMIT), stack[-STACK_LIMIT:])
 
@@ -78,7 +78,7 @@ class DeadLetter:
     stream: str
     sequence: int
     stored: datetime | None
-    """When the message was stored, by the server's clock; None when it is gone and nobody knows."""
+    """When the message was stored, by the server's clock; None when it is gone and the time is unknown."""
     consumer: str | None
     body: bytes
     headers: Headers = field(default_factory=dict)
@@ -87,7 +87,7 @@ class DeadLetter:
     """How often it was delivered; 0 when that is not known."""
     failure: Failure = Failure()
     first_failure: datetime | None = None
-    """When the event failed for the first time, also before a replay; None when nobody has written it down."""
+    """When the event first failed, also before a replay; None when that was not recorded."""
     last_failure: datetime | None = None
     event_id: str | None = None
     replays: int = 0
@@ -102,12 +102,12 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """Names the letter: the same for everyone who captures this message of this consumer, and for nobody else."""
+        """Id of the letter: the same for every capture of this message of this consumer, and unique otherwise."""
         return letter_id(self.stream, self.worker or self.reader, self.sequence, self.stored)
 
     @property
     def reader(self) -> str:
-        """Who gave up: a consumer, or a pipeline."""
+        """The consumer or pipeline that gave up."""
         return self.consumer or self.pipeline or "unknown"
 
     @property
@@ -165,7 +165,7 @@ class FiledLetter:
 
     @property
     def short_id(self) -> str:
-        """Enough of the id for people."""
+        """A prefix of the id, for display."""
         return self.id.partition(".")[0]
 
     @property
@@ -191,7 +191,7 @@ def of_message(  # every argument is a fact about one delivery; grouping them wo
     captured_by: str = BY_WORKER,
     body_gone: bool = False,
 ) -> DeadLetter:
-    """The letter of a message that failed for good; what an earlier replay wrote on it is taken over."""
+    """Build the letter of a message that failed for good; headers of an earlier replay are kept."""
     own = {name: tuple(values) for name, values in headers.items() if not name.startswith(names.PREFIX)}
     known = _parsed(_first(headers, names.FIRST_FAILURE)) or first_failure
     return DeadLetter(
@@ -215,7 +215,7 @@ def of_message(  # every argument is a fact about one delivery; grouping them wo
 
 
 def read(message: StoredMessage) -> FiledLetter:
-    """The letter that a message of a dead-letter stream carries, whoever wrote it.
+    """Parse the letter in a message of a dead-letter stream, whatever program wrote it.
 
     A bad record of a Spark pipeline is a letter with fewer headers, and a message without any is one whose origin is
     not known.
@@ -302,7 +302,7 @@ def letter_id(stream: str, reader: str, sequence: int, stored: datetime | None) 
 
 
 def any_time(id_: str) -> str:
-    """A filter for the id whatever the time in it: for a message that is gone, of which nobody knows the time."""
+    """Return a filter for the id with any time in it: for a message that is gone and whose time is unknown."""
     return f"{id_.partition('.')[0]}.*"
 
 
@@ -367,7 +367,7 @@ def _parsed(text: str | None) -> datetime | None:
     try:
         return parse_time(text or "")
     except ValueError:
-        return None  # written by somebody else
+        return None  # written by another program
 
 
 def _number(text: str | None) -> int:

@@ -1,21 +1,22 @@
-"""Finding dead letters whose advisory nobody kept: the server says it once, and a stream that was not there yet, or was
-full, has missed it.
+"""Finds dead messages whose advisory was not stored: the server publishes it once, and a stream that did not exist yet,
+or was full, has missed it.
 
-What can be known. The server does not list what a consumer has given up on. It does count it: as long as a dead message
-is not acknowledged for its consumer it stays among `num_redelivered`, also through a restart. While nothing is pending,
-every message up to the last one delivered is either acknowledged or dead, so that
+What can be known: the server does not list what a consumer has given up on, but counts it: as long as a dead message is
+not acknowledged for its consumer it stays in `num_redelivered`, also through a restart. While nothing is pending, every
+message up to the last one delivered is either acknowledged or dead, so that
 
     no redeliveries      nothing was missed, on every retention
     WorkQueue, Interest  acknowledged messages are gone: when as many are left as the server counts, they are dead.
                          When more are left, some are wanted by another consumer, or were jumped over by a reset
     Limits               acknowledged and dead messages lie side by side
 
-Where the look alone does not tell, each candidate is acknowledged for the consumer, which changes nothing for one that
-was acknowledged, and takes a dead one out of the count. On WorkQueue and Interest its letter is stored before that,
-because the message may go with it, and taken back when the count has not changed. On Limits the message stays, and the
-letter is stored right after: a crash in between leaves the message in its stream and no sign that it is dead.
+Where reading alone does not decide, each candidate is acknowledged for the consumer, which changes nothing for one that
+was acknowledged, and removes a dead one from the count. On WorkQueue and Interest its letter is stored before that,
+because the acknowledgement may delete the message, and deleted again when the count has not changed. On Limits the
+message stays, and the letter is stored right after: a crash in between leaves the message in its stream and no sign
+that it is dead.
 
-While messages are pending the count says too little, and nothing is done: pause the consumer, and come back.
+While messages are pending the count is not conclusive, and nothing is done: pause the consumer, and run it again.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ MOVED: Final = "the consumer went on meanwhile; run this again when it is idle, 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """What was found about one consumer."""
+    """The result for one consumer."""
 
     stream: str
     consumer: str
     marked: int
-    """Dead messages that the server counted before, and for which there was no letter, as far as one can know."""
+    """Dead messages that the server counted before and that had no letter, as far as can be known."""
     stored: int = 0
     """Letters stored now."""
     known: int = 0
     """Letters that were there already."""
     undecided: str | None = None
-    """Why it is not certain that this was all."""
+    """Why the result may be incomplete."""
 
 
 async def reconcile(settings: Settings, only: tuple[str, ...] = ()) -> list[Reconciled]:
-    """Look at every consumer with a `dlq:`, or at those named; store the letters of what was missed.
+    """Check every consumer with a `dlq:`, or those named; store the missing letters.
 
     Advisories that are waiting are captured first. Raises `ConfigError` for a name that no consumer with a `dlq:` has.
     """
@@ -80,7 +81,7 @@ async def reconcile(settings: Settings, only: tuple[str, ...] = ()) -> list[Reco
 
 
 def _require(only: tuple[str, ...], consumers: list[ConsumerInfo]) -> None:
-    """Raise for a name that no consumer with a `dlq:` has: nothing would be looked at, and all would seem well."""
+    """Raise for a name that no consumer with a `dlq:` has: otherwise nothing would be checked, and no error shown."""
     for name in only:
         named = [consumer for consumer in consumers if consumer.name == name]
         if not named:
@@ -93,7 +94,7 @@ def _require(only: tuple[str, ...], consumers: list[ConsumerInfo]) -> None:
 
 
 class Search:
-    """The search for what one consumer has given up on."""
+    """Searches the messages that one consumer has given up on."""
 
     def __init__(
         self,
@@ -145,12 +146,12 @@ class Search:
         return await asyncio.to_thread(lambda: list(self._delivered()))
 
     def _delivered(self) -> Iterator[StoredMessage]:
-        """What the consumer has had, and is still there."""
+        """Yield delivered messages that are still stored."""
         last, first = self._consumer.delivered_stream_seq, self._stream.state.first_seq
         return inventory.messages(self._settings, self._stream, first, last, self._consumer.filters)
 
     async def _look(self, message: StoredMessage, keep_first: bool) -> bool:
-        """Find out whether a candidate is dead, and store its letter if so. False when that cannot be told."""
+        """Find out whether a candidate is dead, and store its letter if so. False when that cannot be decided."""
         kept = await self._take(message, release=False) if keep_first else None
         await let_go(self._connection, self._consumer.stream, self._consumer.name, message.sequence)
         now = await self._jetstream.consumer_info(self._consumer.stream, self._consumer.name)
@@ -179,7 +180,7 @@ class Search:
         return done
 
     async def _take_back(self, done: Captured) -> None:
-        """The candidate was acknowledged long ago: its letter was a mistake."""
+        """Delete the letter of a candidate that turned out to be acknowledged."""
         self._found.remove(done)
         if not done.new:
             return

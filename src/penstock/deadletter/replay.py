@@ -1,4 +1,4 @@
-"""Bringing dead letters back: every letter's message is stored again, once, and only then is the letter taken away.
+"""Replays dead letters: every letter's message is stored again, once, and only then is the letter deleted.
 
 What happens, in order, to a chunk of letters:
     1. the audit says what is about to be published, and where the streams end now
@@ -47,7 +47,7 @@ CHUNK: Final = 256
 AT_ONCE: Final = 64
 """Letters that are removed at the same time."""
 MAX_REPLAYS: Final = 3
-"""An event that failed again after so many replays is not the next replay's to heal."""
+"""An event that failed again after this many replays is not replayed again."""
 CLOCKS_APART: Final = timedelta(hours=1)
 """How far the clocks of two servers of a cluster may be apart."""
 EXPECT_STREAM: Final = "Nats-Expected-Stream"
@@ -61,14 +61,14 @@ class ReplayOptions:
     """How letters are replayed."""
 
     only_failed: bool = False
-    """Concern the consumer that gave up, and no other."""
+    """Deliver only to the consumer that gave up."""
     rate: float | None = None
     """Messages a second, at most."""
     max_replays: int = MAX_REPLAYS
     edit: Edit | None = None
     limit: int | None = None
     to: str | None = None
-    """Where letters go of which nobody knows the original subject."""
+    """Subject for letters whose original subject is unknown."""
 
 
 OnProgress = Callable[[Tally], None]
@@ -117,7 +117,7 @@ async def replay(
     reason: str = "",
     on_progress: OnProgress = lambda _: None,
 ) -> Tally:
-    """Replay the letters that are there now and match. What an earlier run left unfinished is finished first."""
+    """Replay the existing letters that match. Unfinished work of an earlier run is finished first."""
     deed = Deed(run=secrets.token_hex(6), actor=actor, reason=reason)
     async with opened(settings) as room:
         await room.finish_interrupted()
@@ -135,9 +135,10 @@ async def discard(
     seen: Collection[FiledLetter] | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> Tally:
-    """Take letters away for good: first the audit says so (crash after: the next run removes them), then they go.
+    """Delete letters permanently: first the audit records it (crash after: the next run deletes them), then they are
+    deleted.
 
-    With `seen`, only those of them: a letter that came while somebody was asked was not agreed to.
+    With `seen`, only those of them: a letter that arrived while the user was asked was not confirmed.
     """
     if not reason.strip():
         raise ConfigError("say why these dead letters may go: the audit keeps it")
@@ -174,7 +175,7 @@ async def opened(settings: Settings) -> AsyncIterator[Room]:
 
 
 class Room:
-    """Where letters are worked on."""
+    """The connections and the state of one run."""
 
     def __init__(self, settings: Settings, jetstream: JetStream, publisher: PlainPublisher) -> None:
         self._settings = settings
@@ -185,11 +186,11 @@ class Room:
         self._otherwise: Address | None = None
         self._leftovers: list[FiledLetter] = []
         self.settled: set[FiledPlace] = set()
-        """Letters that are there, and that the audit knows as replayed or discarded, as far as that was read."""
+        """Existing letters that the audit records as replayed or discarded, as far as it was read."""
         self._free_at = time.monotonic()
         self.tally = Tally()
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     async def finish_interrupted(self, run: str = "*") -> None:
         """Find what earlier runs, or earlier attempts of one `run`, had published before they were interrupted.
@@ -258,19 +259,19 @@ class Room:
         return {id_: (info.name, sequence) for id_, sequence in letters if id_ in expected}
 
     async def load_addresses(self, to: str | None = None) -> None:
-        """Ask the consumers where letters came from that do not say it; `to` is for those that nobody knows."""
+        """Load the origins of letters without such headers from the consumers; `to` is for unknown ones."""
         self._addresses = await addresses.declared(self._jetstream)
         self._otherwise = await addresses.named(self._jetstream, to) if to else None
 
     def letters(self) -> Iterator[FiledLetter]:
-        """Every letter that is there. Blocking."""
+        """Yield every letter. Blocking."""
         return map(self._addressed, inventory.letters(self._settings, self._letters))
 
     def _addressed(self, filed: FiledLetter) -> FiledLetter:
         return addresses.addressed(filed, self._addresses or {}, self._otherwise)
 
     def chosen(self, letters: Iterable[FiledLetter], wanted: Selection) -> Iterator[FiledLetter]:
-        """The letters that match. Those that the audit knows as settled are put aside, to be removed only."""
+        """Yield the letters that match. Those that the audit records as settled are set aside, only to be deleted."""
         for filed in letters:
             if audit.place(filed) in self.settled:
                 self._leftovers.append(filed)
@@ -278,12 +279,12 @@ class Room:
                 yield filed
 
     async def clear(self) -> None:
-        """Remove the letters that were put aside."""
+        """Delete the letters that were set aside."""
         leftovers, self._leftovers = self._leftovers, []
         await self._remove(leftovers)
         self.tally.found_done += len(leftovers)
 
-    # -- what is done ------------------------------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------------------
 
     async def replay_all(
         self, letters: Iterator[FiledLetter], deed: Deed, options: ReplayOptions, on_progress: OnProgress
@@ -395,7 +396,7 @@ class Room:
 
         async def one(filed: FiledLetter) -> None:
             async with gate:
-                with suppress(NotFound):  # somebody else has removed it
+                with suppress(NotFound):  # another process has deleted it
                     await self._jetstream.delete_message(filed.stream, filed.sequence)
 
         await asyncio.gather(*(one(filed) for filed in letters))

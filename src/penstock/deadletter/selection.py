@@ -1,4 +1,4 @@
-"""Which letters are meant, and what they have in common. No I/O."""
+"""Selects dead letters, and groups them by cause. No I/O."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Tally:
             self.refused.append((letter, why))
 
     def encoded(self) -> str:
-        """As a task tells it to its driver."""
+        """Encode the tally for a Spark task's report to its driver."""
         told = {"done": self.done, "found_done": self.found_done, "skipped": self.skipped}
         return json.dumps({**told, "refused": self.refused, "refused_total": self.refused_total})
 
@@ -46,7 +46,7 @@ class Tally:
         return cls(**told, skipped=skipped, refused=refused)
 
     def plus(self, other: Tally) -> Tally:
-        """What both did together."""
+        """Return the sum of both."""
         return Tally(
             done=self.done + other.done,
             found_done=self.found_done + other.found_done,

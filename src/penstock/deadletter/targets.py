@@ -1,4 +1,4 @@
-"""Whether the streams that letters came from would take them back. Pure, but for one question to the server."""
+"""Checks whether the original streams would store letters again. Pure, but for one request to the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def captured_subjects(jetstream: JetStream) -> Subjects:
 
 
 def nowhere_to_go(letter: DeadLetter, streams: Subjects) -> str | None:
-    """Why no stream would store the letter's message again; None when one would. The same words for many letters."""
+    """Return why no stream would store the message again; None when one would. The same text for many letters."""
     if letter.stream and letter.stream not in streams:
         return f"its stream {letter.stream!r} is gone: create it again first"
     asked = [streams[letter.stream]] if letter.stream else streams.values()

@@ -1,4 +1,4 @@
-"""What consumers gave up on and nobody has captured yet: advisories of the server that wait in their stream."""
+"""Messages that consumers gave up on and that are not captured yet: advisories that wait in their stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.subjects import any_overlap, holds_dead_letters
 
 LOOK = 1_000
-"""Waiting advisories that are looked at; more are not needed to know that something is wrong."""
+"""Maximum number of waiting advisories that are read; more are not needed to know that something is wrong."""
 AT_ONCE = 32
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class GivenUp:
     undeclared: frozenset[tuple[str, str]] = frozenset()
     """Those of them without a `dlq:`."""
     more: bool = False
-    """Whether there may be more than were looked at."""
+    """Whether there may be more than were read."""
 
     def __bool__(self) -> bool:
         return bool(self.by_consumer)
@@ -58,10 +58,10 @@ class GivenUp:
 
 
 async def given_up(js: JetStream, found: Iterable[StreamInfo] | None = None) -> GivenUp:
-    """Look at the advisories that no capturer has dealt with yet.
+    """Read the advisories that no capturer has handled yet.
 
     A message whose letter a worker has stored, or that was replayed or discarded since, does not count. Of consumers
-    without a `dlq:` only messages whose deliveries ran out count: what they terminate, they mean to.
+    without a `dlq:` only messages that reached their delivery limit count: a term is intended.
     """
     infos = list(found) if found is not None else await js.streams()
     kept = next((one for one in infos if _keeps_advisories(one)), None)

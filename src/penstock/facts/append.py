@@ -1,4 +1,4 @@
-"""Appending facts: one id, one fact of its subject, for as long as the stream keeps it."""
+"""Appends facts: one fact per id and subject, for as long as the stream keeps it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OTHER_STREAM = 10060
 class Writer:
     """Appends facts over one link; any number of tasks may use it.
 
-    There is one durable step: the server stores the message if its subject, which is made of the id, has none. Whoever
-    dies before or after it leaves a fact that is stored or not, and may append it again in either case. That is also
-    what happens here, up to the settings' timeout, while answers get lost.
+    There is one durable step: the server stores the message if its subject, which contains the id, has none. A crash
+    before or after it leaves a fact that is stored or not, and it may be appended again in either case. This class also
+    retries, up to the settings' timeout, while answers are lost.
     """
 
     def __init__(self, link: Broker) -> None:
@@ -67,12 +67,12 @@ class Writer:
         try:
             return await self._link.jetstream.get_message(stream, last_of=stored)
         except MessageNotFound as exc:
-            # Removed in this moment, or not yet applied by all of a cluster: another try tells.
+            # Just deleted, or not yet applied by all servers of a cluster: a retry decides.
             raise Unavailable(f"stream {stream!r} has a fact on {stored!r} and does not show it") from exc
 
 
 def _same(found: StoredMessage, subject: str, fact_id: str, mark: str) -> Appended:
-    """The fact that is stored, if it is this one."""
+    """Return the stored fact, if it is this one."""
     if _header(found.headers, ID_HEADER) != fact_id or _header(found.headers, DIGEST_HEADER) != mark:
         raise FactConflict(fact_id, subject, found.stream, found.sequence)
     return Appended(found.stream, found.sequence, existed=True)

@@ -1,4 +1,4 @@
-"""`BlockingFacts`: the same calls without an event loop of the caller's."""
+"""`BlockingFacts`: the same calls for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
-from penstock.facts.fact import Appended
-from penstock.facts.reader import PAGE_BYTES, Confirmation, Page
+from penstock.coroutines import blocked
 from penstock.facts.service import Facts
 from penstock.settings import Settings
-from penstock.wire.headers import Headers
 
 T = TypeVar("T")
 
@@ -23,38 +21,17 @@ class BlockingFacts:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
-        self._facts = self._run(_made(settings, name))
+        self.inner = self.run(_made(settings, name))
 
-    def fetch_facts(
-        self,
-        consumer_name: str,
-        limit: int = 100,
-        *,
-        stream: str | None = None,
-        wait: float = 0.0,
-        max_bytes: int = PAGE_BYTES,
-    ) -> Page:
-        """See `Facts.fetch_facts`."""
-        return self._run(self._facts.fetch_facts(consumer_name, limit, stream=stream, wait=wait, max_bytes=max_bytes))
-
-    def confirm_receipt(self, consumer_name: str, receipt: str | None, *, stream: str | None = None) -> Confirmation:
-        """See `Facts.confirm_receipt`."""
-        return self._run(self._facts.confirm_receipt(consumer_name, receipt, stream=stream))
-
-    def append_fact(
-        self, subject: str, fact_id: str, data: bytes, *, headers: Headers | None = None, stream: str | None = None
-    ) -> Appended:
-        """See `Facts.append_fact`."""
-        return self._run(self._facts.append_fact(subject, fact_id, data, headers=headers, stream=stream))
-
-    def rotate_signing_key(self) -> tuple[str, str | None]:
-        """See `Facts.rotate_signing_key`."""
-        return self._run(self._facts.rotate_signing_key())
+    fetch_facts = blocked(Facts.fetch_facts)
+    confirm_receipt = blocked(Facts.confirm_receipt)
+    append_fact = blocked(Facts.append_fact)
+    rotate_signing_key = blocked(Facts.rotate_signing_key)
 
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        self._run(self._facts.close())
+        self.run(self.inner.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -65,7 +42,8 @@ class BlockingFacts:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a call in the thread's event loop, and wait for it."""
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()

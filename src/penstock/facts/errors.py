@@ -1,4 +1,4 @@
-"""What goes wrong with facts: receipts that are refused, and facts that contradict each other."""
+"""Errors of facts: receipts that are refused, and facts that contradict each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ForeignReceipt(ReceiptRefused):
 
 
 class StaleReceipt(ReceiptRefused):
-    """Its page is no longer the reader's to confirm: the facts were delivered again, or the consumer was moved."""
+    """The reader may no longer confirm its page: the facts were redelivered, or the consumer was moved."""
 
 
 class FactConflict(PenstockError):

@@ -1,8 +1,8 @@
-"""A fact, and how it lies in a stream. Pure.
+"""A fact, and how it is stored in a stream. Pure.
 
-A fact is stored on its subject and one more token, made of its id: `orders.created` with id `o-17` lies on
-`orders.created.<key>`. So the server itself keeps a second fact of the same id out, for as long as it keeps the first:
-the subject's last message is expected to be none. No step can be lost between a fact and an index of ids.
+A fact is stored on its subject plus one token derived from its id: `orders.created` with id `o-17` is stored on
+`orders.created.<key>`. So the server itself refuses a second fact of the same id, for as long as it keeps the first:
+the subject is expected to have no message. No step can be lost between a fact and an index of ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_ID_BYTES = 512
 EXPECT_NONE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_STREAM = "Nats-Expected-Stream"
 OWN_HEADERS = frozenset({ID_HEADER, DIGEST_HEADER, EXPECT_NONE, EXPECT_STREAM})
-"""What `append` adds, and a reader does not see."""
+"""Headers that `append` adds, and that readers do not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Fact:
     headers: dict[str, list[str]] = field(repr=False)
     stored_at: datetime
     attempt: int
-    """How often it was delivered, with this time."""
+    """How often it was delivered, including this delivery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _check_id(fact_id: str) -> None:
 
 
 def digest(data: bytes, headers: Headers | None = None) -> str:
-    """What two facts of one id must have in common: data and headers, whatever the order of the headers."""
+    """Return the digest that two facts of one id must share: of data and headers, whatever the order of the headers."""
     found = hashlib.sha256()
     for name in sorted(headers or {}):
         value = (headers or {})[name]
@@ -94,7 +94,7 @@ def digest(data: bytes, headers: Headers | None = None) -> str:
 
 
 def checked_headers(headers: Headers | None) -> Headers:
-    """A fact's own headers. Those that steer the server, or that are ours, are refused."""
+    """Return a fact's own headers. Those with a meaning for the server, and our own, are refused."""
     for name in headers or {}:
         if name.lower().startswith(("nats-", "penstock-fact-")):
             raise ConfigError(

@@ -1,11 +1,11 @@
-"""Consumers that nobody reads: found, removed with their position on record, and brought back.
+"""Finds unused consumers, deletes them with their position on record, and restores them.
 
-The server knows when a consumer was last active, but forgets it when it is restarted. So what is not known is written
-down at the first look, and a consumer counts as unused only if a later look finds it where it was.
+The server knows when a consumer was last active, but forgets it at a restart. So the position is recorded at the first
+check, and a consumer counts as unused only if a later check finds it unchanged.
 
-Pruning, in order: 1. the position is recorded (crash after: nothing was removed); 2. the consumer is deleted.
-Restoring: 1. the consumer is made, paused; 2. it is moved to its position; 3. it is resumed (crash before: it is there,
-paused for at most a minute, and restoring again goes on); 4. the record is removed.
+Pruning, in order: 1. the position is recorded (crash after: nothing was deleted); 2. the consumer is deleted.
+Restoring: 1. the consumer is created, paused; 2. it is moved to its position; 3. it is resumed (crash before: it
+exists, paused for at most a minute, and restoring again continues); 4. the record is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.jetstream.features import CONSUMER_RESET
 from penstock.jetstream.model import ConsumerInfo, Json
 
 MOVABLE = ("all", "by_start_sequence", "by_start_time")
-"""Deliver policies of consumers that the server lets be reset."""
+"""Deliver policies with which the server allows a reset."""
 PAUSED_FOR = timedelta(minutes=1)
 
 
@@ -43,7 +43,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class PrunedPosition:
-    """A consumer that was pruned: all that is needed to bring it back."""
+    """A pruned consumer: all that is needed to restore it."""
 
     stream: str
     name: str
@@ -65,7 +65,7 @@ class PrunedPosition:
 
 
 def idle_since(info: ConsumerInfo, seen: Seen | None, now: datetime) -> datetime:
-    """Since when nobody reads through a consumer, as far as that is known; `now` when it is in use, or not known."""
+    """Return since when a consumer is unused, as far as that is known; `now` when it is in use, or not known."""
     if info.waiting or info.push_bound:
         return now
     remembered = [at for at in (info.last_delivered, info.last_acked) if at]
@@ -77,21 +77,21 @@ def idle_since(info: ConsumerInfo, seen: Seen | None, now: datetime) -> datetime
 
 
 def restored(position: PrunedPosition) -> Json:
-    """The configuration of a consumer that starts at its position, whatever it was made with."""
+    """Return the configuration of a consumer that starts at its position, whatever its original start."""
     start = {"deliver_policy": "by_start_sequence", "opt_start_seq": position.ack_floor + 1}
     kept = {key: value for key, value in position.config.items() if key not in ("opt_start_time", "pause_until")}
     return {**kept, **start}
 
 
 class Governance:
-    """Looks after the consumers of an account."""
+    """Finds, prunes and restores the unused consumers of an account."""
 
     def __init__(self, link: Broker) -> None:
         self._js: JetStream = link.jetstream
         self._store = FactStore(link)
 
     async def idle(self, consumers: Iterable[ConsumerInfo], now: datetime) -> list[tuple[ConsumerInfo, timedelta]]:
-        """How long each consumer has been idle. What the server does not know is written down for the next look."""
+        """Return how long each consumer has been idle. What the server does not know is recorded for the next check."""
         found = []
         for info in consumers:
             key = f"seen.{info.stream}.{info.name}"
@@ -105,7 +105,7 @@ class Governance:
         return found
 
     async def prune(self, info: ConsumerInfo, idle: timedelta, now: datetime) -> PrunedPosition:
-        """Record where the consumer is, then remove it."""
+        """Record the consumer's position, then delete it."""
         position = PrunedPosition(
             stream=info.stream,
             name=info.name,
@@ -123,12 +123,12 @@ class Governance:
         return position
 
     async def pruned(self) -> list[PrunedPosition]:
-        """What was pruned and not brought back."""
+        """Return pruned consumers that were not restored."""
         values = [await self._store.get(key) for key in await self._store.keys("pruned.>")]
         return [PrunedPosition.parse(value[0]) for value in values if value and value[0]]
 
     async def restore(self, stream: str, name: str) -> ConsumerInfo:
-        """Bring a pruned consumer back to its position; what lies behind its ack floor is delivered (again)."""
+        """Restore a pruned consumer at its position; messages after its ack floor are delivered (again)."""
         key = _pruned(stream, name)
         kept = await self._store.get(key)
         if not kept or not kept[0]:
@@ -148,7 +148,7 @@ class Governance:
         return await self._js.consumer_info(stream, name)
 
     async def _bring_back(self, position: PrunedPosition) -> None:
-        """With its own configuration where the server can move it, so that it is as declared; else with a new start."""
+        """Restore its own configuration if the server can move it, so that it is as declared; otherwise a new start."""
         stream, name = position.stream, position.name
         if position.config.get("deliver_policy") in MOVABLE and await self._can_reset():
             paused = {"pause_until": (datetime.now(UTC) + PAUSED_FOR).isoformat()}
@@ -159,7 +159,7 @@ class Governance:
             await self._js.create_consumer(stream, restored(position))
 
     async def _make(self, config: Json, position: PrunedPosition) -> None:
-        """Make the consumer, or find the one that an earlier try has made and not moved."""
+        """Create the consumer, or find the one that an earlier attempt has created and not moved."""
         try:
             await self._js.create_consumer(position.stream, config)
         except AlreadyExists:
@@ -184,7 +184,7 @@ def _pruned(stream: str, name: str) -> str:
 
 
 def described(info: ConsumerInfo, idle: timedelta) -> dict[str, Any]:
-    """What governance adds to a consumer, for machines."""
+    """Return governance's fields of a consumer, for JSON output."""
     told = info.config.get("metadata") or {}
     return {
         "idle_seconds": idle.total_seconds(),

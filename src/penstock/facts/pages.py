@@ -1,10 +1,10 @@
-"""The book of a consumer's pages: who holds which facts, and which pages are confirmed. Pure.
+"""The book of a consumer's pages: which reader holds which facts, and which pages are confirmed. Pure.
 
-The server takes an acknowledgement of any delivery of a message for the one that counts: it does not look at which
-delivery it was. So a reader that comes too late would confirm facts that another reader holds by then. And a server
-that is killed forgets acknowledgements and deliveries of its last tenth of a second, and delivers those again, even as
-if for the first time. The book decides instead: one record a consumer, each change of it made only on top of the last
-one, so that between "delivered again" and "confirmed" there is always one that came first.
+The server accepts an acknowledgement of any delivery of a message, not only of the latest. So a late reader would
+confirm facts that another reader holds by then. And a server that is killed forgets acknowledgements and deliveries of
+its last tenth of a second, and redelivers those, even as if for the first time. The book decides instead: one record
+per consumer, each change made only on top of the last revision, so that "redelivered" and "confirmed" always have an
+order.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ VERSION = 1
 REMEMBER_SECONDS = 10.0
 """How long a confirmed page is remembered beside those after it: much longer than a server waits to write to disk."""
 MOST_AGAIN = 20_000
-"""Sequences for which an acknowledgement is worth sending once more."""
+"""Maximum number of sequences whose acknowledgement is sent again."""
 REMEMBER_PAGES = 32
-"""As many confirmed, and as many stale, pages are remembered whatever their age."""
+"""This many confirmed, and as many stale, pages are remembered whatever their age."""
 MOST_REMEMBERED = 256
-"""More are not, however young they are: every change writes all of the book."""
+"""Maximum number of remembered pages, whatever their age: every change writes the whole book."""
 CLAIM_SECONDS = 2.0
-"""How long other instances of a dedicated reader leave the one alone that resets the consumer for its next page."""
+"""Seconds that other instances of a dedicated reader wait for the one that resets the consumer for its next page."""
 
 
 class Delivery(NamedTuple):
     """One delivery of one message to one reader."""
 
     sequence: int
-    """Of the stream."""
+    """The stream sequence."""
     number: int
-    """Of the consumer: counts deliveries."""
+    """The consumer sequence: counts deliveries."""
     attempt: int
-    """How often the message was delivered, with this time."""
+    """How often the message was delivered, including this delivery."""
 
 
 class SequenceRun(NamedTuple):
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 def runs(deliveries: Iterable[Delivery]) -> tuple[SequenceRun, ...]:
-    """Deliveries as few numbers as they can be."""
+    """Compress deliveries into runs."""
     found: list[SequenceRun] = []
     for one in deliveries:
         if found:
@@ -70,7 +70,7 @@ def runs(deliveries: Iterable[Delivery]) -> tuple[SequenceRun, ...]:
 
 
 def deliveries_of(made: Iterable[SequenceRun]) -> Iterator[Delivery]:
-    """The deliveries that `runs` made short."""
+    """Expand the runs of `runs` into deliveries."""
     for sequence, number, count, attempt in made:
         for step in range(count):
             yield Delivery(sequence + step, number + step, attempt)
@@ -149,13 +149,13 @@ def within(spans: Sequence[Span], sequence: int) -> bool:
 
 
 class PageAdmission(NamedTuple):
-    """What becomes of a page's deliveries."""
+    """The decision about a page's deliveries."""
 
     book: Book
     kept: list[Delivery]
-    """The reader gets these."""
+    """Deliveries for the reader."""
     confirmed: list[Delivery]
-    """Confirmed before, whatever the server says: to be acknowledged once more."""
+    """Deliveries confirmed before, whatever the server says: they are acknowledged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +163,19 @@ class Book:
     """The pages of one consumer."""
 
     made: int = 0
-    """When the consumer was made, in microseconds."""
+    """Creation time of the consumer, in microseconds."""
     server: str = ""
-    """The server that was asked last; it has another id after a restart."""
+    """The id of the server that answered last; it changes with a restart."""
     delivered: int = 0
     """The highest number of a delivery seen."""
     ack: str = ""
-    """What the subjects for acknowledgements start with."""
+    """The prefix of acknowledgement subjects."""
     open: tuple[OpenPage, ...] = ()
     done: tuple[DonePage, ...] = ()
     stale: tuple[str, ...] = field(default=())
     """Pages that can no longer be confirmed."""
     claim: FetchClaim | None = None
-    """Of a dedicated reader: who resets the consumer at the moment."""
+    """Of a dedicated reader: the instance that is resetting the consumer."""
     tries: tuple[LostPages, ...] = ()
     """Of a dedicated reader: pages that were handed out and not confirmed. A reset makes the server forget that."""
 
@@ -211,7 +211,7 @@ class Book:
             tries=tuple(LostPages(*one) for one in value.get("tries", ())),
         )
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------------
 
     def page(self, page_id: str) -> OpenPage | None:
         return next((page for page in self.open if page.id == page_id), None)
@@ -254,11 +254,11 @@ class Book:
     def seen(self, made: int, server: str, delivered: int, floor: int, clustered: bool, dedicated: bool) -> Book:
         """The book next to the consumer as it is now.
 
-        A consumer that was recreated, or reset, starts over: its open pages are nobody's any more. Numbers of
-        deliveries that go down are a reset too, unless the server was restarted: a single one that was killed has
-        forgotten the last of them. `floor` is the sequence up to which everything is acknowledged.
+        A consumer that was recreated, or reset, starts over: its open pages become stale. Delivery numbers that
+        decrease are a reset too, unless the server was restarted: a killed single server has forgotten the last of
+        them. `floor` is the sequence up to which everything is acknowledged.
 
-        A dedicated reader resets its consumer itself, to the ack floor. So there it is a reset by others only if the
+        A dedicated reader resets its consumer itself, to the ack floor. So there it is a foreign reset only if the
         consumer is also before what was confirmed last.
         """
         went_back = not dedicated or floor < max((span.last for page in self.done for span in page.spans), default=0)
@@ -284,9 +284,9 @@ class Book:
     ) -> PageAdmission:
         """Hand out deliveries as a page.
 
-        What a page of `before` holds (those that were open before these deliveries were asked for) was taken from it
-        by the server, since nobody confirmed it in time: that page is stale now. A page that was opened meanwhile
-        loses its facts only to a later delivery.
+        Facts of a page of `before` (open before these deliveries were requested) were redelivered by the server, since
+        they were not confirmed in time: that page is stale now. A page that was opened meanwhile loses its facts only
+        to a later delivery.
         """
         earlier, stale, kept, confirmed = set(before), set[str](), list[Delivery](), list[Delivery]()
         done = self.confirmed_spans()

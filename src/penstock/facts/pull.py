@@ -23,14 +23,14 @@ class Delivered(NamedTuple):
     delivery: Delivery
     stored_ns: int
     ack: str
-    """What the subjects for acknowledgements of this consumer start with."""
+    """The prefix of this consumer's acknowledgement subjects."""
     pending: int = 0
     """Messages that the consumer had not delivered for the first time yet, right after this delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one pull asks for."""
+    """The limits of one pull."""
 
     limit: int
     max_bytes: int
@@ -50,13 +50,13 @@ def _ack_subject(ack: str, one: Delivery) -> str:
 
 
 async def pull(link: Broker, stream: str, consumer: str, want: Want) -> list[Delivered]:
-    """What is there at once, up to the limits; with `wait`, what is there once there is something."""
+    """Return what is available now, up to the limits; with `wait`, waits until there is something."""
     found = await fetch(link, stream, consumer, want.limit, max_bytes=want.max_bytes, wait=want.wait)
     return [delivered(message) for message in found]
 
 
 async def acknowledge(link: Broker, ack: str, deliveries: Iterable[Delivery], within: float) -> list[Delivery]:
-    """Acknowledge deliveries, and wait until the server has written each of them down; returns those unanswered."""
+    """Acknowledge deliveries, and wait until the server has confirmed each of them; returns those unanswered."""
     left = {str(number): one for number, one in enumerate(deliveries)}
     if not left:
         return []
@@ -88,7 +88,7 @@ def _acks(ack: str, deliveries: dict[str, Delivery], inbox: str) -> bytes:
 
 
 async def give_back(link: Broker, found: Iterable[Delivered]) -> None:
-    """Tell the server that these were not taken; whether it hears it only decides how soon they come again."""
+    """Nak these messages; best effort, since it only decides how soon they are redelivered."""
     try:
         connection = await link.ready()
         await connection.send(b"".join(frames.publish(_ack_subject(d.ack, d.delivery), NAK) for d in found))

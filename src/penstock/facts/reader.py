@@ -13,14 +13,14 @@ A confirmation, in order:
    server delivers of it again is acknowledged and not handed out);
 2. acknowledge every message of exactly that page, and wait for each answer (crash: nothing is left to do).
 
-A dedicated reader gets facts in the order of the stream, so it must not see what the server delivers again in whatever
-order their ack waits ended. While its page is open, a fetch gives nothing. When anything else is outstanding:
+A dedicated reader gets facts in stream order, so it must not see redeliveries in the order in which their ack waits
+ended. While its page is open, a fetch returns nothing. When anything else is outstanding:
 
 1. write a claim into the book, which makes all open pages stale (crash: others wait for two seconds);
 2. reset the consumer to its ack floor: the server delivers all that is not confirmed, in order (crash: as before);
 3. pull, and ask the server whether anything is outstanding beside it: then another instance pulled too, and what came
    is dropped (crash: the next fetch finds messages outstanding and no page, and begins here again);
-4. open the page on top of exactly the book of step 1, or of the look: if anybody wrote meanwhile, it is dropped.
+4. open the page on top of exactly the book of step 1, or of the read: if another process wrote, it is dropped.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class PageReader:
         self._link = link
         self._store = FactStore(link)
         self._books: dict[tuple[str, str], Kept] = {}
-        """As last seen. A write on top of an older state is refused, so that being late costs one more try."""
+        """Books as last read. A write on top of an older revision is refused, which costs one more attempt."""
         self._streams: dict[str, str] = {}
         self._dedicated: set[tuple[str, str]] = set()
-        """Consumers whose book is looked up for each fetch: another instance may hold the only page."""
+        """Consumers whose book is read at each fetch: another instance may hold the only page."""
 
     async def stream_of(self, consumer: str, stream: str | None = None) -> str:
         """The stream of a consumer; found by the consumer's name where only one stream has it."""
@@ -135,7 +135,7 @@ class PageReader:
     async def fetch(
         self, consumer: str, limit: int, stream: str | None, wait: float, max_bytes: int = PAGE_BYTES
     ) -> Page:
-        """A page of at most `limit` facts, within `wait` seconds of there being some; an empty one otherwise."""
+        """Fetch a page of at most `limit` facts, waiting up to `wait` seconds for some; otherwise an empty one."""
         if not 1 <= limit <= MOST_FACTS:
             raise ConfigError(f"a page has 1 to {MOST_FACTS} facts, not {limit}")
         name = await self.stream_of(consumer, stream)
@@ -148,7 +148,7 @@ class PageReader:
                     return _empty(look)
                 await asyncio.sleep(min(left, due, DEDICATED_LOOKS))
                 continue
-            # In slices: what comes late must not be old before it is in the book.
+            # In slices: a late delivery must not expire before it is in the book.
             want = Want(_allowed(limit, look.info), max_bytes, min(left, min(_ack_waits(look.info)) / 2))
             if look.dedicated:
                 page = await self._next_page(look, want, call, patience)
@@ -158,7 +158,7 @@ class PageReader:
                 return page
 
     async def _page(self, look: ConsumerLook, want: Want, patience: Patience) -> Page | None:
-        """One try: pull, write into the book, hand out. None when nothing of what came was to be handed out."""
+        """One attempt: pull, write the book, return the page. None when nothing that arrived could be returned."""
         info, began = look.info, time.monotonic()
         found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
         if not found:
@@ -175,9 +175,9 @@ class PageReader:
         return Page(look.info.stream, look.info.name, facts, await self._receipt(look.info, opened), pending)
 
     async def _next_page(self, look: ConsumerLook, want: Want, call: str, patience: Patience) -> Page | None:
-        """One try for a dedicated reader: the facts behind the last one confirmed, in order.
+        """One attempt for a dedicated reader: the facts after the last one confirmed, in order.
 
-        None when nothing of what came was to be handed out, or when another instance was at it too.
+        None when nothing that arrived could be returned, or when another instance pulled too.
         """
         info, began = look.info, time.monotonic()
         if look.book.open or info.ack_pending:
@@ -196,7 +196,7 @@ class PageReader:
         return await self._handed_out(look, found, opened, now.pending) if opened else None
 
     async def _begin_anew(self, look: ConsumerLook, call: str, patience: Patience) -> ConsumerLook | None:
-        """Have the server deliver all that is not confirmed, in order; None when it has to be tried again."""
+        """Reset the consumer so that all unconfirmed facts are delivered in order; None when it must be retried."""
         js, at = self._link.jetstream, (look.info.stream, look.info.name)
         await js.require(features.CONSUMER_RESET)
         book = look.book.claimed(call, look.now)
@@ -212,7 +212,7 @@ class PageReader:
     async def _open_next(
         self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
     ) -> OpenPage | None:
-        """Write the only open page of a dedicated reader into the book; None when anybody else wrote since the look."""
+        """Write the only open page of a dedicated reader; None when another process wrote since the book was read."""
         page_id, deliveries, ack = _new_id(), _latest(one.delivery for one in found), found[0].ack
         made = look.book.admit(page_id, deliveries, (), ack, look.now)
         await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
@@ -224,13 +224,13 @@ class PageReader:
                 return made.book.page(page_id)
             now = await self._look(look.info.stream, look.info.name, fresh=True)
             if (mine := now.book.page(page_id)) is not None:
-                return mine  # it was stored, only the answer was lost
+                return mine  # it was stored; only the answer was lost
             if now.revision != look.revision:
                 return None
         return None
 
     async def _behind(self, info: ConsumerInfo, found: Sequence[Delivered]) -> int:
-        """How many facts wait behind a page that was just opened.
+        """Return how many facts wait after a page that was just opened.
 
         The last delivery says how many were never delivered. Facts that are delivered again come first, so only behind
         a page that ends with one may there be more of them: in flight, and in no open page.
@@ -245,14 +245,14 @@ class PageReader:
     async def _open(
         self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
     ) -> OpenPage | None:
-        """Write the page into the book; None when all of it was confirmed before, or is somebody else's by now."""
+        """Write the page into the book; None when all of it was confirmed before, or another reader holds it."""
         page_id = _new_id()
         deliveries, ack = _latest(one.delivery for one in found), found[0].ack
         before, server = [page.id for page in look.book.open], look.book.server
-        # A server that was restarted meanwhile may have forgotten these deliveries, and then counts them anew.
+        # A server that was restarted meanwhile may have forgotten these deliveries, and then counts them again.
         while time.monotonic() < expires and (look.book.server == server or look.info.leader is not None):
             if (mine := look.book.page(page_id)) is not None:
-                return mine  # an earlier try was stored, only its answer was lost
+                return mine  # an earlier attempt was stored; only its answer was lost
             made = look.book.admit(page_id, deliveries, before, ack, look.now)
             await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
             if not made.kept:
@@ -289,7 +289,7 @@ class PageReader:
         return Confirmation(name, consumer, checked.first, checked.last, already)
 
     async def _checked(self, receipt: str | None, stream: str, consumer: str) -> Receipt:
-        """The receipt, once its signature was found right. Before it is refused, the keys are looked up again."""
+        """Return the receipt after checking its signature. Before it is refused, the keys are read again."""
         try:
             return verified(receipt, (await self._store.signing_keys()).accepted, stream, consumer)
         except ForgedReceipt:
@@ -316,8 +316,8 @@ class PageReader:
             look = await self._look(receipt.stream, receipt.consumer, fresh=True)
 
     async def _acknowledge(self, info: ConsumerInfo, ack: str, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge a page that is done. What the server says it never delivered, it lost: it comes again, and then
-        the book says that it is done."""
+        """Acknowledge a page that is done. Deliveries that the server does not know were lost by it: they are
+        redelivered, and then the book says that they are done."""
         deadline = time.monotonic() + self._link.settings.timeout
         left = [one for one in deliveries if one.sequence > info.ack_floor_stream_seq]
         while left := await acknowledge(self._link, ack, left, ACKS_WITHIN):
@@ -331,16 +331,16 @@ class PageReader:
     # -- the book ----------------------------------------------------------------------------------------------------
 
     async def forget(self, stream: str, consumer: str) -> None:
-        """Let the consumer start over, as after a reset."""
+        """Reset the book: the consumer starts over, as after a reset."""
         self._books.pop((stream, consumer), None)
         await self._store.forget(stream, consumer)
 
     async def _look(self, stream: str, consumer: str, fresh: bool = False) -> ConsumerLook:
-        """The consumer, and its book next to it. The book is the older of the two, whatever others do meanwhile."""
+        """Read the consumer and its book. The book is the older of the two, whatever other processes do meanwhile."""
         at = (stream, consumer)
         kept = None if fresh else self._books.get(at)
         if kept is None:
-            await self._store.signing_keys(fresh)  # makes the bucket, if this is the first use of it
+            await self._store.signing_keys(fresh)  # creates the bucket at its first use
         if kept is None or at in self._dedicated:
             kept = self._books[at] = await self._store.book(*at)
         asked_at = time.monotonic()
@@ -364,9 +364,9 @@ class PageReader:
                 return info, server
 
     async def _write(self, look: ConsumerLook, book: Book, patience: Patience) -> bool:
-        """Replace the book that was looked at; False when it has changed since, or when the answer was lost.
+        """Replace the book that was read; False when it has changed since, or when the answer was lost.
 
-        Raises what the server says when it has refused for as long as the call may take, as when its store is full.
+        Raises the server's error when it has refused for as long as the call may take, as when its store is full.
         """
         at = (look.info.stream, look.info.name)
         try:
@@ -386,7 +386,7 @@ class PageReader:
 
 
 class Patience:
-    """How long one call goes on while the server refuses to write: `within` seconds after the first refusal."""
+    """Limits the retries of one call while the server refuses to write: `within` seconds after the first refusal."""
 
     def __init__(self, within: float) -> None:
         self._within = within
@@ -394,7 +394,7 @@ class Patience:
         self._delays = Backoff(first=FIRST_PAUSE).delays()
 
     async def after(self, error: PenstockError) -> None:
-        """Wait a little longer each time; raises `error` when it has been tried for long enough."""
+        """Wait a little longer each time; raises `error` when the retries have taken too long."""
         now, pause = time.monotonic(), next(self._delays)
         if self._until is None:
             self._until = now + self._within
@@ -404,7 +404,7 @@ class Patience:
 
 
 class ConsumerLook(NamedTuple):
-    """A consumer and its book, as they are next to each other."""
+    """A consumer and its book, read together."""
 
     info: ConsumerInfo
     book: Book

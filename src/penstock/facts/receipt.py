@@ -33,12 +33,12 @@ _BASE64 = re.compile(r"[A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a receipt says once its signature was checked."""
+    """The content of a receipt with a valid signature."""
 
     stream: str
     consumer: str
     made: int
-    """When the consumer was made, in microseconds: one recreated under the same name is another."""
+    """Creation time of the consumer, in microseconds: one recreated under the same name is another."""
     page: str
     """The page's id."""
     first: int
@@ -63,7 +63,7 @@ class Receipt:
 
 
 def key_id(key: bytes) -> str:
-    """What a receipt calls the key that signed it; says nothing about the key itself."""
+    """Return the id of the key that signed a receipt; reveals nothing about the key itself."""
     return _text(hashlib.sha256(b"penstock receipt key\0" + key).digest()[:KEY_ID_BYTES])
 
 
@@ -86,7 +86,7 @@ def verified(text: str | None, keys: Sequence[bytes], stream: str, consumer: str
 
 
 def _unknown(head: str, keys: Sequence[bytes]) -> str:
-    """What is known about a key that is none of ours."""
+    """Describe an unknown key."""
     version, named, _ = f"{head}.".split(".", 2)
     if version == WITHOUT_KEY_ID or named in map(key_id, keys):
         return ""

@@ -1,4 +1,4 @@
-"""Carrying facts over a boundary: from a named reader on one side to appends on the other.
+"""Replicates facts: from a named reader on one side to appends on the other.
 
 Each page, in order:
     1. fetched from the reader (crash after: its facts come again after the ack wait);
@@ -25,7 +25,7 @@ from penstock.wire.headers import Headers
 WAIT = 1.0
 """Seconds for which a fetch waits for facts; a request to stop is noticed in between."""
 STEERING = ("nats-", "penstock-")
-"""Headers that mean something to a server or a worker on the side where they were written: they stay there."""
+"""Headers with a meaning for a server or a worker on the side where they were written: they are not copied."""
 
 
 class Source(Protocol):
@@ -50,7 +50,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationConfig:
-    """What is carried where."""
+    """Source and destination of a replication."""
 
     consumer: str
     """The named reader."""
@@ -66,7 +66,7 @@ class ReplicationConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationStatistics:
-    """What was done so far."""
+    """Counters of a replication."""
 
     appended: int = 0
     existed: int = 0
@@ -75,7 +75,7 @@ class ReplicationStatistics:
     """Sequence of the last fact confirmed."""
     caught_up: bool = False
     last_error: str | None = None
-    """Why it tries again at the moment."""
+    """Why it is retrying now."""
 
 
 class Replication:
@@ -96,7 +96,7 @@ class Replication:
     async def run(self, stop: asyncio.Event, *, until_caught_up: bool = False) -> ReplicationStatistics:
         """Carry facts until `stop`, or until the reader has none left, delivered or not.
 
-        Raises what cannot be helped by trying again, such as `FactConflict`, and whatever ends the very first fetch.
+        Raises permanent errors, such as `FactConflict`, and any error of the very first fetch.
         """
         has_worked, tries = False, Tries()
         while not stop.is_set():

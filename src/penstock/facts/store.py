@@ -1,7 +1,7 @@
-"""What named readers keep on the server: the book of each consumer, and the key that signs receipts.
+"""The state of named readers on the server: the book of each consumer, and the key that signs receipts.
 
-Both lie in the KV bucket `penstock_facts`, so that any instance, and any after a restart of everything, finds them.
-Everything is asked of the bucket's leader, never of a replica that lags.
+Both are stored in the KV bucket `penstock_facts`, so that any instance, also after a restart of everything, finds them.
+Reads always go to the bucket's leader, never to a replica that lags.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIGNING_KEY = "signing-key"
 PREVIOUS_KEY = "signing-key-previous"
 """The key before the last rotation: its receipts are still accepted."""
 KEY_LOOK_EVERY = 10.0
-"""Seconds after which the keys are looked up again: another process may have rotated them, or somebody removed them."""
+"""Seconds after which the keys are read again: another process may have rotated or deleted them."""
 
 CONFIG = bucket_layout(BUCKET, "Penstock's named readers: their pages, and the key that signs receipts")
 
@@ -68,7 +68,7 @@ class FactStore:
         return Kept(book, await self.put(book_key(stream, consumer), book.encoded(), revision))
 
     async def forget(self, stream: str, consumer: str) -> None:
-        """Let a consumer start over: its open pages are stale, and nothing counts as confirmed."""
+        """Delete the book: the consumer's open pages are stale, and nothing counts as confirmed."""
         while (found := await self.get(book_key(stream, consumer))) is not None and found[0]:
             try:
                 await self.put(book_key(stream, consumer), b"", found[1])
@@ -79,10 +79,11 @@ class FactStore:
     # -- the keys that sign receipts -------------------------------------------------------------------------------
 
     async def signing_keys(self, fresh: bool = False) -> SigningKeys:
-        """The keys of this installation; created by whoever needs them first. `fresh`: as they are on the server now.
+        """Return the keys of this installation; the first process that needs them creates them. `fresh`: as they are on
+        the server now.
 
-        A key that was removed on the server is put back by a process that knows it. Where another process was first
-        with a new one, the old key becomes the previous one, so that receipts that are out there stay valid.
+        A key that was deleted on the server is restored by a process that knows it. If another process created a new
+        one first, the old key becomes the previous one, so that issued receipts stay valid.
         """
         known = self._keys
         if known and not fresh and time.monotonic() - self._looked_at < KEY_LOOK_EVERY:
@@ -90,7 +91,7 @@ class FactStore:
         current = await self._current_key(known.current if known else secrets.token_bytes(KEY_BYTES))
         previous, revision = await self._value(PREVIOUS_KEY)
         if known and known.current != current and not previous:
-            with suppress(WrongRevision):  # another process had the same thought
+            with suppress(WrongRevision):  # another process did the same
                 await self.put(PREVIOUS_KEY, known.current, revision)
                 previous = known.current
         self._keys, self._looked_at = SigningKeys(current, previous or None), time.monotonic()
@@ -99,8 +100,8 @@ class FactStore:
     async def rotate_signing_key(self) -> SigningKeys:
         """Replace the signing key; receipts of the key before are accepted until the next rotation.
 
-        1. the current key is stored as the previous one (crash after: nothing has changed for anybody, but receipts of
-        the key before that are refused); 2. a new key replaces the current one.
+        1. the current key is stored as the previous one (crash after: nothing has changed, but receipts of the key
+        before that are refused); 2. a new key replaces the current one.
         """
         while True:
             current = (await self.signing_keys(fresh=True)).current
@@ -111,7 +112,7 @@ class FactStore:
                     await self.put(SIGNING_KEY, secrets.token_bytes(KEY_BYTES), revision)
                     return await self.signing_keys(fresh=True)
             except WrongRevision:
-                continue  # somebody else rotates: both happen, one after the other
+                continue  # another process rotates too: both happen, one after the other
 
     async def _current_key(self, wanted: bytes) -> bytes:
         """The key on the server; `wanted` is stored where there is none. A deleted one has an empty value."""
@@ -119,7 +120,7 @@ class FactStore:
             stored, revision = await self._value(SIGNING_KEY)
             if stored:
                 return stored
-            with suppress(WrongRevision):  # another instance made one in the same moment: that one counts
+            with suppress(WrongRevision):  # another instance created one at the same moment: that one counts
                 await self.put(SIGNING_KEY, wanted, revision)
                 return wanted
 
@@ -133,7 +134,7 @@ class FactStore:
         return await self._bucket.keys(filter_)
 
     async def _create_bucket(self) -> None:
-        """Make the bucket if it is missing, with as many replicas as the best stream; one that is there stays."""
+        """Create the bucket if it is missing, with as many replicas as the best stream; leaves an existing one."""
         if not await self._bucket.exists():
             replicas = max([1, *(one.config.get("num_replicas", 1) for one in await self._link.jetstream.streams())])
             await self._link.jetstream.create_stream({**CONFIG, "num_replicas": replicas})
@@ -151,7 +152,7 @@ class FactStore:
         try:
             return await self._bucket.write(key, value, revision)
         except OutcomeUnknown as exc:
-            raise Unavailable(str(exc)) from exc  # whoever tries again finds another revision, and looks
+            raise Unavailable(str(exc)) from exc  # a retry finds another revision, and reads the key
         except NoBucket as exc:
             if revision == 0 and not repeated:  # there is no bucket yet, or no longer
                 await self._create_bucket()

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: who calls, how much they may do, and then the service."""
+"""The gateway as an ASGI application: authentication, rate limits, and then the service."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ KINDS = (b"application/proto", b"application/json")
 ONCE = frozenset(
     {b"authorization", b"content-type", b"content-encoding", b"connect-protocol-version", b"connect-timeout-ms"}
 )
-"""Headers of which a second one would leave open which of the two counts."""
+"""Headers that may occur only once: with two it would be unclear which one counts."""
 READY_WITHIN = 2.0  # seconds
 CALL_MARGIN = 30.0  # seconds beyond the longest wait that a call may take with its body
 
 
 class Gateway:
-    """Answers calls, health and metrics. Keeps nothing that another process would miss."""
+    """Answers calls, health and metrics. Has no state that another process would need."""
 
     def __init__(self, facts: Facts, spec: GatewaySpec) -> None:
         self.facts = facts
@@ -73,7 +73,7 @@ class Gateway:
             await self._call(scope, receive, send, allowance)
 
     def _enter(self, scope: Scope) -> Allowance:
-        """Who calls, and whether they may call now; the body is not looked at before that is clear."""
+        """Authenticate the caller, and check its limits; the body is not read before."""
         headers = dict(scope["headers"])
         authorization = headers.get(b"authorization", b"").decode("latin-1") or None
         peer = scope.get("state", {}).get(PEER)
@@ -124,7 +124,7 @@ class Gateway:
                 await _answer(send, 404, b"/healthz, /readyz and /metrics are here\n")
 
     async def ready(self) -> bool:
-        """Whether to send calls here: the broker answers, and the gateway is not about to end."""
+        """Whether this process can take calls: the broker answers, and the gateway is not shutting down."""
         if self.draining:
             return False
         try:
@@ -148,7 +148,7 @@ class Gateway:
 
 
 class Unacceptable(PenstockError):
-    """A request of a kind that is not taken here."""
+    """A request of an unsupported kind."""
 
     def __init__(self, status: int, code: str, reason: str) -> None:
         super().__init__(status, code, reason)
@@ -158,7 +158,7 @@ class Unacceptable(PenstockError):
 
 
 def _check(method: str, headers: Mapping[bytes, bytes], most: int) -> None:
-    """Unary Connect calls only. gRPC would need HTTP/2, and everything else is not meant for us."""
+    """Refuse everything but unary Connect calls. gRPC would need HTTP/2."""
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if method != "POST":
         raise Unacceptable(405, "unimplemented", "calls are POST requests")
@@ -172,7 +172,7 @@ def _check(method: str, headers: Mapping[bytes, bytes], most: int) -> None:
 
 
 def _check_text(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse headers that Connect's library would fail at, or would understand otherwise than we did."""
+    """Refuse headers that Connect's library would fail on, or would interpret differently than we did."""
     seen: set[bytes] = set()
     for name, value in headers:
         try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from connectrpc.errors import ConnectError
 from pyqwest import Client, HTTPTransport, SyncClient, SyncHTTPTransport
 
 from penstock import errors
+from penstock.coroutines import blocked
 from penstock.facts import Appended, Confirmation, Fact, FactConflict, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
 from penstock.gateway.service import duration
 from penstock.gateway.v1 import facts_pb as pb
@@ -22,7 +24,7 @@ from penstock.wire.headers import Headers
 
 ANSWER_WITHIN = 10.0
 """Seconds for an answer, beside the time that a fetch waits for facts."""
-READ_MOST = 64 * 1024 * 1024
+SIZES: dict[str, Any] = {"send_compression": None, "read_max_bytes": 64 * 1024 * 1024}
 
 _REASONS = {
     pb.FactError.Reason.STALE_RECEIPT: StaleReceipt,
@@ -33,7 +35,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLogin:
-    """How a client proves who it is, and whom it trusts."""
+    """A client's credentials, and the CA that it trusts."""
 
     token: str | None = None
     """A bearer token."""
@@ -63,19 +65,23 @@ class GatewayClient:
         timeout: float = ANSWER_WITHIN,
         compress: bool = False,
     ) -> None:
-        """`compress` asks for compressed pages: less to carry between zones, more work for both sides."""
+        """`compress` requests compressed pages: less traffic between zones, more work for both sides."""
         self._login = login or GatewayLogin()
         self._timeout = timeout
-        self._transport = HTTPTransport(**self._login.transport())
-        self._client = FactServiceClient(url, http_client=Client(self._transport), **_choices(compress))
+        self._connect(url, {"accept_compression": ()} if not compress else {})
+
+    def _connect(self, url: str, choices: dict[str, Any]) -> None:
+        self._transport: Any = HTTPTransport(**self._login.transport())
+        self._client: Any = FactServiceClient(url, http_client=Client(self._transport), **SIZES, **choices)
 
     async def fetch_facts(
         self, consumer_name: str, limit: int = 100, *, stream: str | None = None, wait: float = 0.0
     ) -> Page:
         """See `Facts.fetch_facts`; the gateway may give fewer facts and wait less than asked for."""
-        request = _fetch(consumer_name, limit, stream, wait)
+        waits = duration(timedelta(seconds=wait)) if wait > 0 else None
+        request = pb.FetchFactsRequest(consumer_name=consumer_name, limit=limit, stream=stream or "", wait=waits)
         with _told(consumer_name):
-            return _page(request, await self._client.fetch_facts(request, **self._options(wait)))
+            return _page(request, await self._answer(self._client.fetch_facts, request, wait))
 
     async def confirm_receipt(
         self, consumer_name: str, receipt: str | None, *, stream: str | None = None
@@ -83,7 +89,8 @@ class GatewayClient:
         """See `Facts.confirm_receipt`."""
         request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt or "", stream=stream or "")
         with _told(consumer_name):
-            return _confirmation(request, await self._client.confirm_receipt(request, **self._options()))
+            answer = await self._answer(self._client.confirm_receipt, request)
+            return Confirmation(request.stream, consumer_name, answer.first, answer.last, answer.already)
 
     async def append_fact(
         self, subject: str, fact_id: str, data: bytes, *, headers: Headers | None = None, stream: str | None = None
@@ -91,10 +98,13 @@ class GatewayClient:
         """See `Facts.append_fact`."""
         request = _append(subject, fact_id, data, headers, stream)
         with _told(fact_id, subject):
-            return _appended(await self._client.append_fact(request, **self._options()))
+            answer = await self._answer(self._client.append_fact, request)
+            return Appended(answer.stream, answer.sequence, answer.existed)
 
-    def _options(self, wait: float = 0.0) -> dict[str, Any]:
-        return {"headers": self._login.headers(), "timeout_ms": int((self._timeout + wait) * 1000)}
+    async def _answer(self, call: Callable[..., Any], request: Any, wait: float = 0.0) -> Any:
+        """Return the gateway's answer; the generated clients return it, or an awaitable."""
+        said = call(request, headers=self._login.headers(), timeout_ms=int((self._timeout + wait) * 1000))
+        return await said if isawaitable(said) else said
 
     async def close(self) -> None:
         await self._client.close()
@@ -105,6 +115,18 @@ class GatewayClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class _BlockingCalls(GatewayClient):
+    """`GatewayClient` whose calls block."""
+
+    def _connect(self, url: str, choices: dict[str, Any]) -> None:
+        self._transport = SyncHTTPTransport(**self._login.transport())
+        self._client = FactServiceClientSync(url, http_client=SyncClient(self._transport), **SIZES, **choices)
+
+    async def close(self) -> None:
+        self._client.close()
+        self._transport.close()
 
 
 class BlockingGatewayClient:
@@ -119,39 +141,12 @@ class BlockingGatewayClient:
         compress: bool = False,
     ) -> None:
         """See `GatewayClient`."""
-        self._login = login or GatewayLogin()
-        self._timeout = timeout
-        self._transport = SyncHTTPTransport(**self._login.transport())
-        self._client = FactServiceClientSync(url, http_client=SyncClient(self._transport), **_choices(compress))
+        self.inner = _BlockingCalls(url, login, timeout=timeout, compress=compress)
 
-    def fetch_facts(
-        self, consumer_name: str, limit: int = 100, *, stream: str | None = None, wait: float = 0.0
-    ) -> Page:
-        """See `GatewayClient.fetch_facts`."""
-        request = _fetch(consumer_name, limit, stream, wait)
-        with _told(consumer_name):
-            return _page(request, self._client.fetch_facts(request, **self._options(wait)))
-
-    def confirm_receipt(self, consumer_name: str, receipt: str | None, *, stream: str | None = None) -> Confirmation:
-        """See `Facts.confirm_receipt`."""
-        request = pb.ConfirmReceiptRequest(consumer_name=consumer_name, receipt=receipt or "", stream=stream or "")
-        with _told(consumer_name):
-            return _confirmation(request, self._client.confirm_receipt(request, **self._options()))
-
-    def append_fact(
-        self, subject: str, fact_id: str, data: bytes, *, headers: Headers | None = None, stream: str | None = None
-    ) -> Appended:
-        """See `Facts.append_fact`."""
-        request = _append(subject, fact_id, data, headers, stream)
-        with _told(fact_id, subject):
-            return _appended(self._client.append_fact(request, **self._options()))
-
-    def _options(self, wait: float = 0.0) -> dict[str, Any]:
-        return {"headers": self._login.headers(), "timeout_ms": int((self._timeout + wait) * 1000)}
-
-    def close(self) -> None:
-        self._client.close()
-        self._transport.close()
+    fetch_facts = blocked(GatewayClient.fetch_facts)
+    confirm_receipt = blocked(GatewayClient.confirm_receipt)
+    append_fact = blocked(GatewayClient.append_fact)
+    close = blocked(GatewayClient.close)
 
     def __enter__(self) -> Self:
         return self
@@ -160,17 +155,7 @@ class BlockingGatewayClient:
         self.close()
 
 
-# -- what both share ---------------------------------------------------------------------------------------------------
-
-
-def _choices(compress: bool) -> dict[str, Any]:
-    asked = {} if compress else {"accept_compression": ()}
-    return {"send_compression": None, "read_max_bytes": READ_MOST, **asked}
-
-
-def _fetch(consumer: str, limit: int, stream: str | None, wait: float) -> pb.FetchFactsRequest:
-    waits = duration(timedelta(seconds=wait)) if wait > 0 else None
-    return pb.FetchFactsRequest(consumer_name=consumer, limit=limit, stream=stream or "", wait=waits)
+# -- values ---------------------------------------------------------------------------------------------------
 
 
 def _append(
@@ -208,14 +193,6 @@ def _fact(fact: pb.Fact) -> Fact:
         stored_at=stored or datetime.fromtimestamp(0, UTC),
         attempt=fact.attempt,
     )
-
-
-def _confirmation(request: pb.ConfirmReceiptRequest, answer: pb.ConfirmReceiptResponse) -> Confirmation:
-    return Confirmation(request.stream, request.consumer_name, answer.first, answer.last, answer.already)
-
-
-def _appended(answer: pb.AppendFactResponse) -> Appended:
-    return Appended(answer.stream, answer.sequence, answer.existed)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who a caller is, and what it may do. Pure: certificates and tokens in, a decision out."""
+"""Authenticates and authorizes callers. Pure: certificates and tokens in, a decision out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEARER = "bearer "
 
 
 class NotAuthenticated(AccessDenied):
-    """Nobody knows who is calling; the message does not say how close the caller came."""
+    """The caller is not authenticated; the message does not say how close it came."""
 
 
 class NotGranted(AccessDenied):
@@ -60,7 +60,7 @@ class Grants:
             raise NotAuthenticated("the Authorization header holds no bearer token")
         digest = hashlib.sha256(authorization[len(BEARER) :].strip().encode()).hexdigest()
         found = None
-        for token, identity in self._tokens:  # all of them: the time taken says nothing about which one it was
+        for token, identity in self._tokens:  # compare all of them: the time taken does not reveal which one matched
             if hmac.compare_digest(token.sha256, digest) and (token.expires is None or now < token.expires):
                 found = identity
         if found is None:

@@ -1,4 +1,4 @@
-"""How much one caller may do: calls a second, and calls at the same time. Pure, with the clock passed in."""
+"""Limits of one caller: calls per second, and concurrent calls. Pure, with the clock passed in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.errors import Unavailable
 
 
 class TooMany(Unavailable):
-    """The caller does too much; `seconds` says when to come again."""
+    """The caller exceeds a limit; `seconds` says when to retry."""
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(what, seconds)
@@ -21,7 +21,7 @@ class TooMany(Unavailable):
 
 @dataclass(slots=True)
 class Allowance:
-    """What one identity has left: a bucket that fills with its rate, up to one second of it."""
+    """Token bucket of one identity: fills with its rate, up to one second of it."""
 
     rate: int
     concurrent: int
@@ -33,7 +33,7 @@ class Allowance:
         self.left = float(self.rate)
 
     def enter(self, now: float) -> None:
-        """Begin a call, or raise `TooMany`. Each call that began must `leave`."""
+        """Start a call, or raise `TooMany`. Each started call must `leave`."""
         self.left = min(self.rate, self.left + (now - self.at) * self.rate) if self.at else self.left
         self.at = now
         if self.running >= self.concurrent:

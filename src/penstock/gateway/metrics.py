@@ -30,7 +30,7 @@ FAMILIES = {
 
 @dataclass(slots=True)
 class Metrics:
-    """What one gateway process did since it started."""
+    """Counters of one gateway process since its start."""
 
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By method and outcome."""

@@ -43,7 +43,7 @@ class GatewayListen:
     drain: float = 5.0
     """Seconds between "not ready" and the end of listening: for load balancers to notice."""
     finish: float = 35.0
-    """Seconds that calls under way may take to end after that."""
+    """Seconds that running calls may take to end after that."""
 
     def context(self) -> ssl.SSLContext | None:
         """The TLS context, or None for plain HTTP."""
@@ -57,8 +57,8 @@ async def serve(
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 
-    In order: stop being ready and go on for `drain` seconds; stop listening; let calls under way finish. A second
-    signal skips the wait. `on_ready` hears the URLs for callers and for operators.
+    In order: report "not ready" and continue for `drain` seconds; stop listening; let running calls finish. A second
+    signal skips the wait. `on_ready` is called with the URLs for callers and for operators.
     """
     facts = Facts(settings, "penstock gateway")
     gateway = Gateway(facts, spec)

@@ -1,4 +1,4 @@
-"""The three calls of the gateway: grants checked, facts called, errors told in Connect's words."""
+"""The three calls of the gateway: checks grants, calls facts, and maps errors to Connect's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Context = RequestContext[Any, Any]
 
 caller: ContextVar[GatewayIdentity] = ContextVar("penstock_gateway_caller")
-"""Who makes the call that is being answered."""
+"""The identity of the current call."""
 
 log = logging.getLogger("penstock.gateway")
 
@@ -53,11 +53,11 @@ CODES: tuple[tuple[type[errors.PenstockError], Code], ...] = (
     (errors.Unavailable, Code.UNAVAILABLE),
     (errors.ServerBusy, Code.UNAVAILABLE),
 )
-"""The first that fits counts."""
+"""The first match counts."""
 UNEXPECTED = (Code.INTERNAL, Code.NOT_FOUND, Code.UNAVAILABLE)
-"""What the operator should know about, too."""
+"""Codes that are also logged for the operator."""
 OWN_WORDS = (NotGranted, errors.ConfigError)
-"""Errors whose text is meant for the caller; others may name servers and subjects that are none of its business."""
+"""Errors whose text is meant for the caller; others may name internal servers and subjects."""
 
 
 class Service(FactService):
@@ -108,7 +108,7 @@ class Service(FactService):
         return await self._told(APPEND, append)
 
     def _wait(self, asked: Duration | None, ctx: Context) -> float:
-        """How long a fetch may wait: as asked, as allowed, and as long as the caller does."""
+        """Return how long a fetch may wait: the minimum of the request, the limit, and the caller's deadline."""
         wanted = asked.seconds + asked.nanos / 1e9 if asked else 0.0
         if wanted < 0:
             raise errors.ConfigError(f"a fetch cannot wait {wanted:g} s: leave the wait out, or ask for 0 s or more")
@@ -147,7 +147,7 @@ def _granted(consumer: str, stream: str) -> str:
 
 
 def connect_error(error: errors.PenstockError) -> ConnectError:
-    """What a caller is told about an error."""
+    """Return the Connect error that a caller gets."""
     if isinstance(error, FactConflict):
         detail = pb.FactError(reason=pb.FactError.Reason.CONFLICT, stream=error.stream, sequence=error.sequence)
         return ConnectError(Code.ALREADY_EXISTS, str(error), [detail])

@@ -1,4 +1,4 @@
-"""What a program says to a server: the connection, the JetStream API, KV buckets, ranges of a stream."""
+"""Client of a server: the connection, the JetStream API, KV buckets, ranges of a stream."""
 
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.connection import Broker, connect

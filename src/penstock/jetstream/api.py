@@ -1,4 +1,4 @@
-"""The JetStream API: the one place that asks the server about streams, consumers and messages."""
+"""The JetStream API: the only module that requests streams, consumers and messages."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ Change = Mapping[str, Any] | Callable[[Json], Json]
 """New values for some fields, or a function from the configuration read to the one to write."""
 
 _NOT_A_NAME = re.compile(r"[.*>/\\\s]|^$")
-"""What would make another subject, or a path, of a stream's or consumer's name."""
+"""Characters that would turn a stream's or consumer's name into another subject, or into a path."""
 BEYOND_ALL = 2**31 - 1
 """An offset that no listing reaches: its page is empty, and still says how many there are."""
 OVERLAP = 64
-"""How far a listing goes back when items were removed behind it."""
+"""Number of items that a listing goes back when items were removed before its page."""
 
 
 class Requester(Protocol):
@@ -57,10 +57,10 @@ class Requester(Protocol):
 class JetStream:
     """Streams, consumers and messages of one account, over any `Requester`.
 
-    Every request has a deadline: `timeout` seconds with all its repetitions. What may be repeated (reads, and writes
-    that twice have the effect of once) is tried again with jittered backoff while the server is busy or the connection
-    is down. What may not (delete, purge, reset, step down) is repeated only when the server itself said that it did
-    nothing; when its answer was lost, `OutcomeUnknown` is raised. A "no" of the server is raised as `ApiError`.
+    Every request has a deadline: `timeout` seconds including all retries. Idempotent requests (reads, and writes that
+    may be repeated) are retried with jittered backoff while the server is busy or the connection is down. Others
+    (delete, purge, reset, step down) are retried only when the server itself said that it did nothing; when its answer
+    was lost, `OutcomeUnknown` is raised. A refusal of the server is raised as `ApiError`.
     """
 
     def __init__(self, request: Requester, domain: str | None = None, timeout: float = 5.0) -> None:
@@ -72,17 +72,17 @@ class JetStream:
         self._api_level = -1
 
     def in_domain(self, domain: str) -> JetStream:
-        """The same connection, asking the JetStream of another domain."""
+        """Return a client for the JetStream of another domain on the same connection."""
         return JetStream(self._request, domain, self.timeout)
 
     def at_prefix(self, api: str) -> JetStream:
-        """The same connection, asking where an API prefix such as `$JS.leaf.API` leads: a domain, or an import."""
+        """Return a client for an API prefix such as `$JS.leaf.API`, a domain or an import, on the same connection."""
         other = JetStream(self._request, None, self.timeout)
         other._prefix = api.rstrip(".")
         return other
 
     def subject(self, verb: str) -> str:
-        """The API subject of a verb, for requests that go out by another way."""
+        """Return the API subject of a verb, for requests that are sent another way."""
         return f"{self._prefix}.{verb}"
 
     # -- account ---------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class JetStream:
         return info
 
     async def require(self, *needed: features.Feature) -> None:
-        """Raise `FeatureMissing` when the server is too old; asks it only until it was seen to be new enough."""
+        """Raise `FeatureMissing` when the server is too old; queries it only until it was seen to be new enough."""
         for feature in needed:
             if self._api_level < feature.api_level:
                 features.require(await self.account_info(), feature)
@@ -134,20 +134,20 @@ class JetStream:
             answer = await self._read(what, verb, ask)
             page = answer["state"].get("subjects") or {}
             subjects |= page
-            # Not by their number: subjects that differ in bytes that are no UTF-8 are the same in JSON.
+            # Do not count the subjects: those that differ only in bytes that are no UTF-8 are the same in JSON.
             offset += answer.get("limit") or len(page)
             if not page or offset >= answer.get("total", 0):
                 answer["state"]["subjects"] = subjects
                 return StreamInfo.parse(answer)
 
     async def subject_count(self, name: str, subjects_filter: str) -> int:
-        """How many subjects of the stream match, without a list of them."""
+        """Return how many subjects of the stream match, without listing them."""
         ask = {"subjects_filter": subjects_filter, "offset": BEYOND_ALL}
         answer = await self._read(f"stream {name!r}", f"STREAM.INFO.{_name('stream', name)}", ask)
         return int(answer.get("total", 0))
 
     async def streams(self, subject: str | None = None) -> list[StreamInfo]:
-        """All streams, however many pages that takes; with `subject`, those that a filter of it could match."""
+        """Return all streams, over all pages; with `subject`, those that a filter of it could match."""
         body = {"subject": subject} if subject else {}
         return [StreamInfo.parse(raw) for raw in await self._list("list streams", "STREAM.LIST", "streams", body)]
 
@@ -181,8 +181,8 @@ class JetStream:
         next_of: str | None = None,
         since: datetime | None = None,
     ) -> StoredMessage:
-        """One stored message: by sequence, the last of a subject, the next of a subject at or above `seq`, or the
-        first stored at or after `since`."""
+        """Return one stored message: by sequence, the last of a subject, the next of a subject at or above `seq`, or
+        the first stored at or after `since`."""
         start = since.astimezone(UTC).isoformat() if since else None
         given = {"seq": seq, "last_by_subj": last_of, "next_by_subj": next_of, "start_time": start}
         ask = {k: v for k, v in given.items() if v is not None}
@@ -201,7 +201,7 @@ class JetStream:
         )
 
     async def next_sequence(self, stream: str, first: int, subject: str = ">") -> int:
-        """The sequence of the first message of the subject at or after `first`, as the leader knows it; 0: none."""
+        """Return the sequence of the first message of the subject at or after `first`, from the leader; 0: none."""
         try:
             return (await self.get_message(stream, max(first, 1), next_of=subject)).sequence
         except MessageNotFound:
@@ -246,7 +246,7 @@ class JetStream:
         return ConsumerInfo.parse(answer)
 
     async def consumers(self, stream: str) -> list[ConsumerInfo]:
-        """All consumers of a stream, however many pages that takes."""
+        """Return all consumers of a stream, over all pages."""
         what, verb = f"list consumers of {stream!r}", f"CONSUMER.LIST.{_name('stream', stream)}"
         return [ConsumerInfo.parse(raw) for raw in await self._list(what, verb, "consumers", {})]
 
@@ -261,7 +261,7 @@ class JetStream:
         return parse_time(answer.get("pause_until", ""))
 
     async def resume_consumer(self, stream: str, name: str) -> None:
-        """Deliver again; nothing happens to a consumer that is not paused."""
+        """Resume deliveries; no effect on a consumer that is not paused."""
         await self._pause("resume", stream, name, {})
 
     async def _pause(self, action: str, stream: str, name: str, body: Json) -> Json:
@@ -269,16 +269,16 @@ class JetStream:
         return await self._read(f"{action} consumer {name!r} of {stream!r}", _consumer("PAUSE", stream, name), body)
 
     async def reset_consumer(self, stream: str, name: str, seq: int | None = None) -> ConsumerReset:
-        """Forget what is in flight, and continue at `seq`, or after the ack floor when `seq` is None.
+        """Drop pending acknowledgements, and continue at `seq`, or after the ack floor when `seq` is None.
 
         Only consumers that deliver `all`, `by_start_sequence` or `by_start_time` can be moved, and not before their
-        start. Moving forward on a WorkQueue or Interest stream leaves the skipped messages in the stream for good.
-        The stream's end is as far as it goes: from beyond it, the server would silently skip messages yet to come.
+        start. Moving forward on a WorkQueue or Interest stream leaves the skipped messages in the stream permanently.
+        The stream's end is the maximum: from beyond it, the server would silently skip future messages.
         """
         if seq is not None and seq < 1:
             raise ConfigError(f"a consumer can be reset to sequence 1 or above, not to {seq}")
         await self.require(features.CONSUMER_RESET)
-        await self.consumer_info(stream, name)  # the server does not answer a reset of what does not exist
+        await self.consumer_info(stream, name)  # the server does not answer a reset of a missing consumer
         if seq is not None:
             refuse_beyond_end(await self.stream_info(stream), seq)
         body = None if seq is None else {"seq": seq}
@@ -288,7 +288,7 @@ class JetStream:
     # -- the wire --------------------------------------------------------------------------------------------------
 
     async def _ask(self, what: str, verb: str, body: Json | None, within: float) -> Json:
-        """One request, one answer; the server's "no" is raised."""
+        """Send one request and return its answer; a refusal of the server is raised."""
         payload = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         self.requests += 1
         try:
@@ -307,21 +307,21 @@ class JetStream:
         )
 
     async def _read(self, what: str, verb: str, body: Json | None = None) -> Json:
-        """For what may be repeated: tried again while the server is busy or away, up to the deadline."""
+        """Send an idempotent request: retried while the server is busy or unavailable, up to the deadline."""
         return await self._repeat(what, verb, body, retry.is_retryable)
 
     async def _decide(self, what: str, verb: str, body: Json | None = None) -> Json:
-        """For what must not be done twice: tried again only while nothing was done."""
+        """Send a request that must not be done twice: retried only while nothing was done."""
         try:
             return await self._repeat(what, verb, body, _nothing_was_done)
         except (ConnectionLost, DeadlineExceeded) as exc:
             raise OutcomeUnknown(f"{what}: the answer was lost ({exc})") from exc
 
     async def _list(self, what: str, verb: str, key: str, body: Json) -> list[Any]:
-        """All items of a listing, in the order of their names.
+        """Return all items of a listing, in the order of their names.
 
-        Pages are counted from the start, so whatever is removed before a page's beginning moves others past it. Hence
-        each page is asked for so that it overlaps the one before, and further back when it turns out not to.
+        Pages are counted from the start, so an item removed before a page shifts others out of it. Hence each page is
+        requested so that it overlaps the one before, and from further back when it turns out not to.
         """
         items: list[Any] = []
         last, offset = "", 0
@@ -338,7 +338,7 @@ class JetStream:
 
 
 def refuse_beyond_end(stream: StreamInfo, seq: int) -> None:
-    """Raise when a consumer that continues at `seq` would skip messages that the stream does not even have yet."""
+    """Raise when a consumer that continues at `seq` would skip messages that the stream does not have yet."""
     end = stream.state.last_seq
     if seq > end + 1:
         raise ConfigError(
@@ -370,14 +370,15 @@ def _nothing_was_done(error: BaseException) -> bool:
 
 
 def _complete(what: str, answer: Json) -> Json:
-    """A cluster leaves out what does not answer in time; taking that for "not there" would be a dangerous mistake."""
+    """Raise when a listing is incomplete: a cluster leaves out what does not answer in time, which does not mean that
+    it is missing."""
     if missing := answer.get("missing"):
         raise Unavailable(f"{what}: no answer about {', '.join(sorted(missing))}; is a server of the cluster down?")
     return answer
 
 
 def _name_of(item: Any) -> str:
-    """A listed item is a name, a consumer's info, or a stream's info."""
+    """Return the name of a listed item: a name, a consumer's info, or a stream's info."""
     return str(item if isinstance(item, str) else item.get("name") or item["config"]["name"])
 
 

@@ -1,4 +1,4 @@
-"""The server's error numbers, mapped to our errors in one place, with the server's words kept."""
+"""Maps the server's error numbers to our errors, and keeps the server's text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock import errors
 DISABLED = frozenset({10035, 10039, 10076})
 """No such account, JetStream not enabled for the account, JetStream not enabled at all."""
 DELETE_FAILED = 10057
-"""Deleting a message failed, for whatever reason; that it is not there is one."""
+"""Deleting a message failed, for any reason, also because it does not exist."""
 SUBJECTS_OVERLAP = 10065
 """A stream captures what another one captures already; the server does not say which."""
 
 WRITE_UNDER_WAY = 10164
-"""A wrong last sequence on a replicated stream: another write may still be on its way to the replicas."""
+"""A wrong last sequence on a replicated stream: another write may not have reached the replicas yet."""
 WRONG_LAST_SEQUENCE = frozenset({10071, WRITE_UNDER_WAY})
-"""The last sequence of stream or subject is not the one that a publish expects: somebody else was first."""
+"""The last sequence of stream or subject is not the one that a publish expects: another publisher was first."""
 
 BUSY = {
     10004,  # incomplete results: some servers of the cluster did not answer
@@ -54,7 +54,7 @@ INVALID = {
     10096,  # stream is not valid
     10185,  # the request needs a newer API level
 }
-"""Numbers whose HTTP-like class (500, 503, 412) would say something else."""
+"""Error numbers whose HTTP-like class (500, 503, 412) would be misleading."""
 
 BY_ERR_CODE: Mapping[int, type[errors.ApiError]] = {
     **dict.fromkeys(BUSY, errors.ServerBusy),
@@ -81,14 +81,14 @@ BY_CODE: Mapping[int, type[errors.ApiError]] = {
 
 
 def api_error(what: str, raw: Mapping[str, object]) -> errors.ApiError:
-    """The error for the `error` object of an answer; `what` says what was asked, of which resource."""
+    """Return the error for the `error` object of an answer; `what` describes the request and its resource."""
     code, err_code = int(str(raw.get("code", 0))), int(str(raw.get("err_code", 0)))
     kind = BY_ERR_CODE.get(err_code) or BY_CODE.get(code, errors.ApiError)
     return kind(what, code, err_code, str(raw.get("description", "no description")))
 
 
 def refusal(what: str, raw: Mapping[str, object]) -> errors.PenstockError:
-    """`api_error` for a request to the JetStream API, where the "no" may come from there being no JetStream."""
+    """`api_error` for a request to the JetStream API, which may also be refused because JetStream is not enabled."""
     error = api_error(what, raw)
     if error.err_code in DISABLED:
         return errors.JetStreamDisabled(f"this server for this account ({error.description}; asked: {what})")

@@ -1,4 +1,4 @@
-"""A connection that comes back, and the JetStream API on it."""
+"""A connection that is reopened when lost, and the JetStream API on it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock.errors import AccessDenied, ApiError, BrokerUnreachable, ProtocolE
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.codes import WRONG_LAST_SEQUENCE, api_error
 from penstock.jetstream.model import Json
-from penstock.retry import is_away, retrying, retrying_blocking
+from penstock.retry import is_away, retrying
 from penstock.settings import Settings
-from penstock.wire import aio, blocking
+from penstock.wire import aio
 from penstock.wire.headers import Headers
 from penstock.wire.session import NO_RESPONDERS, Denied
 
 PATIENCE = 1.0
-"""Seconds for which a server may be down for a restart before `connect` gives up on it."""
+"""Seconds that `connect` retries a server that is down, as during a restart."""
 
 
 class WrongRevision(ApiError):
-    """The last message of a subject, or of a stream, is not the expected one: somebody else was first.
+    """The last message of a subject, or of a stream, is not the expected one: another publisher was first.
 
     `stream` is the stream that refused the message, where the server names it.
     """
@@ -40,14 +40,14 @@ class NoStream(ApiError):
 
 
 class Broker:
-    """One connection for any number of tasks, opened again by the next call when it was lost.
+    """One connection for any number of tasks; the next call reopens it when it was lost.
 
     Nothing is sent while the connection is down: `BrokerUnreachable` means that nothing happened. After
     `ConnectionLost` and `DeadlineExceeded` a request may or may not have been carried out.
     """
 
     def __init__(self, settings: Settings, name: str = "penstock", connection: aio.Connection | None = None) -> None:
-        """On a `connection` that others use too, or on one of its own."""
+        """Uses a shared `connection`, or opens its own."""
         self.settings = settings
         self.connection = connection or aio.Connection(settings, name=name)
         self.jetstream = JetStream(self.request, settings.domain, settings.timeout)
@@ -55,12 +55,12 @@ class Broker:
         """The version of the server that we are, or were last, connected to, such as `2.15.1`."""
         self._opened = 0
         self.opened_at = 0.0
-        """When the connection was opened, on the monotonic clock: what the server did before, it did before then."""
+        """When the connection was opened, on the monotonic clock: earlier actions of the server came before then."""
         self.denied: AccessDenied | None = None
         """The last publish or subscription that the server refused on this connection."""
 
     async def ready(self) -> aio.Connection:
-        """The connection, open. Raises `BrokerUnreachable` when no server answers, `AccessDenied` when one refuses."""
+        """Return the open connection. Raises `BrokerUnreachable` when no server answers, `AccessDenied` if refused."""
         await self.connection.ready()
         if self.connection.opened != self._opened:
             self._opened, self.opened_at = self.connection.opened, time.monotonic()
@@ -69,7 +69,7 @@ class Broker:
         return self.connection
 
     async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
-        """Send one request, and return the body of its answer. Connecting again, where needed, counts for `timeout`."""
+        """Send one request, and return the body of its answer. `timeout` includes reconnecting."""
         deadline = time.monotonic() + timeout
         try:
             async with asyncio.timeout(timeout):
@@ -82,8 +82,8 @@ class Broker:
     async def publish(self, subject: str, data: bytes, headers: Headers | None = None, what: str = "") -> Json:
         """Publish one message, and return the answer of the stream that has stored it.
 
-        `what` is how errors call it. Raises `WrongRevision` when the last message is not the expected one, `NoStream`
-        when no stream takes it.
+        `what` names it in errors. Raises `WrongRevision` when the last message is not the expected one, `NoStream` when
+        no stream stores the subject.
         """
         what = what or f"publish to {subject!r}"
         connection = await self.ready()
@@ -115,12 +115,12 @@ class Broker:
 
 
 def stored(what: str, raw: bytes) -> Json:
-    """The answer of a stream to a publish that errors call `what`. Raises its error, or `WrongRevision`."""
+    """Return the answer of a stream to a publish, named `what` in errors. Raises its error, or `WrongRevision`."""
     try:
         answer: Json = json.loads(raw)
         error = answer.get("error")
     except (ValueError, RecursionError, AttributeError) as exc:
-        raise ProtocolError(f"an answer to a publish that makes no sense: {raw[:200]!r}") from exc
+        raise ProtocolError(f"the server sent an invalid answer to a publish: {raw[:200]!r}") from exc
     if not error:
         return answer
     refusal = api_error(what, error)
@@ -131,10 +131,10 @@ def stored(what: str, raw: bytes) -> Json:
 
 @asynccontextmanager
 async def connect(settings: Settings, name: str = "penstock") -> AsyncIterator[Broker]:
-    """A connection for the length of the block.
+    """Open a connection for the duration of the block.
 
     Raises `BrokerUnreachable` when no server answers within the settings' timeout, and `AccessDenied` at once when one
-    refuses the login or TLS does not come about. A server that is down is tried again for a second.
+    refuses the login or the TLS handshake fails. A server that is down is retried for a second.
     """
     broker = Broker(settings, name)
     await retrying(broker.ready, PATIENCE)
@@ -149,9 +149,9 @@ async def reconnect(
     within: float | None,
     begin: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Open a connection anew, and prepare it with `begin`; again while no server is there, for `within` seconds.
+    """Reopen a connection, and prepare it with `begin`; retries while no server is available, for `within` seconds.
 
-    None: for as long as it takes. Raises at once what no retry can heal, such as `AccessDenied`.
+    None: retries without limit. Raises permanent errors, such as `AccessDenied`, at once.
     """
 
     async def opened() -> None:
@@ -160,16 +160,3 @@ async def reconnect(
             await begin()
 
     await retrying(opened, within, retry_on=is_away)
-
-
-def reconnect_blocking(
-    connection: blocking.BlockingConnection, within: float | None, begin: Callable[[], None] | None = None
-) -> None:
-    """`reconnect` for blocking code."""
-
-    def opened() -> None:
-        connection.reconnect()
-        if begin:
-            begin()
-
-    retrying_blocking(opened, within, retry_on=is_away)

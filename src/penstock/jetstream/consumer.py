@@ -1,4 +1,4 @@
-"""How a pull consumer is asked, how it answers, and how its deliveries are acknowledged. Pure."""
+"""Pull requests to a consumer, its answers, and acknowledgements of its deliveries. Pure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class AckSubject(NamedTuple):
     """What the reply subject of a delivered message says about the delivery."""
 
     consumer_prefix: str
-    """What all acknowledgement subjects of the consumer begin with."""
+    """The common prefix of all acknowledgement subjects of the consumer."""
     deliveries: int
-    """1 for the first delivery of the message; counts on with every redelivery."""
+    """1 for the first delivery of the message; incremented with every redelivery."""
     sequence: int
-    """The place of the message in its stream."""
+    """The stream sequence of the message."""
     consumer_sequence: int
-    """The number of this delivery among all of its consumer."""
+    """The consumer sequence of this delivery."""
     stored_ns: int
     """When the stream stored the message, in nanoseconds since 1970."""
     pending: int
@@ -50,7 +50,7 @@ class AckSubject(NamedTuple):
             numbers = [int(token) for token in tokens[start : start + 5]]
             return cls(".".join(tokens[:start]), *numbers)
         except (ValueError, TypeError) as exc:
-            raise ProtocolError(f"a delivery with a reply subject that makes no sense: {reply[:200]!r}") from exc
+            raise ProtocolError(f"a delivery has an invalid reply subject: {reply[:200]!r}") from exc
 
     @property
     def stream(self) -> str:
@@ -67,12 +67,12 @@ class AckSubject(NamedTuple):
 
 
 def consumer_prefix(stream: str, consumer: str) -> str:
-    """What the acknowledgement subjects of a consumer of the own domain begin with."""
+    """Return the prefix of the acknowledgement subjects of a consumer in our own domain."""
     return f"{ACK_PREFIX}{stream}.{consumer}"
 
 
 def ack_subject(prefix: str, deliveries: int, sequence: int, consumer_sequence: int) -> str:
-    """Where a delivery is acknowledged; the server does not look at time and pending."""
+    """Return the acknowledgement subject of a delivery; the server ignores time and pending."""
     return f"{prefix}.{deliveries}.{sequence}.{consumer_sequence}.0.0"
 
 

@@ -1,4 +1,4 @@
-"""Reading by direct get: leaves nothing on the server, and asks no consumer. For WorkQueue and Interest streams.
+"""Reads by direct get: leaves nothing on the server, and needs no consumer. For WorkQueue and Interest streams.
 
 Any replica may answer, also one that lags: an answer that ends before the range does proves nothing about the rest.
 """
@@ -17,7 +17,7 @@ from penstock.wire.blocking import BlockingConnection
 from penstock.wire.scanning import Stop
 
 BATCH = 1000
-"""Messages of one request: a server does not answer for more."""
+"""Maximum messages of one request: a server does not answer larger ones."""
 BATCH_BYTES = 16 * 1024 * 1024
 ANSWER_WITHIN = 10.0  # seconds
 
@@ -37,7 +37,7 @@ class DirectGetRefused(ConfigError):
 
 
 class DirectRead:
-    """One connection's try at the messages of a range."""
+    """One attempt to read the messages of a range, over one connection."""
 
     def __init__(self, connection: BlockingConnection, wanted: Range, scanner: ScannerMaker) -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class DirectRead:
         self._scanner = wanted.scanned_by(scanner, self._sid)
 
     def batches(self) -> Iterator[Any]:
-        """Rows in order, until the last one wanted, or until this replica has no more."""
+        """Yield rows in order, until the last one wanted, or until this replica has no more."""
         self._scanner.feed(self._connection.take_buffered())
         while self._more and self._position < self._last:
             self._connection.send(self._request())
@@ -60,7 +60,7 @@ class DirectRead:
         yield from self._taken()
 
     def release(self) -> None:
-        """Leave the connection to others. What still comes for this read is theirs to pass over."""
+        """Release the connection to other readers. They ignore late messages of this read."""
         self._connection.give_back(self._scanner.rest())
         self._connection.unsubscribe(self._sid)
 
@@ -71,7 +71,7 @@ class DirectRead:
         return frames.publish(self._subject, json.dumps(ask).encode(), reply=f"{self._inbox}.get")
 
     def _answer(self) -> Iterator[Any]:
-        """The rows of one answer, as they fill a batch."""
+        """Yield the rows of one answer, in batches."""
         before = self._scanner.total_rows
         while True:
             found = self._scanner.next()
@@ -107,7 +107,7 @@ class DirectRead:
             raise Unavailable(f"direct get from {self._stream!r} has been silent for {ANSWER_WITHIN:g} s") from exc
 
     def _taken(self) -> Iterator[Any]:
-        """The rows found so far. Direct get knows one filter: several are applied here."""
+        """Yield the rows found so far. Direct get supports one filter: several are applied here."""
         if not self._scanner.rows:
             return
         if len(batch := self._scanner.take(self._subjects)):

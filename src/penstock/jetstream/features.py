@@ -1,4 +1,4 @@
-"""What newer servers can do that older ones cannot, by name, version and JetStream API level."""
+"""Features of newer servers, by name, version and JetStream API level."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.jetstream.model import AccountInfo
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something a server may be too old for."""
+    """A feature that older servers do not have."""
 
     name: str
     version: str
     """The first nats-server that has it."""
     api_level: int
-    """The JetStream API level of that server: what its account info says."""
+    """The JetStream API level of that server, as in its account info."""
 
 
 CONSUMER_PAUSE = Feature("pausing a consumer", "2.11.0", 1)
@@ -49,7 +49,7 @@ CONSUMER_FIELDS = {
     "priority_groups": PRIORITY_GROUPS,
     "priority_policy": PRIORITY_GROUPS,
 }
-"""Fields that an older server drops without a word; a value that is false, zero or empty asks for nothing."""
+"""Fields that an older server silently drops; a value that is false, zero or empty needs no feature."""
 
 
 class HasVersion(Protocol):
@@ -62,8 +62,8 @@ class HasVersion(Protocol):
 def require(server: HasVersion | AccountInfo, feature: Feature) -> None:
     """Raise `FeatureMissing` when the server is too old.
 
-    A connection tells the version of the one server it leads to; account info tells the API level of the server that
-    answered, which in a cluster of several versions is the one that decides.
+    A connection has the version of the server it is connected to; account info has the API level of the server that
+    answered, which decides in a cluster of several versions.
     """
     if not supports(server, feature):
         raise FeatureMissing(feature.name, _found(server), feature.version)
@@ -76,7 +76,7 @@ def supports(server: HasVersion | AccountInfo, feature: Feature) -> bool:
 
 
 def of_stream(config: dict[str, Any]) -> list[Feature]:
-    """What a stream configuration needs of the server."""
+    """Return the features that a stream configuration needs."""
     needed = {feature for name, feature in STREAM_FIELDS.items() if config.get(name)}
     if config.get("persist_mode") == "async":
         needed.add(ASYNC_PERSISTENCE)
@@ -86,7 +86,7 @@ def of_stream(config: dict[str, Any]) -> list[Feature]:
 
 
 def of_consumer(config: dict[str, Any]) -> list[Feature]:
-    """What a consumer configuration needs of the server."""
+    """Return the features that a consumer configuration needs."""
     needed = {feature for name, feature in CONSUMER_FIELDS.items() if config.get(name) and config[name] != "none"}
     if config.get("ack_policy") == "flow_control":
         needed.add(FLOW_CONTROL_ACK)

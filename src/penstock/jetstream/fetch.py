@@ -1,4 +1,4 @@
-"""Messages of a pull consumer, a handful at a time, over an asyncio connection."""
+"""Fetches messages of a pull consumer, a few at a time, over an asyncio connection."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from penstock.wire import aio
 from penstock.wire.frames import Message
 
 MARGIN = 2.0
-"""Seconds that an answer may come later than asked for."""
+"""Seconds that an answer may be late."""
 LOOK_EVERY = 0.2
-"""Seconds between two looks whether an answer can still come."""
+"""Seconds between two checks whether an answer can still arrive."""
 
 
 async def fetch(
     broker: Broker, stream: str, consumer: str, batch: int, *, max_bytes: int | None = None, wait: float = 0.0
 ) -> list[Message]:
-    """What the consumer has now, up to the limits; with `wait`, what it has once there is something.
+    """Return what the consumer has now, up to the limits; with `wait`, waits until it has something.
 
-    A message that is larger than `max_bytes` comes alone. Raises `ConsumerNotFound` when the consumer was deleted,
-    `ServerBusy` when it refuses the request, `Unavailable` when nobody answers for it. What was delivered to a request
-    that is given up is delivered again after the ack wait.
+    A message that is larger than `max_bytes` is returned alone. Raises `ConsumerNotFound` when the consumer was
+    deleted, `ServerBusy` when it refuses the request, `Unavailable` when it does not answer. Messages delivered to an
+    abandoned request are redelivered after the ack wait.
     """
     subject = broker.jetstream.subject(next_verb(stream, consumer))
     found = await _asked(broker, subject, batch, max_bytes)
@@ -38,7 +38,7 @@ async def fetch(
 async def _asked(
     broker: Broker, subject: str, batch: int, max_bytes: int | None, wait: float | None = None
 ) -> list[Message]:
-    """One request: for what is there now, or for what comes within `wait` seconds."""
+    """Send one request: for what is available now, or for what arrives within `wait` seconds."""
     connection = await broker.ready()
     answers = _Answers(batch)
     inbox = broker.settings.new_inbox()
@@ -68,7 +68,7 @@ def _raise_refused(subject: str, refused: PullStatus | None) -> None:
 
 
 class _Answers:
-    """What comes back for one pull request."""
+    """Collects the answers to one pull request."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -93,14 +93,14 @@ class _Answers:
 
 
 async def until_set(broker: Broker, connection: aio.Connection, event: asyncio.Event, within: float, what: str) -> None:
-    """Wait for an event that messages of the connection set. Raises when it can no longer come."""
+    """Wait for an event that messages of the connection set. Raises when it can no longer be set."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within
     while not event.is_set():
         if broker.denied:
             raise broker.denied
         if not connection.connected:
-            _ = connection.info  # raises what ended it
+            _ = connection.info  # raises the error that ended it
         if loop.time() >= deadline:
             raise DeadlineExceeded(what, within)
         try:

@@ -1,7 +1,7 @@
 """KV buckets: one client for all of them, and the bucket of a group with atomic batches and listings.
 
-The bucket of a group starts at a sequence taken from the clock. So a bucket that was deleted and made again continues
-above all revisions it ever gave out, and a fencing token stays comparable with those from before.
+The bucket of a group starts at a sequence taken from the clock. So a bucket that was deleted and created again
+continues above all its earlier revisions, and a fencing token stays comparable with older ones.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from penstock.wire.headers import Headers
 
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 MARKER_LIVES = "1h"
-"""How long a deleted key leaves its marker behind."""
+"""How long the marker of a deleted key is kept."""
 DELETED = frozenset({"DEL", "PURGE"})
 LISTING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes the consumer of a listing
 ASKED_AT_ONCE = 100
-"""Keys that are asked for in one request; a server answers 1,024, and takes its time with many."""
+"""Keys of one request; a server answers up to 1,024, and is slow with many."""
 READ_AT_ONCE = 1_000
-"""Messages of one direct get; a server does not answer when it is asked for more."""
+"""Messages of one direct get; a server does not answer larger requests."""
 END_OF_ANSWER = frozenset({204, 404})
 BATCH = 500
 """Writes of one atomic batch; a server takes 1,000."""
 
 
 class NoBucket(Unavailable):
-    """Nobody takes the keys of a bucket: it does not exist, or not yet, or has no leader. Nothing was written."""
+    """No stream stores the keys of a bucket: it does not exist, or not yet, or has no leader. Nothing was written."""
 
 
 class Store(Protocol):
-    """What a bucket needs of a connection; `jetstream.connection.Broker` is one."""
+    """The connection that a bucket needs; `jetstream.connection.Broker` is one."""
 
     jetstream: JetStream
 
@@ -66,7 +66,7 @@ class Store(Protocol):
 
 
 class Keys:
-    """The keys of one bucket, as NATS KV lays them out, to be read. Everything is asked of the bucket's leader."""
+    """Reads the keys of one bucket, in the layout of NATS KV. Every request goes to the bucket's leader."""
 
     def __init__(self, jetstream: JetStream, name: str) -> None:
         self.name = name
@@ -82,7 +82,7 @@ class Keys:
         return True
 
     async def keys(self, filter_: str = ">") -> list[str]:
-        """The keys that a filter matches, those with a marker included; none when there is no bucket."""
+        """Return the keys that a filter matches, also deleted ones with a marker; empty when there is no bucket."""
         try:
             info = await self._jetstream.stream_info(self.stream, subjects_filter=self._prefix + filter_)
         except StreamNotFound:
@@ -90,7 +90,7 @@ class Keys:
         return sorted(subject.removeprefix(self._prefix) for subject in info.state.subjects)
 
     async def newest(self, key: str) -> StoredMessage | None:
-        """The newest value of a key, or the marker that its deletion has left; None when it never had a value.
+        """Return the newest value of a key, or the marker of its deletion; None when it never had a value.
 
         Raises `StreamNotFound` when there is no bucket.
         """
@@ -101,9 +101,9 @@ class Keys:
 
 
 class KeyValue(Keys):
-    """The keys of one bucket, to be read and written.
+    """Reads and writes the keys of one bucket.
 
-    When the answer to a write is lost, a look at the key decides: a later value with the same bytes is ours.
+    When the answer to a write is lost, the key is read: a later value with the same bytes is ours.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -118,8 +118,8 @@ class KeyValue(Keys):
     ) -> int:
         """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
 
-        Raises `WrongRevision` when it has not, `NoBucket` when nobody takes it, and `OutcomeUnknown` when the answer
-        is lost and the key cannot be looked at.
+        Raises `WrongRevision` when it has not, `NoBucket` when no stream stores it, and `OutcomeUnknown` when the
+        answer is lost and the key cannot be read.
         """
         condition = {} if expected is None else {EXPECTED: str(expected)}
         try:
@@ -134,7 +134,7 @@ class KeyValue(Keys):
             raise Unavailable(f"key {key!r} was not written: {exc}") from exc
 
     async def add(self, key: str, data: bytes, headers: Mapping[str, str] | None = None) -> int:
-        """Store a value for the sake of its revision: when the answer is lost, that is raised."""
+        """Store a value to get its revision: a lost answer is raised."""
         what = f"write key {key!r} of bucket {self.name!r}"
         try:
             answer = await self._store.publish(self._into + key, data, dict(headers or {}), what)
@@ -145,7 +145,7 @@ class KeyValue(Keys):
 
 
 def stream_of(bucket: str) -> str:
-    """The stream of a bucket."""
+    """Return the stream of a bucket."""
     return f"KV_{bucket}"
 
 
@@ -165,12 +165,12 @@ def bucket_layout(name: str, description: str, **more: object) -> Json:
 
 
 def write_prefix(bucket: str, domain: str | None = None) -> str:
-    """What the subjects begin with by which keys are written; those of another domain go through its API."""
+    """Return the subject prefix for writing keys; those of another domain go through its API."""
     return f"{api_prefix(domain)}.$KV.{bucket}." if domain else f"$KV.{bucket}."
 
 
 def is_deleted(message: StoredMessage) -> bool:
-    """Whether it is the marker that a deleted key has left."""
+    """Whether it is the marker of a deleted key."""
     return message.headers.get("KV-Operation", [""])[0] in DELETED
 
 
@@ -192,13 +192,13 @@ class Write:
 
 
 class AtomicStore(Store, Protocol):
-    """What a bucket of a group needs of a connection; `publish.control.Control` is one."""
+    """The connection that the bucket of a group needs; `publish.control.Control` is one."""
 
     @property
     def connection(self) -> aio.Connection: ...
 
     async def ready(self) -> aio.Connection:
-        """Have an open connection; raises `Unavailable` when none can be had."""
+        """Return an open connection; raises `Unavailable` when there is none."""
         ...
 
     async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
@@ -210,21 +210,21 @@ class Bucket(KeyValue):
     """The keys of one group. Values are JSON objects."""
 
     def __init__(self, control: AtomicStore, name: str, replicas: int = 0, like: str | None = None) -> None:
-        """`replicas` of the bucket, where it has to be made; 0: as many as stream `like` has, or one."""
+        """`replicas`: of the bucket, if it must be created; 0: as many as stream `like` has, or one."""
         super().__init__(control, name)
         self._control = control
         self._replicas = replicas
         self._like = like
 
     async def ensure(self, max_age: float = 0.0) -> None:
-        """Make the bucket if it is missing; one that is there stays as it is. `max_age`: seconds that a key is kept."""
+        """Create the bucket if it is missing; an existing one is not changed. `max_age`: seconds that a key is kept."""
         if not await self.exists():
             config = bucket_config(self.stream, self._prefix, await self._wanted_replicas())
             config["max_age"] = int(max_age * NANOSECONDS)
             try:
                 await self._control.jetstream.create_stream(config)
             except AlreadyExists:
-                return  # another member made it meanwhile, with another first sequence
+                return  # another member created it meanwhile, with another first sequence
 
     async def _wanted_replicas(self) -> int:
         if self._replicas or not self._like:
@@ -234,13 +234,13 @@ class Bucket(KeyValue):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> Entry | None:
-        """The newest value of a key, from the bucket's leader; None when it has none."""
+        """Return the newest value of a key, from the bucket's leader; None when it has none."""
         found = await self.newest(key)
         return None if found is None or is_deleted(found) else Entry(json.loads(found.data), found.sequence)
 
     async def entries(self, *families: str) -> dict[str, Entry]:
-        """All keys `<family>.…`, however many, by one passing consumer. What it says may be old by the time it is
-        read: a write that is based on it states the revision, and is refused."""
+        """Return all keys `<family>.…`, however many, through one ephemeral consumer. The values may be outdated when
+        they are read: a write that is based on them states the revision, and is refused."""
         found: dict[str, Entry] = {}
         async with self._listing([f"{self._prefix}{family}.>" for family in families]) as messages:
             async for message in messages:
@@ -249,8 +249,8 @@ class Bucket(KeyValue):
         return found
 
     async def values(self, keys: Collection[str]) -> dict[str, Entry]:
-        """Those of these keys that have a value. As with `entries`, it may be old by the time it is read. Any replica
-        may answer, also one that lags; so whether a key has no value is asked of the bucket's leader.
+        """Return those of these keys that have a value. As with `entries`, values may be outdated. Any replica may
+        answer, also one that lags; so for a missing value the bucket's leader is asked.
 
         A consumer with a filter for each of thousands of keys would keep the server busy for seconds.
         """
@@ -267,10 +267,10 @@ class Bucket(KeyValue):
         return found
 
     async def since(self, revision: int) -> tuple[dict[str, Entry | None], int]:
-        """What has changed behind a revision, and the newest revision seen; None stands for a key that was deleted.
+        """Return the changes after a revision, and the newest revision seen; None stands for a deleted key.
 
         Read by direct get, so that no consumer is needed. Any replica may answer, also one that lags: what it does not
-        have yet comes with the next look. Values that are not JSON are passed over.
+        have yet comes with the next call. Values that are not JSON are skipped.
         """
         found: dict[str, Entry | None] = {}
         while True:
@@ -350,7 +350,7 @@ class Bucket(KeyValue):
     async def put(self, key: str, value: Json, expected: int | None = None) -> int:
         """Store a value and return its revision; with `expected`, only if the key still has that revision (0: none).
 
-        Raises `WrongRevision` when it has not. When the answer is lost, a look at the key decides.
+        Raises `WrongRevision` when it has not. When the answer is lost, the key is read to decide.
         """
         return await self.write(key, encoded(value), expected)
 
@@ -365,13 +365,13 @@ class Bucket(KeyValue):
             return await self.put(key, value, marker)
 
     async def delete(self, key: str, expected: int) -> None:
-        """Delete a key if it still has that revision; what is left is a marker, for a while."""
+        """Delete a key if it still has that revision; a marker remains for a while."""
         await self.write(key, b"", expected, {"KV-Operation": "DEL", "Nats-TTL": MARKER_LIVES})
 
     async def commit(self, writes: Sequence[Write]) -> list[int]:
         """Store all values or none, and return their revisions. Raises `WrongRevision` when one key has changed.
 
-        A key that somebody deleted has no value, and may be written as if it never had one.
+        A deleted key has no value, and may be written as if it never had one.
         """
         try:
             return await self._commit(writes)
@@ -389,7 +389,7 @@ class Bucket(KeyValue):
         return revisions
 
     async def _marker(self, key: str) -> int | None:
-        """The revision of the marker that a deleted key has left; None when it has a value, 0 when it never had one."""
+        """Return the revision of a deleted key's marker; None when it has a value, 0 when it never had one."""
         found = await self.newest(key)
         if found is None:
             return 0
@@ -397,7 +397,7 @@ class Bucket(KeyValue):
 
 
 def bucket_config(stream: str, prefix: str, replicas: int, clock: Callable[[], float] = time.time) -> Json:
-    """The stream of a bucket, as NATS KV lays it out, and allowed to take atomic batches."""
+    """Return the configuration of a bucket's stream, in the layout of NATS KV, with atomic batches allowed."""
     return {
         "name": stream,
         "description": "Penstock: coordination of a group of workers",
@@ -414,7 +414,7 @@ def bucket_config(stream: str, prefix: str, replicas: int, clock: Callable[[], f
 
 
 def listing_config(inbox: str, filters: list[str]) -> Json:
-    """A consumer that delivers the newest value of every key once, and goes."""
+    """Return the configuration of an ephemeral consumer that delivers the newest value of every key once."""
     return {
         "name": f"list-{secrets.token_hex(5)}",
         "deliver_subject": inbox,
@@ -433,5 +433,5 @@ def _note(found: dict[str, Entry], key: str, revision: int, headers: Mapping[str
 
 
 def encoded(value: Json) -> bytes:
-    """A value as it is stored: the same bytes for the same value."""
+    """Encode a value: the same bytes for the same value."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

@@ -1,11 +1,11 @@
-"""Metadata keys under which Penstock leaves what it knows on the server, for everyone who looks there."""
+"""Metadata keys that Penstock sets on streams and consumers."""
 
 from __future__ import annotations
 
 from typing import Final
 
 PLATFORM: Final = "penstock.platform"
-"""The platform that made or adopted the resource; only that platform may prune it."""
+"""The platform that created or adopted the resource; only that platform may prune it."""
 DECLARED: Final = "penstock.declared"
 """The fields that the platform declared last time."""
 SERVICE: Final = "penstock.service"

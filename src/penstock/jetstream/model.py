@@ -16,7 +16,7 @@ SILENT_AFTER = timedelta(seconds=5)
 
 
 NO_ADVISORY = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading an advisory raises when it is none: whoever may publish there can write anything."""
+"""Exceptions of parsing a message that is no advisory: any publisher with permission can write anything there."""
 
 
 def parse_time(text: str) -> datetime | None:
@@ -44,7 +44,7 @@ class ReplicaInfo:
 
     @property
     def silent(self) -> bool:
-        """Whether it is not heard any more; the server itself calls it current for some seconds more."""
+        """Whether the leader no longer hears it; the server itself reports it as current for some seconds more."""
         return self.silent_for > SILENT_AFTER
 
     @classmethod
@@ -241,7 +241,7 @@ class AccountInfo:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message as it lies in a stream."""
+    """One message as stored in a stream."""
 
     stream: str
     subject: str

@@ -1,7 +1,7 @@
-"""Reading through an ephemeral consumer that acknowledges nothing: as fast as the server can send.
+"""Reads through an ephemeral consumer without acknowledgements, as fast as the server can send.
 
-Several large pull requests are kept under way, so that the server never waits for us. What may be under way is bounded
-in messages and in bytes: a reader that pauses finds at most that much in its socket when it comes back.
+Several large pull requests are kept open, so that the server never waits for us. Their total is bounded in messages and
+in bytes: a reader that pauses finds at most that much in its socket when it resumes.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from penstock.wire.scanning import Stop
 PULL_MESSAGES = 20_000
 PULL_BYTES = 8 * 1024 * 1024
 PULLS = 3
-"""Requests under way. Together they stay below the 64 MiB that a server holds for a client before it gives up on it."""
+"""Open requests. Together they stay below the 64 MiB that a server buffers before it disconnects a client."""
 EXPIRES = 30.0  # seconds
 HEARTBEAT = 2.0  # seconds
 SILENCE = 3 * HEARTBEAT
-"""Without a word for that long, consumer or connection are gone."""
+"""Seconds without any frame after which the consumer or the connection counts as lost."""
 INACTIVE = 60.0  # seconds
-"""The server removes a consumer that nobody has pulled from for that long, if we could not."""
+"""The server deletes a consumer without pull requests after that long, if we could not."""
 FINISH_WITHIN = 2.0  # seconds
 MAXIMUM_CONSUMERS, THRESHOLD_TOO_LONG = 10026, 10153
 """Server errors: no more consumers for stream or account, an inactive threshold beyond the stream's limit."""
 
 
 class ReadInterrupted(Unavailable):
-    """The consumer of a read is no longer there, or messages were lost on the way; a new one goes on where it was."""
+    """The consumer of a read is gone, or messages were lost; a new consumer resumes at the same position."""
 
 
 class PullRead:
-    """One consumer's try at the messages of a range."""
+    """One attempt to read the messages of a range, through one consumer."""
 
     def __init__(self, connection: BlockingConnection, wanted: Range, scanner: ScannerMaker) -> None:
         settings = connection.settings
@@ -56,26 +56,28 @@ class PullRead:
         self._stream = wanted.stream
         self._last = wanted.last
         self._jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
-        # Short, since every message carries it; its metadata says whose it is.
+        # Short, since every message carries it; its metadata names the owner.
         self._name = f"pk-{secrets.token_hex(5)}"
         self._inbox = settings.new_inbox()
         self._position = wanted.first - 1
         self._asked = 0
-        """Messages asked for and not come yet."""
+        """Messages requested and not received yet."""
         self._oversized = False
-        """The next message is larger than a pull request may have bytes: ask for it alone."""
+        """The next message is larger than `max_bytes` of a pull request: request it alone."""
         config = consumer_config(self._name, wanted.first, wanted.subjects)
+        if wanted.headers_only:
+            config["headers_only"] = True
         created = run(create_reader(self._jetstream, wanted.stream, config))
         self._caught_up = created.pending == 0
         self._sid = connection.subscribe(f"{self._inbox}.*")
         self._scanner = wanted.scanned_by(scanner, self._sid)
 
     def batches(self) -> Iterator[Any]:
-        """Rows in order, until the last one wanted, or until the consumer has no more."""
+        """Yield rows in order, until the last one wanted, or until the consumer has no more."""
         try:
             yield from self._rows()
         except PenstockError:
-            raise  # nothing can be asked of this connection; the server removes the consumer by itself
+            raise  # this connection is unusable; the server deletes the consumer by itself
         except GeneratorExit:
             self._finish()
             raise
@@ -94,7 +96,7 @@ class PullRead:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def _pull(self) -> None:
-        """Keep the server busy, without asking for more than the range can have."""
+        """Keep pull requests open, without requesting more than the range can have."""
         requests = bytearray()
         while (count := self._next_pull()) > 0:
             requests += self._request(count)
@@ -124,7 +126,7 @@ class PullRead:
             raise ReadInterrupted(f"consumer {self._name!r} has been silent for {SILENCE:g} s") from exc
 
     def _look(self) -> Stop:
-        """Look at what was received, until more is needed or the rows must be taken."""
+        """Parse received bytes until more are needed or the rows must be taken."""
         while True:
             before = self._scanner.total_rows
             found = self._scanner.next()
@@ -169,16 +171,16 @@ class PullRead:
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """Leave the connection to others. What still comes for this read is theirs to pass over."""
+        """Release the connection to other readers. They ignore late messages of this read."""
         self._connection.give_back(self._scanner.rest())
         self._connection.unsubscribe(self._sid)
 
     def _finish(self) -> None:
-        """Remove the consumer. What is still under way is read and thrown away, so that the answer can be seen."""
+        """Delete the consumer. Messages still arriving are read and dropped, so that the answer can be seen."""
         subject = self._jetstream.subject(f"CONSUMER.DELETE.{self._stream}.{self._name}")
         deadline = time.monotonic() + FINISH_WITHIN
         self._scanner.forget_order()
-        with suppress(Unavailable):  # the server removes it by itself, only later
+        with suppress(Unavailable):  # the server deletes it by itself later
             self._connection.send(frames.publish(subject, b"", reply=f"{self._inbox}.gone"))
             while (left := deadline - time.monotonic()) > 0:
                 found = self._scanner.next()
@@ -225,7 +227,7 @@ async def create_reader(jetstream: JetStream, stream: str, config: dict[str, Any
 
 
 def consumer_config(name: str, first: int, subjects: tuple[str, ...]) -> dict[str, Any]:
-    """A consumer that leaves nothing behind: in memory, on one server, gone soon after its reader."""
+    """Configuration of an ephemeral consumer: in memory, on one server, deleted soon after its reader ends."""
     config: dict[str, Any] = {
         "name": name,
         "deliver_policy": "by_start_sequence",

@@ -1,9 +1,9 @@
-"""Reading a range of a stream as record batches: complete by sequence, through any failure of a server.
+"""Reads a range of a stream as record batches: complete by sequence, despite any failure of a server.
 
-A range is read to its end when a message at or beyond its last sequence was seen, or when the stream's leader says that
-nothing of it is left. That nothing more came proves neither: the replica that answers may lag behind. Whatever breaks
-in between (a connection, a server, the consumer), reading goes on behind the last row handed out, so no row comes twice
-and none is left out. Only when nothing moves for `patience` seconds does the range fail.
+A range is complete when a message at or beyond its last sequence was seen, or when the stream's leader says that
+nothing of it is left. The end of an answer proves neither: the replica that answers may lag. When something fails in
+between (a connection, a server, the consumer), reading resumes after the last row returned, so no row is repeated or
+left out. The range fails only when there is no progress for `patience` seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PATIENCE = 60.0  # seconds
 KEPT_FOR = 60.0  # seconds; the server asks only after two minutes whether we are still there
 _idle: dict[Settings, tuple[BlockingConnection, float]] = {}
-"""Connections that wait for another read, and since when: one for each way to connect."""
+"""Idle connections kept for another read, and since when: one per settings."""
 
 
 class ReadStalled(Unavailable):
@@ -50,26 +50,26 @@ class ReadStalled(Unavailable):
 
 
 class Attempt(Protocol):
-    """One connection's try at a range."""
+    """One attempt to read a range, over one connection."""
 
     def batches(self) -> Iterator[Any]:
-        """Rows in order. Ends when all that this connection can see was given."""
+        """Yield rows in order, until everything that this connection can see was returned."""
         ...
 
     def release(self) -> None:
-        """Leave the connection to others, when all was given."""
+        """Release the connection to other readers when everything was returned."""
         ...
 
 
 def read_range(
     settings: Settings, wanted: Range, patience: float = PATIENCE, keep: bool = False
 ) -> Iterator[RecordBatch]:
-    """The messages of the range, in order, each once, as Arrow record batches bounded in rows and in bytes.
+    """Yield the messages of the range, in order, each once, as Arrow record batches bounded in rows and in bytes.
 
     With `keep` the connection stays open for the next read of this process.
 
-    Raises `ReadStalled` when nothing comes for `patience` seconds although the leader has more, and at once what no
-    retry can heal, such as `StreamNotFound` or `AccessDenied`.
+    Raises `ReadStalled` when nothing arrives for `patience` seconds although the leader has more, and permanent errors,
+    such as `StreamNotFound` or `AccessDenied`, at once.
     """
     from penstock.wire.scan import Scanner  # needs NumPy and Arrow, which not every installation has
 
@@ -77,7 +77,7 @@ def read_range(
 
 
 def read_messages(settings: Settings, wanted: Range, patience: float = PATIENCE) -> Iterator[StoredMessage]:
-    """The messages of the range as objects; otherwise like `read_range`. Needs nothing but the standard library."""
+    """Yield the messages of the range as objects; otherwise like `read_range`. Needs only the standard library."""
     for batch in _read(settings, wanted, patience, False, RowScanner, lambda batch: batch[-1].sequence):
         yield from batch
 
@@ -115,7 +115,7 @@ def _read(
 
 
 def _attempt(settings: Settings, wanted: Range, position: int, keep: bool, scanner: ScannerMaker) -> Iterator[Any]:
-    """Read on behind `position`, on a connection of our own."""
+    """Resume after `position`, on our own connection."""
     with _opened(settings, keep) as connection:
         kind = direct.DirectRead if wanted.direct else pull.PullRead
         read: Attempt = kind(connection, replace(wanted, first=position + 1), scanner)
@@ -126,7 +126,7 @@ def _attempt(settings: Settings, wanted: Range, position: int, keep: bool, scann
 
 @contextmanager
 def _opened(settings: Settings, keep: bool) -> Iterator[BlockingConnection]:
-    """A connection that an earlier read has kept, or a new one; kept when the block ends well, else closed."""
+    """Yield a connection kept by an earlier read, or a new one; kept when the block succeeds, otherwise closed."""
     connection = _kept(settings) if keep else None
     connection = connection or connect(settings, name="penstock reader", shuffle=True)
     try:
@@ -140,7 +140,7 @@ def _opened(settings: Settings, keep: bool) -> Iterator[BlockingConnection]:
 
 
 def _kept(settings: Settings) -> BlockingConnection | None:
-    """The connection that an earlier read has kept, if it is still good for another one."""
+    """Return the connection kept by an earlier read, if it is still usable."""
     connection, since = _idle.pop(settings, (None, 0.0))
     if connection is None:
         return None
@@ -155,13 +155,13 @@ def _kept(settings: Settings) -> BlockingConnection | None:
 
 
 def something_left(settings: Settings, wanted: Range, position: int) -> bool:
-    """Whether the leader has a message of the range behind `position`, or may still get one."""
+    """Whether the leader has a message of the range after `position`, or may still get one."""
     if position >= wanted.last:
         return False
     with connect(settings, name="penstock reader") as connection:
         jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         info = run(jetstream.stream_info(wanted.stream))
-        # The range was chosen when its last sequence existed: a leader that does not know it has not caught up yet.
+        # The last sequence existed when the range was chosen: a leader that does not have it lags.
         if info.state.last_seq < wanted.last:
             return True
         return any(

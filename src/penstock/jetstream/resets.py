@@ -1,4 +1,4 @@
-"""What a reset of a consumer would repeat or skip, told before it is done."""
+"""Computes what a reset of a consumer would repeat or skip, before it is done."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COUNTER_LIVES = 5_000_000_000  # nanoseconds until the server itself removes a c
 
 
 Fate = Literal["kept", "left behind", "deleted"]
-"""Limits: kept, for other readers and until a limit. WorkQueue: left behind for good, since only an acknowledgement
-would remove them. Interest: deleted at once, where no other consumer still needs them."""
+"""Limits: kept, for other readers and until a limit. WorkQueue: left in the stream permanently, since only an
+acknowledgement would remove them. Interest: deleted at once, unless another consumer still needs them."""
 
 
 FATES: dict[Fate, str] = {
@@ -31,9 +31,9 @@ class ResetCounts:
 
     from_target: int
     from_floor: int
-    """From behind the ack floor."""
+    """After the ack floor."""
     from_delivered: int
-    """From behind the last one delivered."""
+    """After the last one delivered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ResetEffect:
 
     target: int
     repeated: int
-    """Delivered before, and again."""
+    """Delivered before, and delivered again."""
     repeated_acked: int
     """Those of them that were acknowledged already, or may have been."""
     skipped: int
@@ -50,14 +50,14 @@ class ResetEffect:
     exact: bool
     """False: the figures are upper bounds."""
     fate: Fate
-    """What becomes of the messages that are skipped."""
+    """What happens to the skipped messages."""
 
 
 def effect(consumer: ConsumerInfo, target: int, counts: ResetCounts) -> ResetEffect:
     """Pure: the effect of a reset on a Limits stream.
 
-    Up to the ack floor everything is acknowledged, behind the last one delivered nothing is. In between, only the
-    number of those not acknowledged is known, not which ones they are.
+    Up to the ack floor everything is acknowledged, after the last one delivered nothing is. In between, only the number
+    of unacknowledged messages is known, not which ones they are.
     """
     repeated = max(0, counts.from_target - counts.from_delivered)
     if target > consumer.delivered_stream_seq:
@@ -89,7 +89,7 @@ def bounds(consumer: ConsumerInfo, target: int, stream: StreamInfo) -> ResetEffe
 
 
 async def foresee(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo, target: int) -> ResetEffect:
-    """The effect of resetting `consumer` to `target`, as things are now."""
+    """Return the effect of resetting `consumer` to `target` now."""
     if stream.config.get("retention", "limits") != "limits":
         return bounds(consumer, target, stream)
     floor, delivered = consumer.ack_floor_stream_seq, consumer.delivered_stream_seq
@@ -98,7 +98,7 @@ async def foresee(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo, tar
 
 
 async def _count_from(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo, seq: int) -> int:
-    """Matching messages at or above `seq`: what a consumer that starts there has before it."""
+    """Count matching messages at or above `seq`: the pending messages of a consumer that starts there."""
     if seq > stream.state.last_seq:
         return 0
     config = {
@@ -117,7 +117,7 @@ async def _count_from(js: JetStream, stream: StreamInfo, consumer: ConsumerInfo,
 
 
 def reset_words(foreseen: ResetEffect, info: ConsumerInfo) -> str:
-    """What a reset does, in words."""
+    """Describe the effect of a reset."""
     up_to = "" if foreseen.exact else "up to "
     waiting = counted(info.unprocessed, "message")
     parts = [f"now behind sequence {info.ack_floor_stream_seq} with {waiting} not acknowledged"]

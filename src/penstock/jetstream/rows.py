@@ -1,7 +1,7 @@
-"""A range of a stream, and from received bytes to its messages, with nothing but the standard library.
+"""Parses received bytes into the messages of a range of a stream, with only the standard library.
 
-`wire.scan` makes Arrow columns of millions of messages, and needs NumPy and Arrow. This one serves where a reader looks
-at each message anyway, and where those are not installed. Both find the same rows.
+`wire.scan` builds Arrow columns of millions of messages, and needs NumPy and Arrow. This scanner is used when a reader
+processes each message anyway, and when those are not installed. Both find the same rows.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ class Range:
     subjects: tuple[str, ...] = ()
     """Filters; none: every subject."""
     direct: bool = False
-    """Read by direct get, which leaves no trace, instead of by a consumer, which WorkQueue and Interest would count."""
+    """Read by direct get, which leaves nothing on the server, instead of by a consumer, which WorkQueue and Interest
+    streams would count."""
     invalid_text: str = REPLACE
     """How bytes of subjects and headers that are no UTF-8 are shown: `scan.REPLACE` or `scan.ESCAPE`."""
+    headers_only: bool = False
+    """Whether a consumer leaves out bodies. Direct get has no such option, and returns them."""
 
     def scanned_by(self, scanner: ScannerMaker, sid: int) -> Scanning:
-        """A scanner for what comes of this range to a subscription."""
+        """Return a scanner for the messages of this range on a subscription."""
         return scanner(self.stream, sid, direct=self.direct, last_wanted=self.last, invalid_text=self.invalid_text)
 
 
 def fastest_scanner() -> ScannerMaker:
-    """The scanner with machine code where NumPy and Arrow are installed, else the one that needs neither."""
+    """Return the scanner with machine code if NumPy and Arrow are installed, otherwise the one that needs neither."""
     if find_spec("numpy") and find_spec("pyarrow"):
         from penstock.wire.scan import Scanner
 
@@ -119,7 +122,7 @@ class RowScanner:
     def feed(self, data: bytes | memoryview) -> None:
         self._parser.feed(data)
 
-    # -- what came -------------------------------------------------------------------------------------------------
+    # -- received frames -------------------------------------------------------------------------------------------
 
     def next(self) -> frames.Frame | Stop:
         while True:
@@ -151,7 +154,7 @@ class RowScanner:
         self.last_sequence, self.last_pending = row.sequence, row.pending
 
     def _row(self, message: frames.Message) -> _Row | None:
-        """The row that a message is; None for one that is not of the stream, such as a status."""
+        """Return the row of a message; None for one that is not of the stream, such as a status."""
         if message.sid != self._sid:
             return None
         return self._direct_row(message) if self._direct else self._delivered_row(message)
@@ -169,8 +172,8 @@ class RowScanner:
         return _Row(subject, reply, lines, message.data, ack.sequence, ack.consumer_sequence, microseconds, ack.pending)
 
     def _direct_row(self, message: frames.Message) -> _Row | None:
-        """What direct get appended are the last six lines; before `Nats-Stream`, the first of them, may stand the rest
-        of a block that did not end as it should."""
+        """Parse a direct-get message. The last six header lines were appended by direct get; the remains of an
+        incomplete block may precede `Nats-Stream`, the first of them."""
         lines = _lines(message.headers).split(b"\r\n")[:-1]
         tail = list(zip(reversed(lines), DIRECT_LINES, strict=False))
         if len(tail) < len(DIRECT_LINES) or not all(line.startswith(name) for line, name in tail):
@@ -183,7 +186,7 @@ class RowScanner:
         return _Row(subject, b"", own, message.data, int(sequence), 0, microseconds, int(pending))
 
     def rest(self) -> bytes:
-        """Not kept apart: whoever reads with this scanner does not share its connection."""
+        """Return nothing: a reader with this scanner does not share its connection."""
         return b""
 
     # -- rows out --------------------------------------------------------------------------------------------------
@@ -250,7 +253,7 @@ class RowScanner:
 
 
 def _lines(block: bytes) -> bytes:
-    """The header lines of a block: without its first line, its closing empty line, and a line that does not end."""
+    """Return the header lines of a block: without its first line, its closing empty line, and an incomplete line."""
     lines = block.partition(b"\r\n")[2]
     stop = lines.rfind(b"\r\n") + 2 if b"\r\n" in lines else 0
     if stop == len(lines) and (lines == b"\r\n" or lines.endswith(b"\r\n\r\n")):
@@ -267,7 +270,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _microseconds(text: bytes) -> int | None:
-    """Microseconds since 1970 of a time as direct get writes it; None for anything else."""
+    """Return the microseconds since 1970 of a time as direct get writes it; None for anything else."""
     found = _TIME.fullmatch(text)
     if found is None:
         return None

@@ -289,7 +289,7 @@ def _pipeline_state(pipeline: PipelineStatus, snapshot: Snapshot) -> NodeState:
 
 
 def per_second(rate: float) -> str:
-    return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
+    return f"{rate:,.0f}/s" if rate >= 10 or not rate else f"{rate:.1f}/s"
 
 
 # -- the picture -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from penstock.errors import ConfigError, MessageNotFound, NotFound, StreamNotFound
@@ -24,7 +25,7 @@ from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.sourcing.copies import Mark, mark_of
 from penstock.spark.history import History, Intent, history_of, unpacked
-from penstock.spark.stored import stored_row_digest
+from penstock.spark.stored import stored_row_digests
 
 LEDGER = "penstock_ledger"
 LEDGER_STREAM = kv.stream_of(LEDGER)
@@ -77,7 +78,7 @@ class AnnouncedChunk:
 
     @property
     def first(self) -> int | None:
-        return self.last - self.intent.rows + 1 if self.last else None
+        return self.last - (self.intent.messages or self.intent.rows) + 1 if self.last else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ def _digests(settings: Settings, info: StreamInfo, chunk: AnnouncedChunk) -> Cou
     assert chunk.first is not None
     assert chunk.last is not None
     rows = _read(settings, info, chunk.first, chunk.last)
-    return Counter(stored_row_digest(subject, headers, data) for _, subject, headers, data in rows)
+    return Counter(chain.from_iterable(stored_row_digests(*row[1:]) for row in rows))
 
 
 def _compared(name: str, chunk: AnnouncedChunk, wanted: Counter[bytes], there: Counter[bytes]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TypeVar
 
 from penstock.deadletter.capturer import dlq_of
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 TURNS = 10
 """Looks after which everything was asked for again, also what stands still."""
+FEW_STREAMS = 32
+"""Up to so many streams with consumers, everything is asked for with every look."""
 GROUP = "penstock.group"
 """Metadata of a consumer of a worker: its group."""
 AT_ONCE = 32
@@ -187,27 +190,30 @@ async def collect(
 
     `durables`: which consumers belong to pipelines; None: those of the pipelines that have left a record.
 
-    Whoever looks again and again gives what was seen `before` and counts `turn` up. Then only the consumers of streams
-    where something moves are asked for, and the others in turns: each is at most `TURNS` looks old.
+    Whoever looks again and again gives what was seen `before` and counts `turn` up. Then on a server with more than
+    `FEW_STREAMS` only the consumers of streams where something moves are asked for, and the others in turns: each is at
+    most `TURNS` looks old.
     """
     streams = await js.streams()
-    due = [one.name for one in streams if one.state.consumers and _is_due(one, before, turn)]
+    read = [one for one in streams if one.state.consumers]
+    due = [one.name for one in read if len(read) <= FEW_STREAMS or _is_due(one, before, turn)]
     listed = await _gathered(_consumers(js, name) for name in due)
     consumers = [consumer for page in listed for consumer in page]
     ages = await _gathered(_oldest_unacknowledged(js, consumer) for consumer in consumers)
     lost = await given_up(js, streams)
     seen = [_consumer_status(info, age) for info, age in zip(consumers, ages, strict=True)]
-    now, asked, there = datetime.now(UTC), set(due), {one.name for one in streams if one.state.consumers}
+    now, not_asked = datetime.now(UTC), {one.name for one in read}.difference(due)
     if before:
-        seen += [_later(one, now - before.taken_at) for one in before.consumers if one.stream in there - asked]
-    dead = await _dead_letters(js, streams, seen, before)
+        seen += [_later(one, now - before.taken_at) for one in before.consumers if one.stream in not_asked]
+    statuses = tuple(sorted(map(_stream_status, streams), key=attrgetter("name")))
+    dead = await _dead_letters(js, statuses, seen, before)
     if durables is None:
         durables = await _recorded_durables(js, streams)
     seen = [_with_pipeline(one, durables.get((one.stream, one.name))) for one in seen]
     return Status(
         taken_at=now,
-        streams=tuple(sorted((_stream_status(stream) for stream in streams), key=lambda s: s.name)),
-        consumers=tuple(sorted((_with_letters(one, dead, lost) for one in seen), key=lambda c: (c.stream, c.name))),
+        streams=statuses,
+        consumers=tuple(sorted((_with_letters(one, dead, lost) for one in seen), key=attrgetter("stream", "name"))),
         abandoned_batches=await advisories.kept(js, streams),
         given_up=lost,
     )
@@ -305,14 +311,14 @@ async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> d
 
 
 async def _dead_letters(
-    js: JetStream, streams: Sequence[StreamInfo], consumers: Sequence[ConsumerStatus], before: Status | None
+    js: JetStream, streams: Sequence[StreamStatus], consumers: Sequence[ConsumerStatus], before: Status | None
 ) -> dict[tuple[str, str], int | None]:
     """Dead letters by the consumer that gave up. The subject of one consumer is counted, that of several is read."""
     users: dict[str, list[ConsumerStatus]] = defaultdict(list)
     for consumer in consumers:
         if consumer.dlq:
             users[consumer.dlq].append(consumer)
-    letters = [one for one in map(_stream_status, streams) if one.messages and one.is_dead_letters]
+    letters = [one for one in streams if one.messages and one.is_dead_letters]
     if before and letters == [one for one in before.streams if one.messages and one.is_dead_letters]:
         return {(one.stream, one.name): one.dead_letters for one in before.consumers}
     asked = [(stream.name, dlq) for dlq in sorted(users) for stream in letters]

@@ -1,8 +1,9 @@
-"""Batches that the server gave up: it says so once, on a subject, and forgets it.
+"""Atomic batches that the server abandoned: it publishes one advisory for each, and keeps nothing.
 
-Two ways to know of them. `Abandonments` listens and counts from the moment it starts. A stream that takes the subject
-(`keeper`) has the server store them, and then `kept` counts also what happened while nobody listened; this is what
-`penstock status` shows, and `penstock batches` lists. `penstock apply` creates one for a platform with atomic streams.
+There are two ways to learn of them. `Abandonments` subscribes and counts from the moment it starts. A stream that
+stores the subject (`keeper`) keeps the advisories, and then `kept` also counts those from while no process subscribed;
+`penstock status` shows them, and `penstock batches` lists them. `penstock apply` creates one for a platform with atomic
+streams.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Abandonment:
 
     @property
     def publisher(self) -> str | None:
-        """The name of its publisher, where that has one: the server does not tell it, the batch id does."""
+        """The name of its publisher, if it has one: taken from the batch id, since the server does not report it."""
         return publisher_of(self.batch_id)
 
     @classmethod
     def parse(cls, data: bytes) -> Self | None:
-        """The advisory as the server publishes it; None for anything else: whoever may publish there can write it."""
+        """Parse an advisory; None for anything else: any publisher with permission can write there."""
         try:
             raw = json.loads(data)
             texts = str(raw["stream"]), str(raw.get("batch", "")), str(raw.get("reason", "unknown"))
@@ -58,13 +59,13 @@ class Abandonment:
 
 @dataclass(frozen=True, slots=True)
 class AbandonmentCounts:
-    """What was counted, and since when."""
+    """The counts, and their start time."""
 
     since: datetime
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Batches by stream and reason."""
     interruptions: int = 0
-    """How often the connection was lost: what was abandoned meanwhile is not counted."""
+    """How often the connection was lost: batches abandoned meanwhile are not counted."""
 
     @property
     def total(self) -> int:
@@ -72,10 +73,10 @@ class AbandonmentCounts:
 
 
 class Abandonments:
-    """Listens for abandoned batches on a connection of its own, and counts them.
+    """Subscribes to advisories of abandoned batches on its own connection, and counts them.
 
-    An `async with` block listens; `statistics` is what was counted so far. The callback runs in the event loop and must
-    not wait. A lost connection is opened again, for as long as the block lasts, and counted as an interruption.
+    An `async with` block subscribes; `statistics` returns the counts so far. The callback runs in the event loop and
+    must not block. A lost connection is reopened, for as long as the block lasts, and counted as an interruption.
     """
 
     def __init__(self, settings: Settings, callback: Callable[[Abandonment], None] | None = None) -> None:
@@ -102,7 +103,7 @@ class Abandonments:
         await self._connection.close()
 
     def statistics(self) -> AbandonmentCounts:
-        """What was counted so far."""
+        """Return the counts so far."""
         counts: dict[str, dict[str, int]] = {}
         for (stream, reason), number in sorted(self._counter.items()):
             counts.setdefault(stream, {})[reason] = number
@@ -117,7 +118,7 @@ class Abandonments:
             try:
                 self._count(await connection.receive())
             except DeadlineExceeded:
-                continue  # all is well: no batch was abandoned
+                continue  # no batch was abandoned
             except Unavailable:
                 self._interruptions += 1
                 await reconnect(connection, None, lambda: self._listen(connection))
@@ -131,7 +132,7 @@ class Abandonments:
             self._callback(abandoned)
 
 
-# -- kept by the server ------------------------------------------------------------------------------------------------
+# -- stored advisories -------------------------------------------------------------------------------------------------
 
 
 def keeper(name: str = KEEPER, max_age_days: int = 7, replicas: int = 1) -> dict[str, Any]:

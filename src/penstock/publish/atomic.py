@@ -13,8 +13,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal, Self, TypeVar, Unpack, overload
 
+from penstock.coroutines import sleep
 from penstock.errors import ConfigError, ConnectionLost, DeadlineExceeded, Unavailable
 from penstock.jetstream.api import JetStream
 from penstock.publish import outcome
@@ -33,31 +35,53 @@ from penstock.wire.headers import Headers
 
 T = TypeVar("T")
 IN_FLIGHT = 16
-"""Batches that one publisher has under way on one stream; the server takes 50 from all publishers together."""
+"""Maximum open batches of one publisher on one stream; the server allows 50 of all publishers together."""
 PATIENCE = 30.0
-"""Seconds for which a batch is tried again while the server has too many under way."""
+"""Seconds that a batch is retried while the server has too many open."""
 ASKED_AT_ONCE = 100
-"""Message ids that `stored_ids` asks for in one go."""
+"""Message ids that `stored_ids` checks in one round trip."""
 FIRST_ANSWER = 1.0
-"""Seconds to wait for the answer to the first member when the last one was refused: it comes before that."""
+"""Seconds to wait for the answer to the first member when the last one was refused: the first is answered earlier."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch that is being sent on one connection."""
+
+    content: Batch
+    subjects: tuple[str, ...]
+    """The stream's subjects."""
+    after: int
+    """A sequence the stream had reached before."""
+    opened: int
+    heard: float
+    """When a member was last sent."""
+    first: str = ""
+    """The reply subject of its first member; empty when that answer was taken, or the first is the last."""
+    last: str = ""
+
+    @property
+    def ref(self) -> BatchRef:
+        return self.content.ref(self.after)
 
 
 class Publisher:
     """Publishes atomic batches over one connection; any number of tasks may use it.
 
-    It needs the permission to read stream information: what a stream allows, and where it stands. A connection that
-    is found lost before anything of a batch is sent is opened again; lost later, the batch raises.
+    It needs the permission to read stream information: the stream's configuration and its last sequence. A connection
+    that is found lost before anything of a batch is sent is reopened; if it is lost later, the batch raises.
 
     `name` begins the ids of its batches, so that `penstock batches` can tell whose they are.
 
-    A batch that no stream takes is tried again for `no_responders_timeout` seconds, but never longer than `patience`.
+    A batch whose subject no stream stores is retried for `no_responders_timeout` seconds, but never longer than
+    `patience`.
     """
 
     def __init__(
         self,
         connection: aio.Connection,
         *,
-        in_flight: int = IN_FLIGHT,
+        in_flight: int | None = IN_FLIGHT,
         patience: float = PATIENCE,
         no_responders_timeout: float = NO_RESPONDERS_TIMEOUT,
         name: str | None = None,
@@ -67,8 +91,8 @@ class Publisher:
         self.no_responders_timeout = no_responders_timeout
         self.name = checked_publisher(name)
         settings = connection.settings
-        self.jetstream = JetStream(self._request, settings.domain, settings.timeout)
-        """The JetStream API; a connection that was lost is opened again for it."""
+        self.jetstream = JetStream(self.request, settings.domain, settings.timeout)
+        """The JetStream API; a lost connection is reopened for it."""
         self._in_flight = in_flight
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._streams = KnownStreams()
@@ -144,15 +168,38 @@ class Publisher:
         batch_id: str | None = None,
     ) -> BatchAck:
         """Publish prepared messages as one batch, with little work for each; see `Batch.extend`."""
-        batch = AtomicBatch(self, Batch(stream, new_id(self.name) if batch_id is None else batch_id))
+        batch = self.atomic(stream, batch_id=batch_id)
         batch.content.extend(subjects, payloads, headers, message_id)
         return await batch.commit()
+
+    # -- in two steps: the next batch can be prepared while the server stores this one -----------------------------
+
+    async def begin(self, content: Batch) -> Flight:
+        """Send a batch with its commit, and do not wait. Keep the number of those under way well below 50.
+
+        One that `finish` must send again is stored behind others that were under way with it; where the order of
+        batches matters, let each expect the last sequence.
+        """
+        return await self.send_commit(await self.launch(content))
+
+    async def finish(self, flight: Flight) -> BatchAck:
+        """Wait until the batch is stored. Sends it again while too many are under way, or no stream takes it.
+
+        Raises `BatchRejected` when nothing is stored, `BatchOutcomeUnknown` when no answer came: then `resolve`.
+        """
+        with suppress(TooManyInFlight, NobodyListens):  # nothing is stored: it can be resent from the start
+            return await self._answered(flight)
+
+        async def again() -> BatchAck:
+            return await self._answered(await self.begin(flight.content))
+
+        return await self.persistently(again)
 
     async def resolve(self, ref: BatchRef, *, settle: float = outcome.SETTLE) -> BatchAck | None:
         """Find out whether a batch whose answer was lost is stored: its ack, or None when it is not and never will be.
 
         The server is made to drop the batch first, in case it still waits for the rest of it. When the batch is not in
-        the stream, both are done once more after `settle` seconds: the server may have received bytes on a connection
+        the stream, both are repeated after `settle` seconds: the server may have received bytes on a connection
         that is lost by now, and not read them yet. Raises `BatchOutcomeUnknown` when messages were removed from the
         stream meanwhile that could have been the batch, or when its cluster has not decided yet.
 
@@ -160,7 +207,7 @@ class Publisher:
         """
         ack = await self._dropped_or_found(ref)
         if ack is None and settle:
-            await asyncio.sleep(settle)
+            await sleep(settle)
             ack = await self._dropped_or_found(ref)
         return ack
 
@@ -197,17 +244,99 @@ class Publisher:
                 self.connection.forget(*asked)
         return stored
 
-    # -- for the batches -------------------------------------------------------------------------------------------
+    # -- the steps of a batch --------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Have an open connection; raises `Unavailable` when none can be had."""
+        """Ensure an open connection: one that broke while idle is replaced."""
         if self._closed:
             raise ConfigError("this publisher is closed: connect a new one")
+        self.notice_loss()
         await self.connection.ready()
 
-    async def _request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+    def notice_loss(self) -> None:
+        """Check whether the connection broke while idle, before something is sent on it in vain."""
+        if self.connection.connected:
+            with suppress(ConnectionLost):
+                self.connection.poll()
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> bytes:
+        """One request of the JetStream API."""
         await self.ready()
         return (await self.connection.request(subject, payload, timeout=timeout)).data
+
+    async def persistently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Retry a batch that the server refused as a whole because too many were open, or because no stream stores its
+        subject."""
+        unheard = min(self.patience, self.no_responders_timeout)
+        return await retrying(lambda: until_heard(call, unheard), self.patience, retry_on=is_crowded)
+
+    async def launch(self, content: Batch) -> Flight:
+        """Check everything that can fail before anything is sent."""
+        await self.ready()
+        known = await self._known(content)
+        content.check_subjects(known.subjects)
+        content.check_sizes(self.connection.info.max_payload)
+        content.rewind()
+        return Flight(content, known.subjects, known.last_sequence, self.connection.opened, time.monotonic())
+
+    async def open(self, content: Batch) -> Flight:
+        """Send the members before the commit, and wait until the server has accepted the first of them."""
+        flight = await self.launch(content)
+        reply = self.connection.inbox(content.first_subject)
+        try:
+            if data := content.ahead(reply):
+                await self.connection.send(data)
+                content.accepted(await self.connection.wait(reply, what=f"the start of batch {content.batch_id!r}"))
+        finally:
+            self.connection.forget(reply)
+        return flight
+
+    async def send_commit(self, flight: Flight) -> Flight:
+        """Send what is left of a batch, with its commit."""
+        connection, content = self.connection, flight.content
+        self.check_same_connection(flight)
+        flight.first = connection.inbox(content.first_subject) if content.first_answers else ""
+        flight.last = connection.inbox(content.first_subject)
+        try:
+            for piece in content.commit(flight.first, flight.last):
+                await connection.send(piece)
+        except BaseException as exc:
+            connection.forget(flight.first, flight.last)
+            if isinstance(exc, ConnectionLost | DeadlineExceeded):
+                raise BatchOutcomeUnknown(flight.ref, str(exc)) from exc
+            raise
+        return flight
+
+    def check_same_connection(self, flight: Flight) -> None:
+        """Raise when members that were sent may be lost with their connection. Nothing is stored then."""
+        if not self.connection.connected or self.connection.opened != flight.opened:
+            raise ConnectionLost(", ".join(self.connection.settings.servers), "in the middle of a batch")
+
+    async def _answered(self, flight: Flight) -> BatchAck:
+        connection, content = self.connection, flight.content
+        if connection.opened != flight.opened:
+            raise BatchOutcomeUnknown(flight.ref, "the connection was lost and reopened")
+        try:
+            answer = await connection.wait(flight.last, what=f"the commit of batch {content.batch_id!r}")
+            idle = time.monotonic() - flight.heard
+            start = await self._answer_to_first(flight.first) if flight.first else None
+        except (ConnectionLost, DeadlineExceeded) as exc:
+            raise BatchOutcomeUnknown(flight.ref, str(exc)) from exc
+        finally:
+            connection.forget(flight.first, flight.last)
+        try:
+            ack = content.verdict(start, answer, idle, flight.subjects)
+        except NobodyListens:
+            with suppress(Unavailable):  # the server may hold members sent before: the retry starts again
+                await connection.send(content.abandon())
+            raise
+        self._streams.note(ack, time.monotonic())
+        return ack
+
+    async def _answer_to_first(self, reply: str) -> frames.Message | None:
+        with suppress(Unavailable):  # the answer to the last decides; this one only adds details
+            return await self.connection.wait(reply, FIRST_ANSWER)
+        return None
 
     async def _known(self, batch: Batch) -> KnownStream:
         if known := self._streams.recent(batch.stream, time.monotonic()):
@@ -215,13 +344,10 @@ class Publisher:
         info = await self.jetstream.stream_info(batch.stream)
         return self._streams.learn(info, batch.batch_id, time.monotonic())
 
-    async def _persistently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat what the server refused as a whole because it was crowded, or knew of no stream for it."""
-        unheard = min(self.patience, self.no_responders_timeout)
-        return await retrying(lambda: until_heard(call, unheard), self.patience, retry_on=is_crowded)
-
-    async def _take_slot(self, batch: Batch) -> asyncio.Semaphore:
-        """One of the places for batches under way on this stream; the caller releases it."""
+    async def take_slot(self, batch: Batch) -> asyncio.Semaphore | None:
+        """Acquire a slot for an open batch on this stream; the caller releases it."""
+        if self._in_flight is None:
+            return None
         slots = self._slots.setdefault(batch.stream, asyncio.Semaphore(self._in_flight))
         try:
             async with asyncio.timeout(self.patience):  # Python 3.11's `wait_for` swallows cancellations
@@ -239,11 +365,7 @@ class AtomicBatch:
         self.content = content
         self._publisher = publisher
         self._slot: asyncio.Semaphore | None = None
-        self._subjects: tuple[str, ...] = ()
-        self._after = 0
-        self._opened = 0
-        self._heard = 0.0
-        """When the server was last sent something of this batch."""
+        self._flight: Flight | None = None
         self._ack: BatchAck | None = None
 
     @property
@@ -283,10 +405,14 @@ class AtomicBatch:
         From then on the batch is open on the server, which drops it after 10 seconds without a message.
         """
         self.content.check_open()
-        if self.content.sent:
-            await self._send(self.content.ahead(""))
+        if self._flight is None or not self.content.sent:
+            await self._take_slot()
+            self._flight = await self._publisher.persistently(lambda: self._publisher.open(self.content))
         else:
-            await self._publisher._persistently(self._open)
+            self._publisher.notice_loss()
+            self._publisher.check_same_connection(self._flight)
+            await self._publisher.connection.send(self.content.ahead(""))
+        self._flight.heard = time.monotonic()
 
     async def commit(self) -> BatchAck:
         """Send what is left and wait until all of it is stored. Leaving the `async with` block does this.
@@ -295,10 +421,13 @@ class AtomicBatch:
         """
         self.content.end()
         try:
-            if self.content.sent:
-                with suppress(TooManyInFlight, NobodyListens):  # nothing is stored: it can go again from the start
-                    return await self._exchange()
-            return await self._publisher._persistently(self._attempt)
+            if self._flight is None or not self.content.sent:
+                await self._take_slot()
+                self._flight = await self._publisher.launch(self.content)
+            else:
+                self._publisher.notice_loss()
+            self._ack = await self._publisher.finish(await self._publisher.send_commit(self._flight))
+            return self._ack
         finally:
             self._release()
 
@@ -306,20 +435,20 @@ class AtomicBatch:
         """Drop the batch: nothing of it is stored."""
         self.content.end()
         try:
-            if self.content.sent and self._connection.connected:
-                # Best effort: the server gives it up by itself after a while.
-                with suppress(Unavailable):
-                    await self._connection.send(self.content.abandon())
+            if self.content.sent and self._publisher.connection.connected:
+                with suppress(Unavailable):  # best effort: the server drops it by itself after a while
+                    await self._publisher.connection.send(self.content.abandon())
         finally:
             self._release()
 
     async def resolve(self) -> BatchAck | None:
         """After `BatchOutcomeUnknown`: the ack if the batch is stored, None if it is not and never will be."""
-        if not self._opened:
+        if self._flight is None:
             return None  # nothing was sent
-        same = self._connection.connected and self._connection.opened == self._opened
-        found = await self._publisher.resolve(self.content.ref(self._after), settle=0 if same else outcome.SETTLE)
-        return found and self._done(found)
+        connection = self._publisher.connection
+        same = connection.connected and connection.opened == self._flight.opened
+        self._ack = await self._publisher.resolve(self._flight.ref, settle=0 if same else outcome.SETTLE)
+        return self._ack
 
     async def __aenter__(self) -> Self:
         return self
@@ -332,77 +461,9 @@ class AtomicBatch:
         else:
             await self.abandon()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _connection(self) -> aio.Connection:
-        return self._publisher.connection
-
-    @property
-    def _subject(self) -> str:
-        return self.content.subjects[0].decode() if self.content.subjects else ""
-
-    async def _begin(self) -> None:
-        """All that can go wrong before anything is sent."""
+    async def _take_slot(self) -> None:
         if self._slot is None:
-            self._slot = await self._publisher._take_slot(self.content)
-        await self._publisher.ready()
-        known = await self._publisher._known(self.content)
-        self.content.check_subjects(known.subjects)
-        self.content.check_sizes(self._connection.info.max_payload)
-        self._subjects, self._after = known.subjects, known.last_sequence
-        self._opened = self._connection.opened
-        self.content.rewind()
-
-    async def _open(self) -> None:
-        await self._begin()
-        reply = self._connection.inbox(self._subject)
-        if data := self.content.ahead(reply):
-            await self._send(data)
-            self.content.accepted(await self._connection.wait(reply, what=f"the start of batch {self.batch_id!r}"))
-
-    async def _attempt(self) -> BatchAck:
-        await self._begin()
-        self._heard = time.monotonic()
-        return await self._exchange()
-
-    async def _exchange(self) -> BatchAck:
-        """Send the rest with the commit, and take the answer."""
-        connection, content = self._connection, self.content
-        two_answers = content.first_answers
-        if connection.opened != self._opened:  # members that were sent may be lost; nothing is stored
-            raise ConnectionLost(", ".join(connection.settings.servers), "in the middle of a batch")
-        first, last = connection.inbox(self._subject), connection.inbox(self._subject)
-        try:
-            for piece in content.commit(first, last):
-                await connection.send(piece)
-            answer = await connection.wait(last, what=f"the commit of batch {self.batch_id!r}")
-            idle = time.monotonic() - self._heard
-            start = await self._answer_to_first(first) if two_answers else None
-        except (ConnectionLost, DeadlineExceeded) as exc:
-            raise BatchOutcomeUnknown(content.ref(self._after), str(exc)) from exc
-        finally:
-            connection.forget(first, last)
-        try:
-            return self._done(content.verdict(start, answer, idle, self._subjects))
-        except NobodyListens:
-            with suppress(Unavailable):  # the server may hold members sent before: the next try begins anew
-                await connection.send(content.abandon())
-            raise
-
-    async def _answer_to_first(self, reply: str) -> frames.Message | None:
-        with suppress(Unavailable):  # the answer to the last decides; this one only tells more
-            return await self._connection.wait(reply, FIRST_ANSWER)
-        return None
-
-    async def _send(self, data: bytes) -> None:
-        await self._connection.send(data)
-        self._heard = time.monotonic()
-
-    def _done(self, ack: BatchAck) -> BatchAck:
-        self._ack = ack
-        self._publisher._streams.note(ack, time.monotonic())
-        return ack
+            self._slot = await self._publisher.take_slot(self.content)
 
     def _release(self) -> None:
         if self._slot:

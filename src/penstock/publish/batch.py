@@ -30,7 +30,7 @@ EXPECTED_STREAM = "Nats-Expected-Stream"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 EXPECTED_LAST_OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 INCREMENT = "Nats-Incr"
-"""What is added to a counter. The server refuses expectations beside it, also that of a stream."""
+"""Header with the increment of a counter. The server refuses expectations beside it, also that of a stream."""
 UNSUPPORTED = "Nats-Expected-Last-Msg-Id"
 
 GIVEN_UP_AFTER = 10.0
@@ -51,7 +51,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def new_id(publisher: str | None = None) -> str:
-    """A batch id that nobody else has; short, since every message carries it and the stream keeps it."""
+    """Return a unique batch id; short, since every message carries it and the stream keeps it."""
     return f"{publisher}.{secrets.token_hex(8)}" if publisher else secrets.token_hex(8)
 
 
@@ -81,7 +81,7 @@ class Batch:
         self.sent = 0
         """Members whose bytes were taken for sending."""
         self.over = False
-        """Whether it was committed or dropped, with whatever outcome."""
+        """Whether it was committed or dropped, whatever the outcome."""
         self._prefix = b"NATS/1.0\r\n" + headers.line(BATCH_ID, self.batch_id) + BATCH_SEQUENCE.encode() + b": "
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class Batch:
             self._lines_of_all().extend(own or [b""] * count)
 
     def end(self) -> None:
-        """Nothing can be added or sent any more. Raises when that was so already."""
+        """Close the batch: nothing can be added or sent any more. Raises when it was closed before."""
         self.check_open()
         self.over = True
 
@@ -240,12 +240,17 @@ class Batch:
         """Whether the bytes of `commit` make the server answer to the first member, besides the last."""
         return self.sent == 0 and (len(self) > 1 or self.end_of_batch)
 
+    @property
+    def first_subject(self) -> str:
+        """The subject of its first member, also used to query the batch."""
+        return self.subjects[0].decode() if self.subjects else ""
+
     def rewind(self) -> None:
         """Send everything again from the start: the server has refused the first member."""
         self.sent = 0
 
     def abandon(self) -> bytes:
-        """Makes the server drop what was sent, instead of keeping it until its limit of silence."""
+        """Return a message that makes the server drop the batch at once, instead of after its timeout."""
         return drop(self.batch_id, self.subjects[0]) if self.sent else b""
 
     def _encoded(self, stop: int, first_reply: str, commit_reply: str | None) -> bytes:
@@ -301,7 +306,7 @@ class Batch:
             raise errors.Gap(*self._local(errors.Gap, errors.OTHER_STREAM).told, strangers)
 
     def check_sizes(self, max_payload: int) -> None:
-        """Refuse a member that the server would answer by closing the connection."""
+        """Refuse a member so large that the server would close the connection."""
         own = max(map(len, self.lines)) if self.lines else 0
         most = max(map(len, self.payloads), default=0) + own + len(self._frame_lines(0)) + len(_COMMIT) + 4
         if most <= max_payload:
@@ -348,7 +353,7 @@ class Batch:
         return self._detailed(errors.rejection(self.stream, self.batch_id, raw))
 
     def _detailed(self, error: PenstockError) -> PenstockError:
-        """Add what the server does not say but the batch knows."""
+        """Add details that the batch knows and the server does not report."""
         if isinstance(error, errors.DuplicateId):
             return errors.DuplicateId(*error.told, tuple(self.message_ids))
         if isinstance(error, errors.WrongSequence):
@@ -365,7 +370,7 @@ class Batch:
         return errors.Gap(*error.told, self._strangers(known_subjects))
 
     def _strangers(self, known_subjects: Sequence[str]) -> tuple[str, ...]:
-        """Subjects of the batch that are none of the stream's; none when those are not known."""
+        """Return the subjects of the batch that the stream does not have; empty when the stream's are not known."""
         if not known_subjects:
             return ()
         mine = dict.fromkeys(subject.decode() for subject in self.subjects)
@@ -442,7 +447,7 @@ def literal_subject(subject: str) -> bytes:
 
 
 def check_message_id(message_id: str) -> None:
-    """Refuse an id that the server would take for none, and store the message twice."""
+    """Refuse an id that the server would treat as missing, and store the message twice."""
     if message_id == "":
         raise ConfigError("the message id is empty, which the server takes for none: leave it out, or give one")
 

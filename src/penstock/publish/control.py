@@ -1,4 +1,4 @@
-"""The connection of a program that coordinates through KV: reopened when it is needed and lost."""
+"""The connection of a program that coordinates through KV: reopened on demand when it was lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.wire import aio
 
 
 class Control(Broker):
-    """A connection for JetStream requests, KV buckets and atomic batches. Opened again when it is needed and lost."""
+    """A connection for JetStream requests, KV buckets and atomic batches. Reopened on demand when it was lost."""
 
     def __init__(self, publisher: Publisher) -> None:
         super().__init__(publisher.connection.settings, connection=publisher.connection)
@@ -28,12 +28,12 @@ class Control(Broker):
         await self.publisher.close()
 
     async def ready(self) -> aio.Connection:
-        """Have an open connection; raises `Unavailable` when none can be had."""
+        """Return an open connection; raises `Unavailable` when there is none."""
         await self.publisher.ready()
         return await super().ready()
 
     def _opened_anew(self) -> None:
-        """What the server refuses is told to whoever waits for it, and logged where nobody does."""
+        """No effect: refusals are raised to the caller that waits, or logged when none does."""
 
     async def store_all(self, stream: str, prefix: str, writes: Sequence[Write]) -> list[int]:
         """Store several values of a bucket, or none, as one atomic batch; returns their revisions.

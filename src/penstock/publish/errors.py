@@ -1,4 +1,4 @@
-"""What can go wrong with a batch, by what happened; each says what to do next.
+"""Errors of atomic batches, by what happened; each says what to do next.
 
 ApiError
 └── BatchRejected            the server said no: nothing of the batch is stored
@@ -14,7 +14,7 @@ ApiError
     ├── BadId                a batch id the server does not take
     └── TooManyInFlight      retryable: too many batches under way at once
 Unavailable
-└── NobodyListens            no stream takes the subject, for longer than the publisher's `no_responders_timeout`
+└── NobodyListens            no stream stores the subject, for longer than the publisher's `no_responders_timeout`
 OutcomeUnknown
 └── BatchOutcomeUnknown      the commit was sent and not answered: ask `resolve`
 """
@@ -40,7 +40,7 @@ class BatchRejected(ApiError):
 
     @property
     def told(self) -> tuple[str, str, int, int, str]:
-        """What the server told, to make a more telling error of it."""
+        """The server's answer, for building a more specific error."""
         return self.stream, self.batch_id, self.code, self.err_code, self.description
 
     @property
@@ -80,7 +80,7 @@ class Gap(BatchRejected):
         super().__init__(stream, batch_id, code, err_code, description)
         self.args = (stream, batch_id, code, err_code, description, strangers)
         self.strangers = strangers
-        """Subjects of the batch that are none of the stream's."""
+        """Subjects of the batch that the stream does not have."""
 
     @property
     def reason(self) -> str:
@@ -93,7 +93,7 @@ class Gap(BatchRejected):
 
 
 class TimedOut(BatchRejected):
-    """The server gave the batch up because nothing came for too long."""
+    """The server dropped the batch because no member arrived for too long."""
 
     def __init__(
         self, stream: str, batch_id: str, code: int, err_code: int, description: str, idle: float = 0.0
@@ -155,7 +155,7 @@ class StreamFull(BatchRejected):
 
 
 class WrongSequence(BatchRejected):
-    """The last sequence of the stream, or of a subject, was not the expected one: somebody else wrote meanwhile."""
+    """The last sequence of the stream, or of a subject, was not the expected one: another publisher wrote meanwhile."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class WrongSequence(BatchRejected):
         self.expected = expected
         """What the members of the batch expected, in their order."""
         self.actual = actual
-        """The last sequence there is; None while another write to the same subject is under way."""
+        """The actual last sequence; None while another write to the same subject is in progress."""
 
     @property
     def reason(self) -> str:
@@ -199,7 +199,7 @@ class BadId(BatchRejected):
 
 
 class TooManyInFlight(BatchRejected):
-    """The stream, or the server, has too many batches under way; the publisher has waited and tried again."""
+    """The stream, or the server, has too many open batches; the publisher has waited and retried."""
 
     retryable = True
 
@@ -209,7 +209,7 @@ class TooManyInFlight(BatchRejected):
 
 
 class NobodyListens(Unavailable):
-    """No stream takes messages of this subject."""
+    """No stream stores messages of this subject."""
 
     retryable = False
 
@@ -218,10 +218,10 @@ class NobodyListens(Unavailable):
         self.stream = stream
         self.subject = subject
         self.tried_for = tried_for
-        """Seconds for which the batch was tried."""
+        """Seconds for which the batch was retried."""
 
     def after(self, seconds: float) -> NobodyListens:
-        """The same, after so many seconds of trying."""
+        """Return the same error with the seconds spent on retries."""
         return NobodyListens(self.stream, self.subject, seconds)
 
     def __str__(self) -> str:
@@ -251,9 +251,9 @@ DISABLED, MISSING_SEQUENCE, INCOMPLETE, UNSUPPORTED_HEADER, BAD_ID = 10174, 1017
 TOO_LARGE, BAD_COMMIT, DUPLICATE, TOO_MANY = 10199, 10200, 10201, 10210
 WRONG_SEQUENCE, DUPLICATE_BUSY = 10071, 10158
 NOT_STORED = 10077
-"""The store did not take it: the words say whether a limit of the stream is the reason."""
+"""The store refused it: the text says whether a limit of the stream is the reason."""
 OTHER_STREAM = 10060
-"""The batch came to another stream than its first message says."""
+"""The batch arrived at another stream than its first message expects."""
 
 BY_ERR_CODE: dict[int, type[BatchRejected]] = {
     DISABLED: NotEnabled,

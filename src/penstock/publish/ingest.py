@@ -3,7 +3,7 @@
 A fast ingest is one ordered series of messages, counted from 1: their *positions*. On the wire it is one server batch
 after the other (a *segment* each): the server ends a batch at a gap, after 10 s of silence, and when it restarts, and
 only the answer that ends a batch says exactly how much of it is stored. Rows are kept until they are known to be
-stored, so that the next segment goes on where the last one really ended:
+stored, so that the next segment continues where the last one really ended:
 
 1. rows are sent while the window (the server's ack interval × `max_outstanding_acks`, and bytes) has room
    (crash after: what the server got is stored; the caller was told only about acknowledged positions);
@@ -38,13 +38,13 @@ from penstock.publish.rows import MAX_LEADS, Row, bound_to, control, frames, has
 from penstock.wire.frames import MAX_MESSAGE, Message
 
 UNANSWERED = 4
-"""After so many questions without any answer the connection counts as dead."""
+"""After this many pings without any answer the connection counts as dead."""
 FRUITLESS = 10
-"""After so many segments in a row that stored nothing, sending again is given up."""
+"""After this many segments in a row that stored nothing, resending stops."""
 REASON_WITHIN = 0.3
 """Seconds to wait for the reason of a gap."""
 BUSY_DELAY = 0.1
-"""Seconds before a server that was busy is asked again."""
+"""Seconds before a busy server is retried."""
 
 
 @dataclass(slots=True)
@@ -130,11 +130,11 @@ class Ingest:
         """A gap that ends the series, and until when a reason for it may still come."""
         self._busy_since: float | None = None
         self._unheard_since: float | None = None
-        """When the server first knew of no stream for a subject that this one never took."""
+        """When the server first reported no stream for a subject that this stream has never stored."""
         self._taken: set[bytes] = set()
-        """Subjects of first messages that the stream took: nobody listening there is an outage, not a mistake."""
+        """Subjects of first messages that the stream has stored: "no responders" there is an outage, not a mistake."""
 
-    # -- what the caller adds and sees -------------------------------------------------------------------------------
+    # -- adding rows, and results ------------------------------------------------------------------------------------
 
     @property
     def unsent(self) -> int:
@@ -173,7 +173,7 @@ class Ingest:
         count = self.stored - self.lost
         return FastAck(self.stream, self.sequence, self.batch_id, count, self.lost, self.maybe_twice)
 
-    # -- what goes to the server -------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def outgoing(self, now: float) -> bytes:
         """What to send now: rows that the window has room for, then the end, or a ping, when one is due."""
@@ -189,7 +189,7 @@ class Ingest:
         return self._ask(segment, now) if segment and not segment.ending else b""
 
     def connected(self, inbox: str, now: float) -> None:
-        """There is a new connection: end the open segment on it, since that tells what was stored."""
+        """Continue on a new connection: end the open segment on it, since the answer says what was stored."""
         self._inbox, self.stalled = inbox, False
         self._heard, self._unanswered, self._unheard_since = now, 0, None
         if segment := self._segment:
@@ -208,7 +208,7 @@ class Ingest:
         if segment.sent:
             data = frames(self._rows[at : at + count], segment.prefix, segment.sent + 1)
         else:
-            # Else another stream that has the subject, and takes fast ingest, would take the batch.
+            # Otherwise another stream that has the subject, and allows fast ingest, would take the batch.
             bound = bound_to(self.stream, self._rows[0], self.max_payload)
             data = frames([bound], segment.prefix, 1, replies.START)
         segment.sending(count, len(data))
@@ -277,7 +277,7 @@ class Ingest:
             self.error = DeadlineExceeded(f"fast ingest into {self._what}", silent_for)
         self.stalled = True
 
-    # -- what comes from the server ----------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> None:
         """Take a message that came to the inbox. Answers to segments that are over are of no interest."""
@@ -435,7 +435,7 @@ class Ingest:
         self._end_segment(segment)
 
     def _try_unheard_later(self, lead: bytes, now: float) -> None:
-        """Begin again soon with the message that nobody listens for: a new stream is not known everywhere at once."""
+        """Retry the message that no stream stores soon: a new stream is not known to every server at once."""
         if lead in self._taken:
             self._try_later(self._nobody, now)
             return
@@ -495,5 +495,5 @@ class Ingest:
 
 
 def _awaits_answer(segment: Segment) -> bool:
-    """Whether the server owes us something."""
+    """Whether an answer of the server is outstanding."""
     return segment.ending or segment.every == 0 or segment.sent - segment.acked >= segment.every

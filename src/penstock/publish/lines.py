@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.publish.batch import literal_subject
-from penstock.publish.reserved import LetterSubject
 from penstock.publish.rows import headers_of
 from penstock.subjects import is_dead_letter
 from penstock.wire.headers import Headers
@@ -59,7 +58,6 @@ class LineFormat:
     """A field that holds the data: a string as it is, anything else as JSON. Without it, the whole line is the data."""
     raw: bool = False
     """Take lines as they are, JSON or not; excludes everything that reads a field."""
-    allow_dead_letters: bool = False
 
     def __post_init__(self) -> None:
         if (self.subject is None) == (self.subject_field is None):
@@ -122,14 +120,12 @@ class LineFormat:
         return text
 
     def _allowed(self, subject: str) -> str:
-        if not is_dead_letter(subject):
-            return subject
-        if not self.allow_dead_letters:
+        if is_dead_letter(subject):
             raise ConfigError(
                 f"subject {subject!r} belongs to dead letters, which carry what replaying them needs; "
-                "use --allow-dlq if you really mean it"
+                "publish to another subject"
             )
-        return LetterSubject(subject)
+        return subject
 
     def _headers(self, number: int, event: dict[str, Any]) -> Headers | None:
         made: dict[str, Any] = {}

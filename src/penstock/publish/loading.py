@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from penstock.errors import ConfigError, ConnectionLost, OutcomeUnknown, PenstockError, ServerBusy, Unavailable
 from penstock.jetstream.api import JetStream
+from penstock.jetstream.model import Json
 from penstock.publish.atomic import AtomicBatch, Publisher
 from penstock.publish.errors import BatchOutcomeUnknown, DuplicateId, RepeatedId
 from penstock.publish.fast import FastIngest
 from penstock.publish.lines import Numbered
 from penstock.publish.model import MAX_MESSAGES, BatchAck
 from penstock.publish.options import IngestOptions, Lost
+from penstock.publish.packed import HEADER_ROOM, PackedPublisher
 from penstock.publish.plain import PlainPublisher, PubAck
 from penstock.retry import retrying
 from penstock.settings import Settings
@@ -49,6 +51,8 @@ class LoadReport:
     mode: str
     ranges: dict[str, StoredRange] = field(default_factory=dict)
     batches: int = 0
+    rows: int = 0
+    """Lines in the packs that are stored."""
     maybe_twice: int = 0
     in_doubt: list[tuple[int, int]] = field(default_factory=list)
     """First and last of lines whose messages were sent and may be stored: no answer came."""
@@ -100,7 +104,7 @@ class Load(Protocol):
         """Return when everything that was added is stored."""
 
     async def stop(self) -> None:
-        """A bad line comes next: store what may be stored without it."""
+        """Called before a bad line: store what may be stored without it."""
 
 
 class PlainLoad:
@@ -148,7 +152,7 @@ class PlainLoad:
         await self.finish()
 
     def _noted(self, outcomes: Sequence[PubAck | PenstockError]) -> RefusedLine | None:
-        """Enter outcomes into the report; returns the first refusal."""
+        """Add outcomes to the report; returns the first refusal."""
         refused = None
         for outcome in outcomes:
             line = self._lines.popleft()
@@ -157,6 +161,55 @@ class PlainLoad:
             else:
                 refused = refused or RefusedLine(line, outcome)
         return refused
+
+
+class PackingClient(Protocol):
+    """A connection that publishes packs; the front door's client is one."""
+
+    @property
+    def max_payload(self) -> int: ...
+    def packed(self, **choices: Any) -> PackedPublisher: ...
+
+
+class PackedLoad:
+    """Lines of a subject in packs. A pack that is refused ends the load."""
+
+    def __init__(self, client: PackingClient, rows: int) -> None:
+        self.report = LoadReport("packed")
+        self._client = client
+        self._packed = client.packed(rows=rows, on_stored=self._note)
+        self._lines: dict[str, deque[int]] = defaultdict(deque)
+        """Lines that are not known to be stored, by subject."""
+
+    async def __aenter__(self) -> Self:
+        await self._packed.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._packed.__aexit__(*error)
+        for line in sorted(line for lines in self._lines.values() for line in lines):
+            self.report.doubt(line)
+
+    @property
+    def max_payload(self) -> int:
+        return self._client.max_payload - HEADER_ROOM
+
+    async def add(self, messages: Sequence[Numbered]) -> None:
+        for line, subject, data, headers, _ in messages:
+            self._lines[subject].append(line)
+            await self._packed.add(subject, data, headers=headers)
+
+    async def finish(self) -> None:
+        await self._packed.flush()
+
+    async def stop(self) -> None:
+        await self.finish()
+
+    def _note(self, subject: str, rows: int, answer: Json) -> None:
+        for _ in range(rows):
+            self._lines[subject].popleft()
+        self.report.rows += rows
+        self.report.of(answer["stream"]).include(answer["seq"], answer["seq"], 1)
 
 
 class FastLoad:
@@ -215,7 +268,7 @@ class FastLoad:
         found = self.report.of(self._stream)
         found.count = ingest.stored - sum(one.count for one in self.report.lost)
         found.last = ingest.sequence
-        # Only when nobody else wrote meanwhile is it certain where the first one is.
+        # The first sequence is certain only when no other publisher wrote meanwhile.
         alone = found.count > 0 and ingest.sequence - self._before == found.count
         found.first = self._before + 1 if alone else None
         self.report.maybe_twice = ingest.maybe_twice
@@ -323,7 +376,7 @@ class AtomicLoad:
 
 
 def _may_go_again(error: BaseException) -> bool:
-    """Whether nothing of a batch is stored because the server was not there."""
+    """Whether nothing of a batch is stored because the server was unavailable."""
     return isinstance(error, Unavailable | ServerBusy) and error.retryable
 
 

@@ -1,4 +1,4 @@
-"""What a fast ingest is told and what it tells, as values."""
+"""Options and results of a fast ingest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IngestOptions:
     """
 
     flow: int = 500
-    """Ask for an ack every so many messages. The server allows 500, and less while others ingest into the stream."""
+    """Number of messages per ack. The server allows 500, and less while others ingest into the stream."""
     max_outstanding_acks: int = 4
     """How many acks may be outstanding before the publisher waits."""
     max_outstanding_bytes: int = 16 * 1024 * 1024
@@ -36,11 +36,11 @@ class IngestOptions:
     idle_after: float = 2.0
     """Seconds without new messages after which what was sent is settled. Far below the server's 10 s."""
     patience: float = 30.0
-    """Seconds to go on trying while the server is away or busy."""
+    """Seconds to retry while the server is unavailable or busy."""
     no_responders_timeout: float = NO_RESPONDERS_TIMEOUT
-    """Seconds to go on trying while no stream takes a subject that the stream has not taken before; then
-    `WrongStream`. Never longer than `patience`. With `on_gap="continue"` only the first message of a server batch is
-    tried again: any other is lost, and reported."""
+    """Seconds to retry while no stream stores a subject that the stream has not stored before; then `WrongStream`.
+    Never longer than `patience`. With `on_gap="continue"` only the first message of a server batch is retried: any
+    other is lost, and reported."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.flow <= 65_535:

@@ -1,14 +1,14 @@
-"""Finding out whether a batch was stored, by looking at the stream.
+"""Finds out whether a batch was stored, by reading the stream.
 
-The members of a batch are next to each other and carry its id. So one look at every `count`-th sequence is enough to
-meet it, whoever else writes in between; only where messages were removed must the neighbours be looked at too.
+The members of a batch are adjacent and carry its id. So reading every `count`-th sequence is enough to find it,
+whatever other publishers write in between; only where messages were removed must the neighbours be read too.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 
+from penstock.coroutines import sleep
 from penstock.errors import MessageNotFound, Unavailable
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import StoredMessage
@@ -51,7 +51,7 @@ async def look(jetstream: JetStream, ref: BatchRef, given_out: int = 0) -> Batch
 
 
 async def check_heard(jetstream: JetStream, ref: BatchRef, *answers: frames.Message) -> None:
-    """Raise when nobody answered for the stream: it is gone, or has no leader at the moment."""
+    """Raise when no server answered for the stream: it is deleted, or has no leader now."""
     if any(answer.status for answer in answers):
         await jetstream.stream_info(ref.stream)
         raise Unavailable(f"nobody answers for stream {ref.stream!r} on {ref.subject!r}; try again later")
@@ -66,7 +66,7 @@ async def _stored_up_to(jetstream: JetStream, ref: BatchRef, given_out: int) -> 
         if time.monotonic() >= deadline:
             reason = f"the stream has given out sequence {given_out} and stored {last}; has its cluster a majority?"
             raise BatchOutcomeUnknown(ref, reason)
-        await asyncio.sleep(delay)
+        await sleep(delay)
     raise AssertionError("delays() never ends")
 
 

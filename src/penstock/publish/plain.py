@@ -33,15 +33,15 @@ from penstock.wire.session import Denied
 WINDOW = 1_000
 """Messages whose acks may be outstanding."""
 TICK = 0.2
-"""Seconds between two looks at the connection while waiting."""
+"""Seconds between two checks of the connection while waiting."""
 CHUNK = 64 * 1024
 """Bytes that are collected before they are sent."""
 MAX_OUTSTANDING_BYTES = 16 * 1024 * 1024
 """Messages are kept until they are acknowledged, to be sent again; beyond this many bytes `add` waits."""
 RETRY_DELAY = 0.1
-"""Seconds before messages that no stream took are sent again."""
+"""Seconds before messages that no stream stored are resent."""
 MAX_UNHEARD = 10_000
-"""Subjects that no stream took which are remembered at a time."""
+"""Maximum number of remembered subjects that no stream stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class PlainPublisher:
     `add` returns the outcomes that came in meanwhile, in the order of publishing: a `PubAck`, or the error of that
     message. Messages behind a refused one may be stored: nothing ties them together.
 
-    A message that no stream takes is sent again for `no_responders_timeout` seconds, and then stored behind those that
-    were under way with it. So that this does not happen to a stream that is new, the first message goes alone.
+    A message that no stream stores is resent for `no_responders_timeout` seconds, and then stored after those sent with
+    it. To avoid this for a new stream, the first message is sent alone.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PlainPublisher:
         """Messages that no stream took, to be sent again at `_again_at`."""
         self._again_at = 0.0
         self._unheard: dict[bytes, float] = {}
-        """Subjects that no stream took when last asked, and since when."""
+        """Subjects that no stream stored at the last attempt, and since when."""
         self._heard = 0.0
         """When the server last answered."""
         self._ready: list[PubAck | PenstockError] = []
@@ -181,7 +181,7 @@ class PlainPublisher:
 
     async def _send_first(self) -> None:
         first = self._sent[0]
-        if self._buffer[0] is first.frame:  # else it was sent, and the wait for its outcome given up
+        if self._buffer[0] is first.frame:  # otherwise it was sent, and the wait for its outcome was abandoned
             self._buffered -= len(self._buffer.pop(0))
             await self._connection.send(first.frame)
         while first.outcome is None:
@@ -265,4 +265,4 @@ def _outcome(message: Message) -> PubAck | PenstockError:
             return api_error("publish", answer["error"])
         return PubAck(answer["stream"], answer["seq"], bool(answer.get("duplicate")))
     except (ValueError, KeyError, TypeError) as exc:
-        raise ProtocolError(f"an answer to a publish that makes no sense: {message.data[:200]!r}") from exc
+        raise ProtocolError(f"the server sent an invalid answer to a publish: {message.data[:200]!r}") from exc

@@ -100,7 +100,7 @@ def _answer(message: Message) -> Answer:
         fields = json.loads(message.data)
         return _parsed(fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise ProtocolError(f"an answer to fast ingest that makes no sense: {message.data[:200]!r}") from exc
+        raise ProtocolError(f"the server sent an invalid answer to fast ingest: {message.data[:200]!r}") from exc
 
 
 def _parsed(fields: dict[str, Any]) -> Answer:

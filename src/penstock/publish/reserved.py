@@ -1,4 +1,4 @@
-"""Subjects that nobody publishes to by hand: dead letters, and the audit of them. No I/O."""
+"""Reserved subjects: dead letters, and their audit. No I/O."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from penstock.subjects import is_dead_letter
 
 
 class LetterSubject(str):
-    """A subject among the dead letters, in the hands of one who may publish there.
+    """A dead-letter subject that internal code may publish to.
 
-    Penstock's own replay and audit make them, and `penstock.testing.letter_subject` does for tests. The right lies in
-    the value, not in a publisher, so that the same publisher still refuses everything else.
+    Penstock's replay and audit create them, and `penstock.testing.letter_subject` does for tests. The permission lies
+    in the value, not in a publisher, so that the same publisher still refuses every plain string.
     """
 
     __slots__ = ()
 
 
 class ReservedSubject(ConfigError):
-    """A message was to be published among the dead letters by hand."""
+    """A plain string was used to publish to a dead-letter subject."""
 
     def __init__(self, subject: str) -> None:
         super().__init__(subject)

@@ -1,4 +1,4 @@
-"""Messages on their way into a fast ingest, and their frames. No I/O."""
+"""Encodes the messages of a fast ingest as rows and frames. No I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def subject_of(row: Row) -> str:
 
 
 def has_id(row: Row) -> bool:
-    """Whether the server can tell a second copy from the first."""
+    """Whether the message has an id, so that the server can detect a duplicate."""
     return _ID_LINE in row[1]
 
 
@@ -101,7 +101,7 @@ class _Leads(dict[str, bytes]):
         if len(self) >= MAX_LEADS:
             self.clear()
         lead = literal_subject(subject) + b" "
-        if type(subject) is str:  # what one may publish who holds a `LetterSubject` is no answer for the next
+        if type(subject) is str:  # a `LetterSubject` must not permit later plain strings
             self[subject] = lead
         return lead
 

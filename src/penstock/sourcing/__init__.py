@@ -1,1 +1,1 @@
-"""From one stream to another, whatever their retention: modes of sourcing, a receiver, a bridge. Knows no platform."""
+"""Copies one stream to another, with any retention: modes of sourcing, a receiver, a bridge. Knows no platform."""

@@ -1,7 +1,8 @@
-"""What two accounts must grant each other so that a stream of one can read a stream of the other. Pure.
+"""The grants between two accounts so that a stream of one can read a stream of the other. Pure.
 
-The reading server needs three things of the origin's account, and no more: to reset the one consumer, to hear what it
-delivers, and to answer its flow-control requests. With these it reads through a consumer that the origin's owner made.
+The reading server needs exactly three permissions in the origin's account: to reset the one consumer, to receive its
+deliveries, and to answer its flow-control requests. With these it reads through a consumer that the origin's owner
+created.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _DOMAIN = re.compile(r"\$JS\.[^.]+\.API")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of one source, or mirror, in the words of a server's configuration."""
+    """The permissions of one source, or mirror, as server configuration."""
 
     stream: str
     """The origin."""
@@ -27,7 +28,7 @@ class Grant:
     deliver_subject: str
 
     def exports(self) -> str:
-        """For the account that has the origin."""
+        """Return the exports of the origin's account."""
         return "\n".join(
             [
                 "exports: [",
@@ -39,7 +40,7 @@ class Grant:
         )
 
     def imports(self, account: str = "ORIGINS_ACCOUNT") -> str:
-        """For the account that reads."""
+        """Return the imports of the reading account."""
         here = self.api + self._reset.removeprefix(API)
         return "\n".join(
             [

@@ -5,7 +5,7 @@ What happens, in order, to the messages of one batch:
 2. they are committed to the destination, all or none, each with its origin's sequence, and only if the destination
    still ends where this bridge left it (crash after: the destination's last message tells that they are there);
 3. they are acknowledged at the origin, which may delete them (crash after: nothing is left to do).
-So the destination holds every message once, in order, whoever is killed and when. No duplicate window is involved.
+So the destination holds every message once, in order, whichever process is killed. No duplicate window is involved.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ BRIDGE_SUBJECTS = "penstock.bridge"
 BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 IN_FLIGHT = 2
-"""Batches under way: while the destination stores one, the next is made."""
+"""Open batches: while the destination stores one, the next is built."""
 FIRST_WITHIN = 15.0
-"""Seconds in which both sides must be reached for the first time: whoever mistyped an address should hear of it."""
+"""Seconds in which both sides must be reached for the first time: a wrong address must fail."""
 STUCK_FOR = 5.0
-"""Seconds that the origin may have messages for the bridge without delivering them, before it is connected anew."""
+"""Seconds that the origin may have messages for the bridge without delivering them, before the bridge reconnects."""
 CONFLICTS = 3
-"""Conflicts in a row, without progress, that the last words of a predecessor can explain."""
+"""Conflicts in a row, without progress, that the last writes of a predecessor can explain."""
 
 
 class Fenced(PenstockError):
@@ -61,10 +61,10 @@ class Fenced(PenstockError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BridgeConfig:
-    """What is carried where."""
+    """Origin, destination and options of a bridge."""
 
     name: str
-    """Names the consumer on the origin, and marks the copies."""
+    """Name of the consumer on the origin, and mark of the copies."""
     origin: str
     """The stream that is read."""
     destination: str
@@ -73,9 +73,9 @@ class BridgeConfig:
     """Filters; none: everything."""
     mappings: tuple[Mapping, ...] = ()
     deliver_subject: str = ""
-    """Where the origin delivers; chosen when empty."""
+    """Deliver subject of the origin's consumer; chosen when empty."""
     rate: float | None = None
-    """Messages a second, at most."""
+    """Maximum messages per second."""
 
     def __post_init__(self) -> None:
         if set(self.name) & set(" .*>/\\\t\r\n") or not self.name:
@@ -99,7 +99,7 @@ class BridgeConfig:
 
     @property
     def delivered_to_before(self) -> str | None:
-        """What earlier versions chose, without a domain."""
+        """The deliver subject that earlier versions chose, without a domain."""
         return None if self.deliver_subject else f"{BRIDGE_SUBJECTS}.{self.origin}.{self.name}"
 
 
@@ -114,24 +114,24 @@ class BridgeStatistics:
     bytes: int = 0
     batches: int = 0
     lag: int | None = None
-    """Messages that the origin has behind the last one received; None while that is not known."""
+    """Messages that the origin has after the last one received; None while that is not known."""
     gaps: int = 0
-    """Times that messages were lost on the way and asked for again."""
+    """How often deliveries were lost and requested again."""
     resets_by_others: int = 0
     sessions: int = 0
-    """Times that both sides were connected anew."""
+    """How often both sides were reconnected."""
     last_error: str | None = None
     started: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where the destination stands."""
+    """The position of the destination."""
 
     last_sequence: int
-    """Of the destination: what the next batch expects."""
+    """Last sequence of the destination, which the next batch expects."""
     mark: Mark | None
-    """What its last message says; None when it holds none."""
+    """The mark of its last message; None when it holds none."""
 
     @property
     def position(self) -> int:
@@ -157,12 +157,12 @@ class Bridge:
         return self._statistics
 
     def run(self, stop: Callable[[], bool] = lambda: False, *, until_caught_up: bool = False) -> BridgeStatistics:
-        """Carry messages until `stop` says so, or nothing is left. Failures of either side are waited out.
+        """Copy messages until `stop` returns True, or nothing is left. Retries failures of either side.
 
         With `until_caught_up` it ends when the origin's server says that its consumer has nothing left to deliver and
         nothing unacknowledged. By then a WorkQueue origin holds none of these messages any more.
 
-        Raises `Fenced` when another instance has taken over, and at once what no retry can heal.
+        Raises `Fenced` when another instance has taken over, and permanent errors at once.
         """
         tries = Tries(backoff=Backoff(first=0.1), retry_on=self._worth_another_try)
         deadline = time.monotonic() + FIRST_WITHIN
@@ -208,13 +208,13 @@ class Bridge:
                 _Pump(self, publisher, receiver, copier, resume.last_sequence).run(stop, until_caught_up)
 
     def _check_owner(self, resume: ResumePoint) -> None:
-        """Whose is the destination's last message? Ours, our predecessor's, or that of somebody who took over."""
+        """Check that the destination's last message is ours or our predecessor's, not a successor's."""
         last = resume.mark.instance if resume.mark else None
         if not self._statistics.sessions:
             self._predecessor = last
         if last == self.instance:
             return
-        # What a predecessor had sent may arrive after we have looked, but not after we have written.
+        # What a predecessor had sent may arrive after our read, but not after our first write.
         if last != self._predecessor or self._statistics.stored:
             raise self._fenced(last)
 
@@ -242,11 +242,11 @@ class Bridge:
         )
 
     def knows_lag(self, lag: int) -> None:
-        """The origin's server has said how many messages it has not delivered yet."""
+        """Record how many messages the origin's server has not delivered yet."""
         self._note(lag=lag)
 
     def renames_ids(self, part: BatchPart) -> None:
-        """The destination has seen a message id of this part before: store it under another header name."""
+        """Rename the message ids of this part: the destination has one of them in its duplicate window."""
         self._rename_ids_until = part.last_sequence
 
     def mapped(self, given: list[bytes]) -> list[bytes]:
@@ -254,9 +254,9 @@ class Bridge:
 
 
 class _Pump:
-    """Moves messages from a receiver into batches, a few of them under way.
+    """Moves messages from a receiver into batches, a few of them open.
 
-    A full batch is sent at once; what is left of a chunk waits for the next one, as long as the destination is busy.
+    A full batch is sent at once; the rest of a chunk waits for the next one, as long as the destination is busy.
     """
 
     def __init__(
@@ -267,12 +267,12 @@ class _Pump:
         self._receiver = receiver
         self._copier = copier
         self._last = last
-        """The destination's last sequence, with everything under way."""
+        """The destination's last sequence, including open batches."""
         self._backlog = Backlog(BATCH, BATCH_BYTES)
         self._flights: deque[tuple[Flight, BatchPart]] = deque()
         self._pace = Pace(bridge.config.rate)
         self._idle_since: float | None = None
-        """Since when nothing comes although the origin has more."""
+        """Since when nothing arrives although the origin has more."""
         self._leftovers = bridge.leftovers
 
     def run(self, stop: Callable[[], bool], until_caught_up: bool) -> None:
@@ -280,7 +280,7 @@ class _Pump:
             if chunk is not None:
                 self._idle_since = None
                 self._take(chunk)
-                # A small chunk is all there is: nothing would come to be sent with what is left of it.
+                # A small chunk is all that is available: do not wait for more to send with its rest.
                 self._send(everything=len(chunk) < BATCH)
             else:
                 self._send(everything=True)
@@ -290,7 +290,7 @@ class _Pump:
                 return
 
     def _caught_up(self) -> bool:
-        """Whether nothing is left at the origin; its server decides, and is asked only when nothing comes any more."""
+        """Whether nothing is left at the origin; queries its server only when no more messages arrive."""
         if not self._receiver.flow.settled:
             return False
         left = self._leftovers.ask()
@@ -324,7 +324,7 @@ class _Pump:
         self._last += len(part.data)
 
     def _land(self, left: int) -> None:
-        """Wait until no more than so many are under way, and tell the origin what is stored."""
+        """Wait until at most `left` batches are open, and acknowledge at the origin what is stored."""
         while len(self._flights) > left:
             flight, part = self._flights.popleft()
             try:
@@ -352,7 +352,7 @@ class Pace:
         self._free_at = max(now, self._free_at) + count / self._rate
 
 
-# -- both sides, before anything moves ---------------------------------------------------------------------------------
+# -- checks of both sides ----------------------------------------------------------------------------------------------
 
 
 def destination_info(jetstream: JetStream, config: BridgeConfig) -> StreamInfo:
@@ -383,7 +383,7 @@ def check_destination(info: StreamInfo) -> None:
 
 
 def resume_point(jetstream: JetStream, info: StreamInfo, config: BridgeConfig) -> ResumePoint:
-    """Where the destination stands; raises `Fenced` when its last message is not from this bridge."""
+    """Return the position of the destination; raises `Fenced` when its last message is not from this bridge."""
     try:
         last = blocking.run(jetstream.get_message(info.name, last_of=">"))
     except MessageNotFound:
@@ -399,7 +399,7 @@ def resume_point(jetstream: JetStream, info: StreamInfo, config: BridgeConfig) -
 
 
 def ensure_consumer(settings: Settings, config: BridgeConfig) -> ConsumerInfo:
-    """The bridge's durable on the origin, made if it is not there. Raises when it reads something else."""
+    """Return the bridge's durable on the origin; creates it if missing. Raises when it reads something else."""
     with blocking.connect(settings, name="penstock bridge") as connection:
         jetstream = JetStream(connection.requester(), settings.domain, settings.timeout)
         try:

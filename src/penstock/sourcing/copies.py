@@ -1,4 +1,4 @@
-"""What a message looks like in the stream it is bridged to. Pure.
+"""Builds the copy of a message in the destination of a bridge. Pure.
 
 A copy is the message with one header more, `Penstock-Origin: <bridge> <stream> <sequence> <instance>`. The last copy
 in the destination therefore says where its bridge must go on, and which running instance of the bridge wrote it.
@@ -85,7 +85,7 @@ def _ended(lines: bytes) -> bytes:
 
 
 class BatchPart(NamedTuple):
-    """Some messages that fit one atomic batch."""
+    """Messages for one atomic batch."""
 
     subjects: list[bytes]
     lines: list[bytes]
@@ -97,7 +97,7 @@ class Backlog:
     """Copies that wait to be sent, in order, from however many chunks."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
-        """A part has at most so many messages, and about so many bytes."""
+        """A part has at most `most` messages, and about `most_bytes` bytes."""
         self._most = most
         self._most_bytes = most_bytes
         self._subjects: list[bytes] = []

@@ -1,9 +1,9 @@
-"""What a receiver of a flow-control consumer must remember, and what it must answer. Pure.
+"""The state of a receiver of a flow-control consumer, and its answers. Pure.
 
-The origin numbers its deliveries 1, 2, 3 … since the last reset of the consumer, whoever asked for that. A number that
-is missing was lost on the way: only another reset brings it back in order. The origin asks from time to time how far
-we are (a flow-control request); the answer acknowledges, and on WorkQueue and Interest streams deletes. So a request is
-answered only once everything that was delivered before it is stored.
+The origin numbers its deliveries 1, 2, 3 … since the last reset of the consumer, by any client. A missing number was
+lost in transit: only another reset delivers it again in order. The origin periodically sends a flow-control request;
+the answer acknowledges, and on WorkQueue and Interest streams deletes. So a request is answered only once everything
+that was delivered before it is stored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Flow:
         self.sequence = 0
         """Its stream sequence."""
         self.lost = True
-        """Whether the numbering is unknown: nothing counts until a delivery 1 comes."""
+        """Whether the numbering is unknown: deliveries are ignored until number 1 arrives."""
         self.acknowledged = 0
         """Stream sequence up to which the origin was told that everything is stored."""
         self.gaps = 0
@@ -61,7 +61,7 @@ class Flow:
         self._repeated = 0
         """Requests in a row that asked again for what was answered."""
         self.restarts = 0
-        """Times that the numbering began anew without our asking."""
+        """How often the numbering restarted without a reset of ours."""
         self._questions: deque[Question] = deque()
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -86,13 +86,13 @@ class Flow:
         return KeptRows(start, stop, stop < len(deliveries))
 
     def renumbered(self) -> None:
-        """The origin counts from 1 again. What it asked before, it no longer wants to know."""
+        """Restart the numbering at 1. Earlier requests of the origin are obsolete."""
         self.delivery = self.sequence = self.acknowledged = 0
         self._answered = self._repeated = 0
         self._questions.clear()
 
     def gap(self) -> None:
-        """A number is missing: nothing counts until the numbering begins anew."""
+        """Note a missing number: deliveries are ignored until the numbering restarts."""
         self.gaps += 1
         self.lost = True
         self._beats_while_lost = 0
@@ -111,7 +111,7 @@ class Flow:
     # -- control messages ------------------------------------------------------------------------------------------
 
     def asked(self, reply: str) -> bool:
-        """A flow-control request came. False: the origin does not hear our answers, and must be reset.
+        """Record a flow-control request. False: the origin ignores our answers, and must be reset.
 
         That happens when an answer crosses a reset: the origin takes the old delivery number in it for a new one, and
         every answer below it for an old one (nats-server 2.15).
@@ -128,12 +128,12 @@ class Flow:
         values = message.header_values()
         last = int(values.get(LAST_CONSUMER, ["0"])[0])
         if last == 0 and (self.lost or self.delivery):
-            # Somebody has reset the consumer, or we have, and there was nothing to deliver since.
+            # The consumer was reset, by us or another client, and there was nothing to deliver since.
             self.renumbered()
             self.lost = False
             return True
         if self.lost:
-            # The first beat may be older than our reset; behind the second, delivery 1 should have come.
+            # The first heartbeat may be older than our reset; after the second, delivery 1 should have arrived.
             self._beats_while_lost += 1
             return self._beats_while_lost < PATIENT_BEATS
         if last != self.delivery:

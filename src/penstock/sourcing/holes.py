@@ -1,4 +1,4 @@
-"""Messages of an origin that its copy has not stored, while the origin was told that they are.
+"""Finds messages of an origin that its copy has not stored, although the origin was told that they are.
 
 A server says nothing about them, so they are read from what is left. A mirror has the sequences of its origin: a
 missing one is a hole. Other copies carry the origin's sequence in a header: one that is missing between two others is
@@ -35,10 +35,10 @@ LIMITS = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject")
 async def missing(
     js: JetStream, settings: Settings, stream: StreamInfo, silent: Callable[[Json], bool] = lambda source: False
 ) -> int:
-    """How many messages of its origins a stream has not stored, as far as its last copies show it.
+    """Return how many messages of its origins a stream has not stored, as far as its last copies show it.
 
-    Only what copies all subjects is looked at: where a filter leaves messages out, none is missed. `silent` says of a
-    source whether nobody answers for its origin: that is not asked again, since it would take a timeout.
+    Only sources without a filter are checked: where a filter leaves messages out, none counts as missing. `silent` says
+    whether the origin of a source does not answer: that one is not queried again, since it would take a timeout.
     """
     if mirror := stream.config.get("mirror"):
         looked_at = _is_whole(mirror) and _keeps_all(stream) and not silent(mirror)
@@ -148,7 +148,7 @@ async def _origin(js: JetStream, source: Json) -> StreamInfo | None:
 
 
 async def _acknowledged(js: JetStream, source: Json) -> int:
-    """How far the origin knows that its messages are stored; 0 when it cannot be asked, or does not know it."""
+    """Return how far the origin knows its messages as stored; 0 when it cannot be queried, or does not know."""
     if not source.get("consumer"):
         return 0
     try:

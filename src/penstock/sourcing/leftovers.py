@@ -1,9 +1,9 @@
-"""What a bridge has not taken from its origin yet, as the origin's server sees it.
+"""What is left for a bridge at its origin, as the origin's server sees it.
 
-A killed nats-server can come back with messages of a WorkQueue stream that it had deleted already, while the consumer
-remembers that they were acknowledged: nobody would be delivered them again, and nothing would ever delete them. Where
-the destination holds their copies, the consumer is reset to the first of them, so that they are delivered, recognised
-and acknowledged once more. Where it does not, the consumer was moved by somebody, and a person must decide.
+A killed nats-server can restart with messages of a WorkQueue stream that it had deleted already, while the consumer
+remembers that they were acknowledged: they would never be delivered again, nor deleted. Where the destination holds
+their copies, the consumer is reset to the first of them, so that they are delivered, recognised and acknowledged again.
+Where it does not, the consumer was moved by another client, and an operator must decide.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from penstock.wire import blocking
 
 
 class LeftBehind(PenstockError):
-    """A WorkQueue origin holds messages that the bridge's consumer has passed over, and the destination does not have.
+    """A WorkQueue origin holds messages that the bridge's consumer has skipped, and the destination does not have.
 
-    It happens when somebody resets the consumer forward.
+    It happens when the consumer is reset forward.
     """
 
     def __init__(self, stream: str, consumer: str) -> None:
@@ -51,7 +51,7 @@ class Left:
 
     @property
     def kept_alone(self) -> bool:
-        """Whether nothing is left but messages that the consumer takes for done."""
+        """Whether only messages are left that the consumer counts as acknowledged."""
         return self.kept and not self.undelivered and not self.unacknowledged
 
     def __bool__(self) -> bool:
@@ -63,7 +63,7 @@ class Left:
 
 
 class Leftovers:
-    """Asks the origin of one bridge what is left there. Each question uses a connection of its own."""
+    """Queries the origin of one bridge for what is left. Each query uses its own connection."""
 
     def __init__(
         self, settings: Settings, stream: str, consumer: str, filters: tuple[str, ...], destination: str
@@ -77,7 +77,7 @@ class Leftovers:
         """The sequence to which the consumer was reset last; the same one again would not help either."""
 
     def ask(self) -> Left:
-        """What is left to carry."""
+        """Return what is left to copy."""
         with self._origin() as jetstream:
             info = blocking.run(jetstream.consumer_info(self._stream, self._consumer))
             stream = blocking.run(jetstream.stream_info(self._stream))
@@ -85,7 +85,7 @@ class Leftovers:
             return Left(info.pending, info.ack_pending, settled and any(self._kept(jetstream, stream)))
 
     def take_back(self, destination: JetStream) -> None:
-        """Reset the consumer to the first message that it takes for done and the stream still holds.
+        """Reset the consumer to the first message that it counts as acknowledged and the stream still holds.
 
         Raises `LeftBehind` when the destination does not hold all of these messages, or when it did not help before.
         """

@@ -1,4 +1,4 @@
-"""How every source and mirror of a server stands: mode, origin, consumer, lag, and whether it gets on."""
+"""The state of every source and mirror of a server: mode, origin, consumer, lag, and whether it makes progress."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from penstock.sourcing import modes
 from penstock.sourcing.modes import Mode
 
 SILENT_AFTER = timedelta(seconds=10)
-"""A source hears a heartbeat every second; so long without one, it is stalled."""
+"""A source receives a heartbeat every second; without one for this long, it is stalled."""
 
 
 class State(StrEnum):
-    """Whether a source gets on."""
+    """Whether a source makes progress."""
 
     ACTIVE = "active"
     STALLED = "stalled"
-    """Not heard for a while, or never."""
+    """No heartbeat for a while, or never."""
     PAUSED = "paused"
     FAILING = "failing"
 
@@ -55,7 +55,7 @@ class SourceLink:
 
 
 async def links(js: JetStream, only: str | None = None) -> list[SourceLink]:
-    """All of them, or those of one stream; origins are asked where they can be reached."""
+    """Return all links, or those of one stream; origins are queried where they can be reached."""
     streams = [await js.stream_info(only)] if only else await js.streams()
     return [await _link(js, stream, report) for stream in streams for report in reports(stream)]
 
@@ -149,7 +149,7 @@ async def _consumer(there: JetStream, stream: str, config: Json) -> tuple[Consum
 
 
 def unacknowledged(consumer: ConsumerInfo, api: str | None = None) -> str | None:
-    """Says so when the origin has delivered, and waits in vain to hear that it is stored. By the origin's clock."""
+    """Describe the problem when the origin has delivered, and gets no acknowledgement. By the origin's clock."""
     now = parse_time(consumer.raw.get("ts", ""))
     idle = now is not None and consumer.last_delivered is not None and now - consumer.last_delivered > SILENT_AFTER
     if not (idle and consumer.ack_pending and consumer.push_bound and not consumer.paused):

@@ -25,7 +25,7 @@ FAMILIES = {f"penstock_bridge_{name}": Family(kind, help_, ("bridge",)) for name
 
 
 def samples(bridge: str, statistics: BridgeStatistics) -> Iterator[Sample]:
-    """Everything that is told about a bridge."""
+    """Yield the metrics of a bridge."""
     for name in _KINDS:
         value = getattr(statistics, name)
         yield Sample(f"penstock_bridge_{name}", (bridge,), float("nan") if value is None else value)

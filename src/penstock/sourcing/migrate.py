@@ -1,7 +1,7 @@
-"""Changes how a living stream reads an origin, without losing or repeating a message.
+"""Changes how a stream in use reads an origin, without losing or repeating a message.
 
 To the server a source with another consumer is another source, which starts over: what was copied would be copied
-again. So the old one is taken out, what it has copied is found, and the new one begins right behind that.
+again. So the old one is removed, what it has copied is found, and the new one starts right after that.
 
 1. note the intention, and how far the old source is, in the stream's metadata, and take it out with the same update
    (crash after: the note says what is left to do; nothing flows, nothing is lost);
@@ -9,9 +9,9 @@ again. So the old one is taken out, what it has copied is found, and the new one
 3. have the new consumer, moved behind it (crash after: found as it should be, and moved again);
 4. bind the new source and remove the note with the same update (crash after: done, but for an old consumer);
 5. remove the old consumer, if it was ours.
-An Interest origin would delete what nobody waits for, so there the new consumer is made before step 1, and where the
-server makes it, the old one goes only after that. A WorkQueue origin takes no second consumer, and keeps what nobody
-has taken, so there the old one goes before step 3. Mirrors are another matter: `mirrors` has them.
+An Interest origin deletes what no consumer waits for, so there the new consumer is created before step 1, and where the
+server creates it, the old one is deleted only after that. A WorkQueue origin allows no second consumer, and keeps what
+was not taken, so there the old one is deleted before step 3. Mirrors differ: see `mirrors`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NOTE = "penstock.migration"
 HEADER = "Nats-Stream-Source"
 DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SETTLES = 0.5
-"""Seconds in which messages that were on their way when the source was taken out are stored."""
+"""Seconds in which messages in transit when the source was removed are stored."""
 MADE_WITHIN = 60.0
-"""Seconds in which the server makes a consumer of its own: after a failure it waits 30 before it tries again."""
+"""Seconds in which the server creates its own consumer: after a failure it waits 30 before it retries."""
 
 
 class MigrationRefused(ConfigError):
@@ -44,7 +44,7 @@ class MigrationRefused(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class SourceMigration:
-    """One source, or the mirror, that is to be read in another way."""
+    """One source, or the mirror, whose mode changes."""
 
     stream: str
     old: Json
@@ -52,7 +52,7 @@ class SourceMigration:
     new: Json
     """As it is to be, with its consumer; without one it is the server's to make."""
     consumer: Json
-    """The consumer's configuration, where Penstock makes it; empty when it is somebody else's."""
+    """The consumer's configuration, if Penstock creates it; empty when the user does."""
     copied: int = 0
     """Origin sequence that the old source had copied when it was taken out, at least."""
     above: int = 0
@@ -86,7 +86,7 @@ class SourceMigration:
 
     @classmethod
     def noted(cls, info: StreamInfo) -> Self | None:
-        """The migration that was begun on this stream, and not finished."""
+        """Return the unfinished migration of this stream."""
         text = (info.config.get("metadata") or {}).get(NOTE)
         return cls(**json.loads(text)) if text else None
 
@@ -145,7 +145,7 @@ async def with_consumer(there: JetStream, migration: SourceMigration) -> SourceM
 
 
 async def _filters(there: JetStream, migration: SourceMigration) -> list[str] | None:
-    """What the old source reads, asked while its consumer is there: afterwards nobody could tell."""
+    """Return what the old source reads, queried while its consumer exists: afterwards it is unknown."""
     if migration.old_name is None:
         return modes.filters(migration.old)
     try:
@@ -166,7 +166,7 @@ def _like_the_old(migration: SourceMigration, name: str, subject: str) -> Json:
 
 
 async def have_consumer(there: JetStream, migration: SourceMigration) -> None:
-    """Make the new consumer if it is ours to make, and not there."""
+    """Create the new consumer if Penstock creates it, and it does not exist."""
     if migration.consumer:
         try:
             await there.consumer_info(migration.origin, migration.consumer["name"])
@@ -175,7 +175,7 @@ async def have_consumer(there: JetStream, migration: SourceMigration) -> None:
 
 
 async def place(there: JetStream, begun: SourceMigration, copied: int, retention: str) -> None:
-    """Have the new consumer right behind what is copied; what the old one left unacknowledged is copied, too."""
+    """Move the new consumer to right after what is copied; what the old one left unacknowledged is copied, too."""
     if retention == "workqueue":
         await _delete(there, begun, await _old(there, begun))
         await _remove_copied(there, begun, copied)
@@ -185,7 +185,7 @@ async def place(there: JetStream, begun: SourceMigration, copied: int, retention
     if begun.new_name:
         await there.reset_consumer(begun.origin, begun.new_name, copied + 1)
     elif retention == "interest" and begun.old_name and await _old(there, begun):
-        # It holds the messages until the server's own consumer is there, and lets go of those that are copied.
+        # It holds the messages until the server's own consumer exists, and releases those that are copied.
         await there.reset_consumer(begun.origin, begun.old_name, copied + 1)
 
 
@@ -220,7 +220,7 @@ async def _delete(there: JetStream, begun: SourceMigration, found: ConsumerInfo 
         try:
             await there.delete_consumer(begun.origin, found.name)
         except ConsumerNotFound:
-            return  # the server was faster: it removes its own
+            return  # the server deleted its own consumer first
 
 
 async def _server_has_its_own(there: JetStream, begun: SourceMigration) -> None:

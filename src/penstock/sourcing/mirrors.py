@@ -4,7 +4,7 @@
    (crash after: the note says what is left to do; nothing flows, nothing is lost);
 2. save the stream with its consumers to a file (crash after: it is saved again);
 3. have the new consumer, moved behind what is copied: a mirror's last sequence is its origin's (crash after: again);
-4. delete the stream (crash after: the file has everything, and the next run goes on with it);
+4. delete the stream (crash after: the file has everything, and the next run continues with it);
 5. restore it from the file with the new mirror (crash after: done, but for an old consumer and the file);
 6. remove the old consumer, if it was ours, and the file.
 Readers of the mirror find it missing between 4 and 5. Origins are treated as `migrate` treats those of sources.
@@ -67,13 +67,13 @@ class Backup:
 
 
 def interrupted(folder: Path) -> list[SourceMigration]:
-    """Migrations whose mirror may be in a file alone."""
+    """Return migrations whose mirror may exist only in a file."""
     found = sorted(folder.glob("*.json")) if folder.is_dir() else []
     return [SourceMigration(**json.loads(path.read_text())["migration"]) for path in found]
 
 
 async def run(js: JetStream, settings: Settings, migration: SourceMigration, folder: Path) -> int:
-    """Carry it out, or finish what was begun; returns the sequence behind which the mirror goes on."""
+    """Run the migration, or finish an interrupted one; returns the sequence after which the mirror continues."""
     there = js.at_prefix(migration.api) if migration.api else js
     retention = (await there.stream_info(migration.origin)).config.get("retention", "limits")
     backup, info = Backup(folder, migration.stream), await _info(js, migration.stream)
@@ -126,7 +126,7 @@ def _require_restored(info: StreamInfo, backup: Backup) -> None:
 
 
 def _plain(config: Json, begun: SourceMigration) -> Json:
-    """A plain stream, with a subject that nobody publishes to: without one the server would take its name."""
+    """Return the configuration of a plain stream with an unused subject: without one the server would use its name."""
     metadata = {**(config.get("metadata") or {}), NOTE: begun.note()}
     return {**config, "mirror": None, "subjects": [_nobodys(begun.stream)], "metadata": metadata}
 
@@ -185,7 +185,7 @@ def _chunks(connection: blocking.BlockingConnection, stream: str) -> Iterator[by
 
 
 class NotRestored(ConfigError):
-    """The server did not take a saved stream back. Its file stays."""
+    """The server refused to restore a saved stream. Its file stays."""
 
     def __init__(self, stream: str, reason: str, data: str, transient: bool) -> None:
         super().__init__(stream, reason, data, transient)
@@ -199,7 +199,7 @@ class NotRestored(ConfigError):
 
 
 def restore(settings: Settings, backup: Backup) -> None:
-    """Step 5. Raises `NotRestored` when the server does not take it; the file stays.
+    """Step 5. Raises `NotRestored` when the server refuses it; the file stays.
 
     A failure inside the server is retried: while it still removes the directories of the deleted stream, it may fail
     to create new ones.

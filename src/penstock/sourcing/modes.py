@@ -32,9 +32,9 @@ class Mode(StrEnum):
     EPHEMERAL = "ephemeral"
     """The server makes the consumer: without acknowledgements on Limits, a durable of its own elsewhere."""
     SERVER_MANAGED = "server-managed"
-    """A named durable that Penstock makes and keeps in step."""
+    """A named durable that Penstock creates and keeps up to date."""
     USER_MANAGED = "user-managed"
-    """A named durable that somebody else makes."""
+    """A named durable that the user creates."""
 
 
 def mode_of(source: Json, consumer: Json | None) -> Mode:
@@ -50,7 +50,7 @@ def is_managed(consumer: Json) -> bool:
 
 
 def reader_of(consumer: Json) -> str | None:
-    """The stream that reads through a consumer, by the marks of whoever made it: us, or the reading server."""
+    """Return the stream that reads through a consumer, by its creator's metadata: Penstock's, or the server's."""
     marks = consumer.get("metadata") or {}
     return next((marks[key] for key in (SOURCING, "_nats.src.stream", "_nats.mirror.stream") if marks.get(key)), None)
 

@@ -1,7 +1,7 @@
 """Receives a stream as a sourcing server does: through a durable flow-control consumer, in order, without a gap.
 
-A `Receiver` is one connection's try. Whatever breaks it raises; a new one with the position of the sink goes on. It
-acknowledges nothing by itself: `stored` says what the sink has, and only that is answered to the origin.
+A `Receiver` uses one connection. Any failure raises; a new receiver resumes at the position of the sink. It
+acknowledges nothing by itself: `stored` says what the sink has, and only that is acknowledged at the origin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.wire.scan import RecordBatch
 
 SILENCE = 5.0
-"""Seconds without a word: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
+"""Seconds without any frame: the origin sends a heartbeat every second, so the consumer or the connection is gone."""
 RESETS = 3
 """Resets in a row that may go without an effect."""
 LOST_FOR = 1.0
@@ -39,7 +39,7 @@ GATHER = 0.0005
 
 
 class ReceiverInterrupted(Unavailable):
-    """The origin has gone silent, or refuses a reset; a new receiver goes on where the sink is."""
+    """The origin is silent, or refuses a reset; a new receiver resumes at the position of the sink."""
 
 
 class ReceivedChunk:
@@ -103,11 +103,12 @@ class Receiver:
         self.flow.gap()
         self.flow.gaps -= 1
         blocking.run(self._jetstream.reset_consumer(self.stream, self.consumer, self._target(info)))
-        # The literal subject: the origin takes no other subscription for interest.
+        # The literal subject: the origin counts no other subscription as interest.
         return self._connection.subscribe(subject)
 
     def _target(self, info: ConsumerInfo) -> int | None:
-        """Where to go on: behind what the sink has, where that moves forward and skips for free; else the ack floor.
+        """Return where to resume: after what the sink has, if that moves forward and skips nothing needed; otherwise
+        the ack floor.
 
         On WorkQueue and Interest streams what the sink has must be delivered again to be acknowledged.
         """
@@ -224,12 +225,12 @@ class Receiver:
             self._scanner.expect(kept.stop - kept.first + 1)
             yield from self._new(kept.first, kept.stop)
         elif time.monotonic() - self._reset_at > LOST_FOR:
-            self._reset()  # delivery 1 went to another subscriber, or was lost itself
+            self._reset()  # delivery 1 went to another subscriber, or was lost
         if kept.gap:
             self._begin_anew()
 
     def _out_of_order(self, delivery: int) -> None:
-        """The next message does not follow: somebody has reset the consumer, or a message was lost on the way."""
+        """Handle a gap: the consumer was reset by another client, or a message was lost in transit."""
         if delivery == 1:
             self.flow.renumbered()
             self.flow.lost = False
@@ -240,18 +241,21 @@ class Receiver:
             self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """Have everything behind the ack floor delivered again, and take nothing until that comes."""
+        """Reset the consumer to its ack floor, and ignore deliveries until the numbering restarts."""
         self.flow.gap()
         self._reset()
         self._scanner.expect(None)
 
     def _reset(self) -> None:
-        """Ask the origin to begin anew behind its ack floor. Delivery 1 is the answer; nobody listens for another."""
+        """Reset the consumer to after its ack floor. Delivery 1 is the answer; no other answer is awaited."""
         self._asked = True
         self._reset_at = time.monotonic()
         self._resets += 1
         if self._resets > RESETS:
-            raise ReceiverInterrupted(f"consumer {self.consumer!r} of {self.stream!r} was reset {RESETS} times in vain")
+            raise ReceiverInterrupted(
+                f"consumer {self.consumer!r} of {self.stream!r} was reset {RESETS} times without effect; "
+                "a new connection is tried"
+            )
         subject = self._jetstream.subject(f"CONSUMER.RESET.{self.stream}.{self.consumer}")
         self._connection.send(frames.publish(subject, b"", reply=self._nobody))
 
@@ -278,7 +282,7 @@ class Receiver:
 
 
 def checked(info: ConsumerInfo) -> str:
-    """Where the consumer delivers. Raises `ConfigError` when nobody can receive through it."""
+    """Return the deliver subject of the consumer. Raises `ConfigError` when it is not usable for a receiver."""
     subject = str(info.config.get("deliver_subject") or "")
     if wrong := list(modes.misfits(info.config, subject)):
         raise ConfigError(f"consumer {info.name!r} of {info.stream!r} cannot be received from: {'; '.join(wrong)}")

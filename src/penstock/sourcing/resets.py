@@ -1,4 +1,4 @@
-"""Pausing and resetting a consumer that a stream reads through: what sourcing makes of it, and how to do it safely.
+"""Pauses and resets a consumer that a stream reads through, safely for sourcing.
 
 The reading server counts deliveries, and hears of a reset only when it compares its count in an idle second. Until then
 it drops what has a lower number than its own, and goes on where the numbers meet: under a steady load, a bare reset
@@ -44,13 +44,13 @@ def is_sourcing(consumer: ConsumerInfo) -> bool:
 
 
 def reader(consumer: ConsumerInfo) -> str:
-    """Who reads through it, as far as its metadata tells."""
+    """Return the stream that reads through it, as far as its metadata says."""
     stream = modes.reader_of(consumer.config)
     return f"stream {stream}" if stream else f"whoever listens on {consumer.config.get('deliver_subject')}"
 
 
 def pause_words(consumer: ConsumerInfo, retention: str) -> str:
-    """What a pause means to sourcing."""
+    """Describe the effect of a pause on sourcing."""
     waits = f"messages wait in {consumer.stream}"
     kept = f"{waits}, unless one of its limits removes them" if retention == "limits" else waits
     return f"{reader(consumer)} copies nothing from {consumer.stream} until then; {kept}"
@@ -62,7 +62,7 @@ def resume_words(consumer: ConsumerInfo) -> str:
 
 
 def reset_words(consumer: ConsumerInfo, foreseen: ResetEffect) -> str:
-    """What a reset means to sourcing."""
+    """Describe the effect of a reset on sourcing."""
     who, parts = reader(consumer), []
     if foreseen.target <= consumer.ack_floor_stream_seq:
         parts.append(f"what {who} has already is passed over: going back copies nothing twice")
@@ -103,7 +103,7 @@ async def reset(js: JetStream, consumer: ConsumerInfo, seq: int | None) -> Consu
     try:
         now = await _still(js, consumer)
         if WIDTH in (now.config.get("metadata") or {}):
-            await js.update_consumer(stream, name, _widened)  # somebody was interrupted
+            await js.update_consumer(stream, name, _widened)  # an earlier reset was interrupted
         if await _is_void(js, now, seq):
             return ConsumerReset(now.ack_floor_stream_seq + 1, now)
         if now.push_bound and now.unprocessed and now.delivered_consumer_seq == 1:
@@ -173,7 +173,8 @@ def _widened(config: Json) -> Json:
 
 
 def _numbers_agree(now: ConsumerInfo) -> bool:
-    """Whether the reader has begun anew, or has taken up the numbering at once, as mirrors and our receiver can."""
+    """Whether the reader has restarted its numbering, or has adopted the new one at once, as mirrors and our receiver
+    can."""
     begun = not now.delivered_consumer_seq
     return begun or (not now.ack_pending and now.ack_floor_consumer_seq <= now.delivered_consumer_seq)
 

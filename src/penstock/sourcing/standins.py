@@ -78,7 +78,7 @@ def _form(known: Json, source: Json) -> Json:
 
 
 def _key(source: Json) -> str:
-    """Origins of other domains may have the same name."""
+    """Return the key of a source, with its prefix: origins of other domains may have the same name."""
     api = (source.get("external") or {}).get("api")
     return f"{source['name']} {api}" if api else str(source["name"])
 

@@ -17,7 +17,7 @@ interpreter.choose()
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: modules of this package that need no Spark can be used without it."""
+    """Import on first use: modules of this package that need no Spark can be used without it."""
     if name == "register":
         from penstock.spark.datasource import register
 

@@ -1,4 +1,4 @@
-"""How far the next micro-batch reaches: by rows, by bytes, with atomic batches kept whole."""
+"""Chooses the end of the next micro-batch: by rows, by bytes, with atomic batches kept whole."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.spark.origin import Origin, needs_direct_get
 
 BATCH_ID, BATCH_SEQUENCE = "Nats-Batch-Id", "Nats-Batch-Sequence"
 MAX_BATCH = 1000
-"""Messages of an atomic batch; they lie one behind the other in the stream."""
+"""Maximum messages of an atomic batch; they are adjacent in the stream."""
 
 
 def rows_allowed(options: SourceOptions, limit: int | None, info: StreamInfo) -> int | None:
-    """The smaller of both limits, in rows; None: as many as there are. Bytes go by the stream's mean message."""
+    """Return the smaller of both limits, in rows; None: no limit. Bytes use the stream's mean message size."""
     allowed = [limit] if limit is not None else []
     if options.max_bytes is not None and info.state.messages:
         mean = max(info.state.bytes / info.state.messages, 1)
@@ -25,7 +25,7 @@ def rows_allowed(options: SourceOptions, limit: int | None, info: StreamInfo) ->
 
 
 class Wait:
-    """Holds micro-batches back until there are enough messages for one, or long enough."""
+    """Delays micro-batches until there are enough messages for one, or enough time has passed."""
 
     def __init__(self, rows: int | None, most: timedelta) -> None:
         self._rows = rows
@@ -33,11 +33,11 @@ class Wait:
         self.begin()
 
     def begin(self) -> None:
-        """A micro-batch begins, or the query does."""
+        """Note the start of a micro-batch, or of the query."""
         self._since = time.monotonic()
 
     def goes_on(self, count: int, at_once: bool) -> bool:
-        """Whether to wait on with that many messages at hand; never with `at_once`, as for a query that ends."""
+        """Whether to keep waiting with that many messages available; never with `at_once`, as for a query that ends."""
         if self._rows is None or at_once or count >= self._rows:
             return False
         return time.monotonic() - self._since < self._most
@@ -66,7 +66,8 @@ class Admission:
         return found if found <= last else 0
 
     def _falls_behind(self, begin: int, info: StreamInfo) -> bool:
-        """Nothing to read for long: move on before the position drops off the old end and looks like a loss."""
+        """Whether to advance without rows: after long without messages the position would fall below the stream's first
+        sequence and look like a loss."""
         return begin < (info.state.first_seq + info.state.last_seq) // 2
 
     def _bounded(self, begin: int, first: int, last: int, rows: int, info: StreamInfo) -> int:
@@ -74,7 +75,7 @@ class Admission:
         dense = min(first + rows - 1, last)
         sparse = bool(self._options.subjects or info.state.deleted)
         if dense == last or not sparse or needs_direct_get(info):
-            # Counting would take a consumer, which a WorkQueue or Interest stream must not get.
+            # Counting needs a consumer, which a WorkQueue or Interest stream must not get.
             return dense
         try:
             return self._searched(begin, dense, last, rows)

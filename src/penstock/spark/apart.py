@@ -1,4 +1,4 @@
-"""Rows of one task taken apart by a column, and each kind written by a thread of its own while they come."""
+"""Splits the rows of one task by a column; a thread per value writes its rows as they arrive."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from penstock.errors import ConfigError
 
 T = TypeVar("T")
 WAITING = 2
-"""Record batches that wait for a writer that is slower than the rows come."""
+"""Maximum record batches queued for a slow writer."""
 LOOK = 0.1  # seconds between two looks at whether a writer is still there
 
 Writer = Callable[[str, Iterator[pa.RecordBatch]], T]
 
 
 def write_apart(batches: Iterator[pa.RecordBatch], column: str, write: Writer[T]) -> list[T]:
-    """Give each writer the rows with its value of the column, in order; returns what the writers do.
+    """Give each writer the rows with its value of the column, in order; returns the writers' results.
 
-    Raises what the first writer to fail has raised, after the others have ended.
+    Raises the error of the first writer that failed, after the others have ended.
     """
     lanes: dict[str, _Lane[T]] = {}
     try:
@@ -51,7 +51,7 @@ def _by_value(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.Reco
 
 
 class WriteAborted(Exception):
-    """The rows end here because another writer, or whoever makes them, has failed."""
+    """The rows end here because another writer, or the producer of the rows, has failed."""
 
 
 class _Lane(threading.Thread, Generic[T]):
@@ -68,7 +68,7 @@ class _Lane(threading.Thread, Generic[T]):
     def run(self) -> None:
         try:
             self._done.set_result(self._write(self._value, self._given()))
-        except BaseException as exc:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as exc:  # noqa: BLE001 - it is raised where the result is read
             self._done.set_exception(exc)
 
     def _given(self) -> Iterator[pa.RecordBatch]:
@@ -78,7 +78,7 @@ class _Lane(threading.Thread, Generic[T]):
             yield rows
 
     def put(self, rows: pa.RecordBatch | None) -> None:
-        """Hand over rows. Raises what the writer has raised, once it has ended."""
+        """Queue rows. Raises the writer's error once it has ended."""
         while True:
             if self._done.done():
                 self._done.result()
@@ -92,7 +92,7 @@ class _Lane(threading.Thread, Generic[T]):
         self.put(None)
 
     def give_up(self) -> None:
-        """Let the writer fail at its next rows, and wait until it has."""
+        """Make the writer fail at its next rows, and wait until it has ended."""
         while not self._done.done():
             try:
                 self._rows.put(WriteAborted(), timeout=LOOK)

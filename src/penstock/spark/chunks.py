@@ -1,4 +1,4 @@
-"""Rows to publish, cut into chunks that come out the same whenever the same rows come in the same order. Pure.
+"""Cuts rows to publish into chunks that are the same whenever the same rows arrive in the same order. Pure.
 
 A chunk is what the sink writes as one atomic batch. Where it begins and ends depends on the rows alone, never on how
 Spark happened to group them into record batches, so that a second run of a task cuts where the first one cut.
@@ -21,7 +21,7 @@ MAX_ROWS = 1000
 MAX_BYTES = 4 * 1024 * 1024
 """A chunk ends before it grows beyond this, unless a single row is larger. The server keeps open batches in memory."""
 ROW_OVERHEAD = 128
-"""What a message costs on the wire besides subject, headers and body, roughly: control line and batch headers."""
+"""Approximate bytes of a message on the wire besides subject, headers and body: control line and batch headers."""
 DIGEST_BYTES = 12
 
 
@@ -31,6 +31,8 @@ class Limits:
 
     rows: int = MAX_ROWS
     bytes: int = MAX_BYTES
+    subjects: int | None = None
+    """Different subjects among the rows, where that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class ChunkRows:
     """Binary, without nulls."""
     headers: pa.Array | None = None
     """Binary: each row's own header lines, ready for the wire, or null; None when no row has any."""
+    events: pa.Array | None = None
+    """Structs: what is written instead of the bodies, which only tell one event from another (`packing`)."""
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -55,16 +59,19 @@ class ChunkRows:
         return self._each(lambda column: column.take(pa.array(indices, pa.int64())))
 
     def _each(self, change: Any) -> ChunkRows:
-        return ChunkRows(
-            change(self.subjects), change(self.bodies), None if self.headers is None else change(self.headers)
-        )
+        headers, events = (None if column is None else change(column) for column in (self.headers, self.events))
+        return ChunkRows(change(self.subjects), change(self.bodies), headers, events)
 
     def columns(self) -> list[pa.Array]:
         return [self.subjects, self.bodies] if self.headers is None else [self.subjects, self.bodies, self.headers]
 
     def sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Bytes of each row on the wire, roughly."""
-        total = np.full(len(self), ROW_OVERHEAD, dtype=np.int64)
+        return self.content_sizes() + ROW_OVERHEAD
+
+    def content_sizes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Bytes of each row by itself."""
+        total = np.zeros(len(self), dtype=np.int64)
         for column in self.columns():
             total += _lengths(column)
         return total
@@ -79,6 +86,9 @@ class ChunkRows:
 
     def row_digests(self) -> list[bytes]:
         """The identity of every row by itself."""
+        if self.headers is None and len(self.subjects.unique()) == 1:
+            begun = _begun(self.subjects[0].as_py(), b"")  # what all rows have in common is hashed once
+            return [_ended(begun, body) for body in self.bodies.to_pylist()]
         texts = self.headers.to_pylist() if self.headers is not None else [b""] * len(self)
         triples = zip(self.subjects.to_pylist(), texts, self.bodies.to_pylist(), strict=True)
         return [row_digest(subject, headers or b"", body) for subject, headers, body in triples]
@@ -86,11 +96,16 @@ class ChunkRows:
 
 def row_digest(subject: str, headers: bytes, body: bytes) -> bytes:
     """The identity of one row: its subject, its own header lines and its body."""
+    return _ended(_begun(subject, headers), body)
+
+
+def _begun(subject: str, headers: bytes) -> hashlib.blake2b:
     name = subject.encode()
-    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    digest.update(b"%d %d " % (len(name), len(headers)))
-    digest.update(name)
-    digest.update(headers)
+    return hashlib.blake2b(b"%d %d %b%b" % (len(name), len(headers), name, headers), digest_size=DIGEST_BYTES)
+
+
+def _ended(begun: hashlib.blake2b, body: bytes) -> bytes:
+    digest = begun.copy()
     digest.update(body)
     return digest.digest()
 
@@ -120,26 +135,37 @@ def cut(batches: Iterable[ChunkRows], limits: Limits | None = None) -> Iterator[
                 rows += take
                 size += int(ends[start - 1]) - before
             if start < len(batch) or rows == limits.rows:
-                yield joined(pending)
+                yield from _halved(joined(pending), limits)
                 pending, rows, size = [], 0, 0
     if pending:
-        yield joined(pending)
+        yield from _halved(joined(pending), limits)
+
+
+def _halved(rows: ChunkRows, limits: Limits) -> Iterator[ChunkRows]:
+    """The rows, halved until none of the parts has too many subjects."""
+    if limits.subjects is None or len(rows) <= limits.subjects or len(pc.unique(rows.subjects)) <= limits.subjects:
+        yield rows
+        return
+    half = len(rows) // 2
+    yield from _halved(rows.slice(0, half), limits)
+    yield from _halved(rows.slice(half, len(rows) - half), limits)
 
 
 def joined(parts: list[ChunkRows]) -> ChunkRows:
     """Several groups of rows as one."""
     if len(parts) == 1:
         return parts[0]
-    headers = None
+    headers = events = None
     if any(part.headers is not None for part in parts):
         headers = pa.concat_arrays([_headers_or_nulls(part) for part in parts])
-    return ChunkRows(
-        pa.concat_arrays([part.subjects for part in parts]), pa.concat_arrays([part.bodies for part in parts]), headers
-    )
+    if all(part.events is not None for part in parts):
+        events = pa.concat_arrays([part.events for part in parts])
+    subjects, bodies = ([getattr(part, name) for part in parts] for name in ("subjects", "bodies"))
+    return ChunkRows(pa.concat_arrays(subjects), pa.concat_arrays(bodies), headers, events)
 
 
 def without(batches: Iterable[ChunkRows], stored: Counter[bytes]) -> Iterator[ChunkRows]:
-    """The rows that are not in `stored`, each occurrence counting once; what was found is taken out of `stored`."""
+    """Yield the rows that are not in `stored`, each occurrence counting once; found rows are removed from `stored`."""
     for batch in batches:
         missing = [index for index, digest in enumerate(batch.row_digests()) if not _taken(stored, digest)]
         if missing:

@@ -1,20 +1,27 @@
 """Progress on the server: the query's durable consumer follows every committed micro-batch.
 
-On a Limits stream the durable is reset to behind the batch: one request, however large the batch was. On WorkQueue and
-Interest streams a message goes away when its consumer acknowledges it, and not otherwise, so the batch is acknowledged
-for real: the durable delivers subjects and headers of the range, and each message is answered.
+On a Limits stream the durable is reset to after the batch: one request, however large the batch was. On WorkQueue and
+Interest streams a message is deleted when its consumer acknowledges it, so the batch is really acknowledged: the
+durable delivers subjects and headers of the range, and each message is acknowledged.
 
-Both may be repeated. After a crash in the middle of acknowledging, the rest of the range is still there, and the next
-commit (of the same offset or a later one) takes it up.
+On a WorkQueue there is a shorter way: no two consumers of it may have a message in common, so what the durable's filter
+matches up to the batch's end belongs to no other consumer, and one purge up to there deletes it. The server moves the
+durable along; on replicas it may have an older position after a change of leaders, and then nothing is left there to
+deliver. Where a purge is not allowed, or could delete what was not read (`_may_purge`), messages are acknowledged.
+
+All of it may be repeated. After a crash while acknowledging, or before a purge, the rest of the range is still stored,
+and the next commit (of the same offset or a later one) handles it.
 """
 
 from __future__ import annotations
 
 import logging
 
-from penstock.errors import Unavailable
+from penstock.errors import AccessDenied, ApiError, OutcomeUnknown, Unavailable
 from penstock.jetstream.consumer import ACK, NAK, PullEvent, next_verb, pull_request, pull_status
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.settings import Settings
+from penstock.spark import steps
 from penstock.spark.durable import floor
 from penstock.spark.link import Link
 from penstock.spark.origin import needs_direct_get
@@ -29,22 +36,57 @@ EXPIRES = 2.0  # seconds
 SILENCE = 10.0  # seconds
 ATTEMPTS = 3
 NO_MESSAGES = 404
+WORK_QUEUE = "workqueue"
 
 log = logging.getLogger(__name__)
+_denied: set[tuple[Settings, str]] = set()
+"""Settings and streams for which the server has refused a purge."""
 
 
 def commit(link: Link, info: StreamInfo, durable: ConsumerInfo, sequence: int) -> None:
-    """Everything up to `sequence` is done: make the durable, as it was just read, say so."""
+    """Commit everything up to `sequence` on the durable, as it was just read."""
     if floor(durable) == sequence:
         return
-    if needs_direct_get(info):
-        _acknowledge(link, info, durable.name, sequence)
-    else:
+    if not needs_direct_get(info):
         link.call(lambda api: api.reset_consumer(info.name, durable.name, sequence + 1))
+    elif not (_may_purge(link, info, durable) and _purged(link, durable, sequence)):
+        _acknowledge(link, info, durable.name, sequence)
+
+
+def _may_purge(link: Link, info: StreamInfo, durable: ConsumerInfo) -> bool:
+    """Whether everything that a purge up to the batch's end would delete was read by this query.
+
+    Messages at or below the durable's position were not: the durable was moved forward, and they must stay.
+    """
+    if info.config.get("retention") != WORK_QUEUE or info.config.get("deny_purge") or len(durable.filters) > 1:
+        return False
+    if (link.settings, info.name) in _denied:
+        return False
+    first = link.next_sequence(info.name, 1, durable.filters) if durable.filters else info.state.first_seq
+    return first > floor(durable)
+
+
+def _purged(link: Link, durable: ConsumerInfo, sequence: int) -> bool:
+    """Delete what the durable has up to `sequence`. False when it was not allowed, or the outcome is unknown.
+
+    1. purge (crash before: all is there, and the next commit deletes it; crash after: all is done)
+    2. look whether something is left, as when a leader has lost the purge that it confirmed
+    """
+    subject = durable.filters[0] if durable.filters else None
+    steps.reached(steps.PURGING)
+    try:
+        link.call(lambda api: api.purge_stream(durable.stream, subject=subject, before_seq=sequence + 1))
+    except (AccessDenied, ApiError, OutcomeUnknown) as exc:
+        log.info("acknowledging up to %d of stream %r, without a purge: %s", sequence, durable.stream, exc)
+        if isinstance(exc, AccessDenied):
+            _denied.add((link.settings, durable.stream))
+        return False
+    steps.reached(steps.PURGED)
+    return not _first_left(link, link.call(lambda api: api.consumer_info(durable.stream, durable.name)), sequence)
 
 
 def _acknowledge(link: Link, info: StreamInfo, durable: str, sequence: int) -> None:
-    """Acknowledge all that the durable has up to `sequence`. Raises nothing when somebody else holds some of it."""
+    """Acknowledge all that the durable has up to `sequence`. Raises nothing when another client holds some of it."""
     attempts, reached = 0, -1
     while attempts < ATTEMPTS:
         found = link.persistently(lambda: _acknowledged(link, info, durable, sequence))
@@ -60,7 +102,7 @@ def _acknowledge(link: Link, info: StreamInfo, durable: str, sequence: int) -> N
 
 
 def _acknowledged(link: Link, info: StreamInfo, durable: str, sequence: int) -> ConsumerInfo:
-    """One try, which a slow server may end early. Returns the durable afterwards.
+    """One attempt, which a slow server may end early. Returns the durable afterwards.
 
     1. take back what an earlier, interrupted commit left unanswered (crash after: it is unanswered still)
     2. pull, and acknowledge what comes (crash after: what was answered is gone, the rest is there)
@@ -84,7 +126,7 @@ def _first_left(link: Link, durable: ConsumerInfo, sequence: int) -> int:
 
 
 class Acknowledging:
-    """One connection's try at answering a durable's messages up to a sequence."""
+    """Acknowledges a durable's messages up to a sequence, over one connection."""
 
     def __init__(self, link: Link, durable: ConsumerInfo, sequence: int) -> None:
         self._subject = link.jetstream.subject(next_verb(durable.stream, durable.name))
@@ -99,7 +141,7 @@ class Acknowledging:
         self._last_reply = b""
 
     def run(self) -> None:
-        """Answer until the sequence is reached, or the durable has no more."""
+        """Acknowledge until the sequence is reached, or the durable has no more."""
         self._scanner.feed(self._connection.take_buffered())
         more = True
         while more and self._position < self._sequence:
@@ -110,7 +152,7 @@ class Acknowledging:
             self._connection.request(self._last_reply.decode(), ACK)
 
     def _pulled(self, count: int) -> bool:
-        """Ask for that many messages and answer them. False when the durable has no more."""
+        """Pull that many messages and acknowledge them. False when the durable has no more."""
         ask = pull_request(count, max_bytes=PULL_BYTES, expires=EXPIRES)
         self._connection.send(frames.publish(self._subject, ask, reply=f"{self._inbox}.pull"))
         answered, coming = 0, count
@@ -130,7 +172,7 @@ class Acknowledging:
         return answered > 0
 
     def _answer(self) -> None:
-        """Acknowledge the rows up to the sequence; what lies behind it goes back. The last answer waits for `run`."""
+        """Acknowledge the rows up to the sequence, nak those after it. The last acknowledgement waits for `run`."""
         answers = bytearray(_answer_frame(self._last_reply, ACK) if self._last_reply else b"")
         self._last_reply = b""
         for sequence, reply in zip(self._scanner.sequences(), self._scanner.replies(), strict=True):
@@ -151,7 +193,7 @@ def _answer_frame(reply: bytes, answer: bytes) -> bytes:
 
 
 def _coming(message: frames.Message, asked: int) -> int:
-    """How many messages a pull that ended with a status has, before the status and behind it.
+    """Return how many messages a pull that ended with a status has, before the status and after it.
 
     A consumer with replicas sends a message when its replicas know of it, and a status at once: so it comes first.
     """

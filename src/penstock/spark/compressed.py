@@ -1,4 +1,4 @@
-"""Bodies that publishers have compressed, by the header that says so."""
+"""Decompresses bodies that publishers have compressed, according to a header."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def decompressed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the bodies decompressed that a header says are compressed.
+    """Return the batch with the bodies decompressed that a header marks as compressed.
 
-    A body that cannot be, or would become too large, stays as it came: what it means is for the query to decide.
+    A body that cannot be decompressed, or would become too large, is left unchanged: the query decides what to do.
     """
     encodings = [pc.map_lookup(batch.column("headers"), pa.scalar(name), "first") for name in HEADERS]
     if all(column.null_count == len(column) for column in encodings):

@@ -38,7 +38,7 @@ FILED = "filed struct<stream:string,sequence:bigint,time:string>"
 
 @dataclass(frozen=True, slots=True)
 class ReplayTask:
-    """What every task is told; it goes to the executors by pickle."""
+    """The parameters of every task; pickled and sent to the executors."""
 
     settings: Settings
     stream: str
@@ -46,10 +46,10 @@ class ReplayTask:
     options: ReplayOptions
     deed: Deed
     settled: frozenset[FiledPlace]
-    """Letters that are there although the audit knows them as replayed: they are only removed."""
+    """Existing letters that the audit records as replayed: they are only deleted."""
 
     def __call__(self, rows: Iterable[Row]) -> Iterator[str]:
-        """Replay the letters of one partition; gives back what was done, as JSON."""
+        """Replay the letters of one partition; yields the result as JSON."""
         tally = asyncio.run(self._replay(_letters(self.stream, rows)))
         yield tally.encoded()
 
@@ -80,7 +80,7 @@ def replay_letters(
     reason: str = "",
     partitions: int | None = None,
 ) -> Tally:
-    """Replay the letters that are there now and match, with the tasks of a Spark job. Blocks until all are done."""
+    """Replay the existing letters that match, with the tasks of a Spark job. Blocks until all are done."""
     if options.limit:
         raise ConfigError("a replay in bulk takes all letters that match: leave out the limit, or replay without Spark")
     register(spark)
@@ -95,7 +95,7 @@ def replay_letters(
 
 
 async def _prepared(settings: Settings) -> list[StreamInfo]:
-    """Finish what earlier runs left, and return the streams that hold letters now."""
+    """Finish the unfinished work of earlier runs, and return the streams that hold letters now."""
     async with opened(settings) as room:
         await room.finish_interrupted()
     async with await aio.connect(settings) as connection:
@@ -142,7 +142,7 @@ async def _audit(settings: Settings) -> StreamInfo:
 
 
 def _shared(options: ReplayOptions, rows: RDD[Row]) -> ReplayOptions:
-    """Each task may use its part of the rate."""
+    """Divide the rate among the tasks."""
     if not options.rate:
         return options
     return replace(options, rate=options.rate / max(1, rows.getNumPartitions()))

@@ -1,8 +1,8 @@
-"""Messages into typed events, and what cannot be read into bad records with the reason.
+"""Decodes messages into typed events, and unreadable ones into bad records with the reason.
 
-A record is bad when its body does not parse, holds a value of another type than the schema says, lacks a field that
-the schema calls `NOT NULL` or that the pipeline needs as its dedupe key, or fails the `check` of the file. A field that
-the schema does not know is passed over, so that producers may add some; a nullable field that is absent is null.
+A record is bad when its body does not parse, holds a value of another type than the schema says, lacks a field that the
+schema declares `NOT NULL` or that the pipeline needs as its dedupe key, or fails the `check` of the file. A field that
+the schema does not have is ignored, so that producers may add fields; a nullable field that is absent is null.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Halves = tuple[DataFrame, DataFrame]
 
 @dataclass(frozen=True, slots=True)
 class Undivided:
-    """What was read, before it is split: a frame that one scan gives."""
+    """The decoded frame of one scan, before it is split."""
 
     frame: DataFrame
     """The message as a struct, the event, `__arrived`, and whether it is good."""
@@ -65,7 +65,7 @@ class Undivided:
     """The struct that has the fields of the event."""
 
     def deduped(self, key: str) -> DataFrame:
-        """The frame with each event once; a bad record is like no other."""
+        """Return the frame with each event once; bad records are never duplicates of each other."""
         good = F.col(IS_GOOD)
         place = F.struct(f"{SOURCE}.stream", f"{SOURCE}.sequence")
         keys = {"__key": F.when(good, F.col(f"{self.fields}.{key}")), "__place": F.when(~good, place)}
@@ -74,9 +74,9 @@ class Undivided:
     def read_once(self) -> DataFrame:
         """The frame behind a shuffle that all plans of one query share, so that what they are made of is read once.
 
-        Spark makes the same shuffle once in a plan. It is the same only as long as the optimizer moves no filter and no
-        choice of columns to before it. So all is in one struct, and a column of no meaning, which must not be moved
-        since it is random, lies behind the shuffle.
+        Spark executes an identical shuffle once in a plan. It is identical only as long as the optimizer moves no
+        filter and no projection before it. So all columns are in one struct, and a random column without meaning, which
+        must not be moved, is added after the shuffle.
         """
         rest = [name for name in self.frame.columns if name != ARRIVED]
         shared = self.frame.select(ARRIVED, F.struct(*rest).alias(SHARED)).repartition(f"{SHARED}.{SOURCE}.sequence")
@@ -86,7 +86,7 @@ class Undivided:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The two halves of what was read: every message is in exactly one of them."""
+    """Events and bad records: every message is in exactly one of them."""
 
     events: DataFrame
     """The event's columns, `jetstream`, and `__arrived`."""
@@ -165,7 +165,7 @@ def _divided(whole: Undivided) -> Decoded:
 
 
 Fault = tuple[Column, str]
-"""A condition under which a record that was read is bad all the same, and the reason."""
+"""A condition under which a decoded record is bad, and the reason."""
 
 
 def _faults(form: Format, event: PipelineEvent, key: str | None) -> list[Fault]:
@@ -185,7 +185,7 @@ def _refusing(read: DataFrame, is_good: Column) -> DataFrame:
 
 
 def _reason(form: Format, faults: list[Fault]) -> Column:
-    """The reason, worked out in Python where the body could not be read: only bad records pay for it."""
+    """Return the reason; computed in Python where the body could not be read: only bad records pay for it."""
     reason: Column = F.lit(f"the body does not fit the schema {form.schema.simpleString()[:500]}")
     explain = F.udf(form.explain, StringType(), useArrow=False)
     unreadable = F.coalesce(explain(F.col(f"{SOURCE}.data")), reason)

@@ -1,4 +1,4 @@
-"""How a chunk gets into the stream: as one atomic batch, or by fast ingest."""
+"""Writes a chunk to the stream: as one atomic batch, or by fast ingest."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from penstock.retry import is_retryable
 from penstock.spark.chunks import ChunkRows, Limits
 from penstock.spark.history import Intent, Written
 from penstock.spark.link import Link
+from penstock.spark.packing import Packing, packed_messages
 from penstock.spark.stored import CHUNK_HEADER, MESSAGE_ID, stored_row_digest
 from penstock.wire import headers as header_block
 
@@ -42,10 +43,13 @@ class Chunk:
     lines: list[bytes]
     """Each row's own header lines."""
     has_row_ids: bool
-    """Whether a row carries a message id of its own."""
+    """Whether a row carries a message id of its own, which the server compares."""
 
     @classmethod
-    def of(cls, rows: ChunkRows) -> Chunk:
+    def of(cls, rows: ChunkRows, packing: Packing | None = None) -> Chunk:
+        if packing:
+            subjects, packed_lines, bodies = map(list, zip(*packed_messages(rows, packing), strict=True))
+            return cls(subjects, bodies, packed_lines, has_row_ids=False)
         lines = [b""] * len(rows) if rows.headers is None else rows.headers.to_pylist()
         has_ids = rows.headers is not None and any(_ID_LINE in one for one in lines)
         return cls(rows.subjects.cast("binary").to_pylist(), rows.bodies.to_pylist(), lines, has_ids)
@@ -61,18 +65,19 @@ class Stored:
 
 
 class ChunkDelivery(Protocol):
-    """How chunks get into the stream: `begin` each, then `finish` it before the next begins."""
+    """Writes chunks to the stream: `begin` each, then `finish` it before the next begins."""
 
     limits: Limits
+    packing: Packing | None
 
     def begin(self, chunk: Chunk, intent: Intent, name: str) -> None:
-        """Send the chunk; what goes wrong is for `finish` to find."""
+        """Send the chunk; errors are raised by `finish`."""
 
     def finish(self) -> Stored:
         """Return when it is certain that the chunk begun last is stored."""
 
     def find(self, intent: Intent) -> int | None:
-        """The last sequence of the chunk that an earlier attempt was at; None when it is not there."""
+        """Return the last sequence of the chunk that an earlier attempt was writing; None when it is not stored."""
 
     def rows_of(self, written: Written) -> list[bytes]:
         """The digests of the rows of a chunk, read back from the stream."""
@@ -84,19 +89,19 @@ Confirm = Callable[[], None]
 """Raises when another attempt has taken the task over."""
 
 
-def delivery(kind: str, link: Link, stream: str, confirm: Confirm) -> ChunkDelivery:
+def delivery(kind: str, link: Link, stream: str, confirm: Confirm, *, packing: Packing | None = None) -> ChunkDelivery:
     """The delivery of that name."""
     if kind == "fast":
-        return FastDelivery(link, stream)
-    return AtomicDelivery(link, stream, confirm)
+        return FastDelivery(link, stream, packing)
+    return AtomicDelivery(link, stream, confirm, packing)
 
 
 class AtomicDelivery:
     """Each chunk is one atomic batch: all of it is stored, or nothing."""
 
-    limits = Limits()
-
-    def __init__(self, link: Link, stream: str, confirm: Confirm) -> None:
+    def __init__(self, link: Link, stream: str, confirm: Confirm, packing: Packing | None = None) -> None:
+        self.packing = packing
+        self.limits = packing.within(Limits()) if packing else Limits()
         self._link = link
         self._stream = stream
         self._confirm = confirm
@@ -132,7 +137,7 @@ class AtomicDelivery:
     def _look_or_send(self, batch: Batch, intent: Intent) -> int:
         if found := self._resolve(intent):
             return found.sequence
-        self._confirm()  # looking took its time
+        self._confirm()  # the search may have taken long
         return self._publisher.finish(self._publisher.begin(batch)).sequence
 
     def find(self, intent: Intent) -> int | None:
@@ -140,7 +145,7 @@ class AtomicDelivery:
         return found.sequence if found else None
 
     def _resolve(self, intent: Intent) -> BatchAck | None:
-        ref = BatchRef(self._stream, intent.batch_id, intent.rows, intent.subject, intent.after)
+        ref = BatchRef(self._stream, intent.batch_id, intent.messages or intent.rows, intent.subject, intent.after)
         try:
             return self._publisher.resolve(ref)
         except BatchOutcomeUnknown:
@@ -153,7 +158,7 @@ class AtomicDelivery:
         last = written.last or self.find(written.intent) or 0
         if not last:
             return []
-        first = last - written.intent.rows + 1
+        first = last - written.intent.rows + 1  # no packs: their rows have digests
         # A consumer would count for the retention of WorkQueue and Interest; direct get needs to be allowed.
         config = self._link.stream_info(self._stream).config
         if config.get("retention", "limits") != "limits" and not config.get("allow_direct"):
@@ -163,15 +168,15 @@ class AtomicDelivery:
         return [stored_row_digest(*row) for batch in batches for row in _stored_rows(batch)]
 
     def close(self) -> None:
-        """The connection is the link's."""
+        """No effect: the link owns the connection."""
 
 
 class FastDelivery:
-    """Fast ingest: quicker, and not atomic. What was under way at a crash may be written twice, never lost."""
+    """Fast ingest: faster, and not atomic. What was being sent at a crash may be written twice, never lost."""
 
-    limits = FAST_LIMITS
-
-    def __init__(self, link: Link, stream: str) -> None:
+    def __init__(self, link: Link, stream: str, packing: Packing | None = None) -> None:
+        self.packing = packing
+        self.limits = packing.within(FAST_LIMITS) if packing else FAST_LIMITS
         options = IngestOptions(on_gap="resend", patience=link.patience)
         self._ingest = BlockingFastIngest(link.settings, stream, options, on_lost=lambda _: None)
         self._ingest.__enter__()
@@ -186,11 +191,11 @@ class FastDelivery:
         return Stored(self._ingest.sequence)
 
     def find(self, intent: Intent) -> int | None:
-        """Nobody can tell how much of it was written."""
+        """Return None: it is unknown how much was written."""
         return None
 
     def rows_of(self, written: Written) -> list[bytes]:
-        """Not kept: rows of others may lie between them."""
+        """Not available: rows of other writers may be between them."""
         return []
 
     def close(self) -> None:
@@ -214,7 +219,7 @@ def _stored_rows(batch: pa.RecordBatch) -> Iterator[tuple[str, dict[str, list[st
 
 
 def _is_passing() -> Callable[[BaseException], bool]:
-    """Whether an error may go away by itself; a batch that arrives incomplete gets a few more tries."""
+    """Return a check whether an error is transient; a batch that arrives incomplete gets a few retries."""
     gaps = 0
 
     def passing(error: BaseException) -> bool:

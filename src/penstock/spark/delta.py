@@ -1,7 +1,7 @@
 """Delta Lake beside Spark: a jar that users bring, and two settings of the session.
 
-Where it is there, Delta's own writer appends, and its `MERGE` upserts. Both commit with the query and the batch as an
-application transaction, as `delta_log` does, so that it does not matter which of the two has written a batch.
+If it is present, Delta's own writer appends, and its `MERGE` upserts. Both commit with the query and the batch as an
+application transaction, as `delta_log` does, so that either of the two may have written a batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing(spark: SparkSession) -> str | None:
-    """What keeps the Spark session from writing Delta tables, and what to do about it; None when nothing does."""
+    """Return why the Spark session cannot write Delta tables, and what to do about it; None when it can."""
     jvm: Any = spark._jvm
     try:
         jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(EXTENSION)
@@ -69,12 +69,12 @@ class JarTable:
     options: Mapping[str, str] | None = None
 
     def append(self, rows: DataFrame, query: str, batch: int) -> None:
-        """Add the rows of a micro-batch; a second time they are already there."""
+        """Append the rows of a micro-batch; no effect if they are already written."""
         with _fitting(rows.sparkSession):
             self._append(rows, query, batch)
 
     def upsert(self, rows: DataFrame, key: Sequence[str], query: str, batch: int) -> None:
-        """Put each row in the place of the one with the same key, or add it, in one commit."""
+        """Replace the rows with the same keys, or add new ones, in one commit."""
         check_key(self.path, rows, key, self.partition_by)
         with _fitting(rows.sparkSession):
             if self._is_there(rows.sparkSession):

@@ -24,7 +24,7 @@ STORAGE = "storage."
 
 
 class DeltaLog:
-    """A Delta table. One of these lives for one micro-batch: it sees the table as it was at its first look."""
+    """A Delta table, used for one micro-batch: it sees the table as it was at its first read."""
 
     def __init__(self, path: str, partition_by: Sequence[str], options: Mapping[str, str]) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class DeltaLog:
         wanted = Schema.from_json(schema.json())
         table = self._opened()
         if table is None:
-            # A table without files; it is there at once, and the batch comes with the next commit.
+            # Creates a table without files; the batch is added by the next commit.
             self._table = DeltaTable.create(
                 self._place, wanted, "ignore", list(self._by), storage_options=self._storage or None
             )
@@ -90,7 +90,7 @@ class DeltaLog:
         removed = [RemoveAction(path, True, now) for path in commit.removed]
         properties = CommitProperties(
             custom_metadata={"penstock.query": commit.query, "penstock.batch": str(commit.batch)},
-            # What was read for an upsert must still be all that there is.
+            # For an upsert the table must not have changed since it was read.
             max_commit_retries=None if commit.is_blind else 0,
             app_transactions=[Transaction(commit.query, commit.batch)],
         )

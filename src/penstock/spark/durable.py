@@ -1,4 +1,4 @@
-"""The durable consumer that holds a query's committed position on the server: found or made, and checked."""
+"""The durable consumer that holds a query's committed position on the server: found or created, and checked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.spark.origin import needs_direct_get
 log = logging.getLogger(__name__)
 
 MAX_ACK_PENDING = 20_000
-"""How many messages may be under way while a range is acknowledged."""
+"""Maximum unacknowledged messages while a range is acknowledged."""
 
 MOVABLE = ("all", "by_start_sequence", "by_start_time")
-"""Deliver policies of consumers that the server can reset."""
+"""Deliver policies with which the server can reset a consumer."""
 
 
 class UnfitConsumer(ConfigError):
@@ -53,12 +53,12 @@ def new_owner() -> str:
 
 
 def owner(found: ConsumerInfo) -> str:
-    """The query whose position it holds; empty when nobody has said so."""
+    """Return the query whose position it holds; empty when none is recorded."""
     return str((found.config.get("metadata") or {}).get(QUERY, ""))
 
 
 def take(link: Link, found: ConsumerInfo, name: str) -> ConsumerInfo:
-    """Make it hold the position of the query of that name from now on; another query is refused at its next commit."""
+    """Assign the durable to the query of that name; another query is refused at its next commit."""
     metadata = {**(found.config.get("metadata") or {}), QUERY: name}
     try:
         return link.call(lambda api: api.update_consumer(found.stream, found.name, {"metadata": metadata}))
@@ -78,7 +78,7 @@ def find(link: Link, info: StreamInfo, name: str) -> ConsumerInfo | None:
 
 
 def ensure(link: Link, info: StreamInfo, name: str, subjects: tuple[str, ...]) -> ConsumerInfo:
-    """The durable, made if it is missing; raises `UnfitConsumer` when there is one that cannot be used."""
+    """Return the durable; creates it if it is missing. Raises `UnfitConsumer` when an existing one cannot be used."""
     found = find(link, info, name)
     if found is None:
         return _made(link, info, name, subjects)
@@ -117,7 +117,7 @@ def _rivals(link: Link, info: StreamInfo, subjects: tuple[str, ...]) -> list[str
 
 
 def configuration(info: StreamInfo, name: str, subjects: tuple[str, ...]) -> dict[str, Any]:
-    """A durable that nobody works from: it stands for what the query has committed."""
+    """Return the configuration of a durable that delivers to no worker: it only holds what the query has committed."""
     limit = (info.config.get("consumer_limits") or {}).get("max_ack_pending") or MAX_ACK_PENDING
     config: dict[str, Any] = {
         "durable_name": name,

@@ -55,7 +55,7 @@ def begin_run(ledger: Ledger, place: LedgerPlace, run: int) -> bool:
             again = any(log.run_before(run) for log in batch_logs(ledger, place.of, place.batch).values())
             ledger.put(key, _record(run, again=again), revision, REPLACE)
         except WrongRevision:
-            continue  # another task is at it: look again
+            continue  # another task is doing it: read again
         return again
 
 
@@ -117,14 +117,14 @@ class EarlierRuns:
         self._key = f"{place.of.logs(place.batch)}.claims"
         self._revision = 0
         self._pool: Counter[bytes] = Counter()
-        """Rows that earlier runs have written, and nobody has claimed."""
+        """Rows that earlier runs have written, and no task has claimed."""
         self._own: Counter[bytes] = Counter()
         """Rows that attempts of this task have claimed or written in this run."""
         self._load()
 
     @property
     def unused(self) -> int:
-        """Rows that attempts of this task had, and that did not come again."""
+        """Rows that earlier attempts of this task had, and this one did not get."""
         return self._own.total()
 
     def take(self, digests: Sequence[bytes]) -> Counter[bytes]:
@@ -162,7 +162,7 @@ class EarlierRuns:
             if claim["by"] == self._place.partition:
                 self._own += rows
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         logs = batch_logs(self._ledger, self._place.of, self._place.batch)

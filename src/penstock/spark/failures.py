@@ -15,7 +15,7 @@ _JAVA_CAUSE = re.compile(r"(?:^|Caused by): (?:[\w.$]+\.)?(?P<kind>[\w$]+): (?P<
 _CONDITION = re.compile(r"\[(?P<condition>[A-Z0-9_.]+)\] ?")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+;?")
 _STACK = re.compile(r";\n|\n\s*(?:at [\w.$/]+\(|Caused by:|Driver stacktrace|JVM stacktrace|={2,3} )")
-"""Where the words end and a stack of calls, or the tree of a plan, begins."""
+"""Where the message ends and a stack trace, or the tree of a plan, begins."""
 OURS = "penstock."
 SPEAK_FOR_THEMSELVES = (OURS, "pyspark.")
 JVM = ("java.", "org.", "py4j.", "scala.")
@@ -31,7 +31,7 @@ MISFITS = (
 
 
 def readable(error: BaseException | str) -> str:
-    """The innermost reason of an error of Spark: a Python exception where there is one, else Spark's own words."""
+    """Return the innermost reason of a Spark error: a Python exception if there is one, otherwise Spark's own text."""
     text = str(error)
     if own := _python_reason(text):
         return own
@@ -46,7 +46,7 @@ def readable(error: BaseException | str) -> str:
 def _python_reason(text: str) -> str | None:
     """The exception of the last traceback in the text, which is the innermost, but ours before any other.
 
-    Ours and Spark's speak for themselves, others with their kind.
+    Ours and Spark's are shown by their text alone, others with their type.
     """
     raised = [match for match in _RAISED.finditer(text) if not match["path"].startswith(JVM)]
     if not raised:

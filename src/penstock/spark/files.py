@@ -1,4 +1,4 @@
-"""Files of a table, on the local disk or wherever Hadoop reaches: list, move into place, remove."""
+"""Files of a table, on the local disk or any Hadoop file system: list, move into place, delete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "file:"
 
 
 class Files(Protocol):
-    """What a table needs of a file system. Paths are below one root, with `/` between their parts."""
+    """The file system of a table. Paths are below one root, with `/` between their parts."""
 
     root: str
     """The root as Spark takes it."""
@@ -25,10 +25,10 @@ class Files(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def move(self, source: str, target: str) -> None:
-        """Put a file into its place at once, instead of the one that is there."""
+        """Move a file into place atomically, replacing an existing one."""
 
     def remove(self, folder: str) -> None:
-        """Remove a folder and all below it; nothing happens when there is none."""
+        """Delete a folder and all below it; no effect when there is none."""
 
 
 def files_at(spark: SparkSession, root: str) -> Files:
@@ -85,8 +85,8 @@ class LocalFiles:
 class HadoopFiles:
     """Any file system Hadoop knows, such as `hdfs://` and `s3a://`, through the driver's JVM.
 
-    A move is atomic where the file system's rename is (HDFS); an object store copies the one file, and for that moment
-    a file that is being replaced is not there.
+    A move is atomic where the file system's rename is (HDFS); an object store copies the file, and meanwhile a file
+    that is being replaced is missing.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:

@@ -1,4 +1,4 @@
-"""What the logs of the ledger say, without I/O: whose a log is, and what its entries mean."""
+"""The logs of the ledger as values, without I/O: the owner of a log, and the meaning of its entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class LedgerPlace:
-    """Whose log it is: one partition of one batch of one series that goes into one stream."""
+    """Identifies a log: one partition of one batch of one series that goes into one stream."""
 
     stream: str
     series: str
@@ -89,6 +89,8 @@ class Intent:
     """A subject of the batch."""
     row_digests: str = field(default="", repr=False)
     """The digests of its rows as they were sent, `packed`; version 1 has none."""
+    messages: int = 0
+    """Messages that carry the rows, where that are not as many: packs."""
 
 
 @dataclass(frozen=True, slots=True)

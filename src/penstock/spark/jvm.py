@@ -1,4 +1,4 @@
-"""Spark's JVM, without the one line of its greeting that nobody can act on."""
+"""Starts Spark's JVM, without the one warning that users cannot act on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from pyspark.java_gateway import launch_gateway
 GREETING = b"WARNING: Using incubator modules:"
 """Said by every JVM that Spark starts, since Spark asks for such a module; no option of the JVM turns it off."""
 STDERR = 2
+CONNECT_TIMEOUT = "SPARK_AUTH_SOCKET_TIMEOUT"
+"""Seconds in which a Python process of Spark must be connected to the JVM, read by PySpark from its environment."""
+PATIENT = "60"
+"""PySpark's own 15 seconds are too few on a busy machine: a query then fails before its first micro-batch."""
 
 
 def launch(settings: Mapping[str, str]) -> None:
@@ -25,6 +29,7 @@ def launch(settings: Mapping[str, str]) -> None:
     conf = SparkConf()
     for key, value in settings.items():
         conf.set(key, value)
+    os.environ.setdefault(CONNECT_TIMEOUT, PATIENT)
     from_jvm, to_us = os.pipe()
     passing = threading.Thread(target=_pass_on, args=(from_jvm,), name="spark-stderr", daemon=True)
     passing.start()
@@ -39,7 +44,7 @@ def launch(settings: Mapping[str, str]) -> None:
 
 
 def _pass_on(source: int) -> None:
-    with open(source, "rb") as lines, suppress(OSError):  # nobody reads our stderr any more
+    with open(source, "rb") as lines, suppress(OSError):  # our stderr is closed
         for line in lines:
             if not line.startswith(GREETING):
                 os.write(STDERR, line)

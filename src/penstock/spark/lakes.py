@@ -5,7 +5,7 @@ micro-batch names query and batch, so that it happens once. The steps, and what 
 
     1. ask the log for the last batch of the query     nothing
     2. upsert: read what the touched partitions hold   nothing
-    3. write files below `data/<query>-<batch>-<try>`  files that nobody reads; the next run writes others
+    3. write files below `data/<query>-<batch>-<try>`  unreferenced files; the next run writes others
     4. commit them, and what they replace, with the batch's number
                                                        the batch is there, and the next run finds it in step 1
 
@@ -53,13 +53,13 @@ DATA = "data"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The folder of rows whose partition column is null."""
 TIMESTAMPS = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""Neither format knows the timestamps that Spark writes otherwise."""
+"""Neither format supports the timestamps that Spark writes by default."""
 PARTITION_TYPES = (StringType, IntegralType, BooleanType, DateType)
-"""Columns whose values are the same text to everybody."""
+"""Column types whose values have one text form in every library."""
 ATTEMPTS = 3
-"""Times that a batch is written anew when another writer was faster."""
+"""How often a batch is rewritten when another writer committed first."""
 COMMITS = 10
-"""Times that files which are only added are committed again behind another writer."""
+"""How often a commit that only adds files is retried after another writer's commit."""
 PAUSE = 0.5
 """Seconds, at most, before a commit is repeated."""
 
@@ -68,7 +68,7 @@ Values = tuple[str | None, ...]
 
 
 class OtherWriter(PenstockError):
-    """Somebody else has committed to the table meanwhile."""
+    """Another writer has committed to the table meanwhile."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -89,7 +89,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one commit does, once."""
+    """The content of one commit."""
 
     query: str
     batch: int
@@ -97,7 +97,7 @@ class Commit:
     removed: Sequence[str] = ()
     """Files that the added ones stand for, as the log named them."""
     is_blind: bool = True
-    """Nothing in it depends on what the table holds, so that it may follow any other commit."""
+    """It does not depend on the table's content, so it may follow any other commit."""
 
 
 class LakeLog(Protocol):
@@ -127,18 +127,18 @@ class Lake:
     options: Mapping[str, str] | None = None
 
     def append(self, rows: DataFrame, query: str, batch: int) -> None:
-        """Add the rows of a micro-batch; a second time they are already there."""
+        """Append the rows of a micro-batch; no effect if they are already written."""
         self._check_partitions(rows)
         self._persistently(rows, None, query, batch)
 
     def upsert(self, rows: DataFrame, key: Sequence[str], query: str, batch: int) -> None:
-        """Put each row in the place of the one with the same key, or add it, in one commit."""
+        """Replace the rows with the same keys, or add new ones, in one commit."""
         check_key(self.path, rows, key, self.partition_by)
         self._check_partitions(rows)
         self._persistently(rows, key, query, batch)
 
     def _persistently(self, rows: DataFrame, key: Sequence[str] | None, query: str, batch: int) -> None:
-        """Write the batch; anew when another writer was faster."""
+        """Write the batch; rewrites it when another writer committed first."""
         for _ in range(ATTEMPTS - 1):
             with suppress(OtherWriter):
                 return self._write(rows, key, query, batch)
@@ -156,13 +156,13 @@ class Lake:
         self._commit(log, Commit(query, batch, added, tuple(old), is_blind=key is None))
 
     def _commit(self, log: LakeLog, commit: Commit) -> None:
-        """Commit, also behind commits of others where they do not matter."""
+        """Commit, also after other writers' commits if they do not conflict."""
         for _ in range(COMMITS if commit.is_blind else 0):
             with suppress(OtherWriter):
                 return log.commit(commit)
             time.sleep(random.uniform(0, PAUSE))
             log = self._log()
-            if _has(log, commit.query, commit.batch):  # a driver that was thought dead
+            if _has(log, commit.query, commit.batch):  # by a driver that was considered dead
                 return None
         return log.commit(commit)
 
@@ -190,7 +190,7 @@ class Lake:
         return {tuple(text_of(value) for value in row) for row in rows.select(*texts).distinct().collect()}
 
     def _written(self, rows: DataFrame, name: str) -> list[DataFile]:
-        """Write the rows as Parquet below a folder that nobody has had before."""
+        """Write the rows as Parquet below a new unique folder."""
         folder = f"{DATA}/{name}-{secrets.token_hex(4)}"
         shadows = {f"p{index}": column for index, column in enumerate(self.partition_by)}
         if clash := shadows.keys() & {column.lower() for column in rows.columns}:
@@ -236,7 +236,7 @@ def text_of(value: object) -> str | None:
 
 
 def missing(format_: str) -> str | None:
-    """What keeps a format from being written, and what to do about it; None when nothing does."""
+    """Return why a format cannot be written, and what to do about it; None when it can."""
     if find_spec(LIBRARIES[format_]) is None:
         return f"the package {LIBRARIES[format_]} is not there: pip install 'penstock-nats[{format_}]'"
     return None

@@ -12,9 +12,9 @@ about to write, before it writes it:
     end      everything is written
     sealed   the batch is closed: no attempt can append any more
 
-An append states the log's last revision, and the server refuses it when somebody else has appended meanwhile. So
-between two attempts of a task there is always one that knows that it must stop, whatever Spark's attempt numbers say:
-a stage that runs again counts its tasks from 0 again, and PySpark does not tell a task which run of a stage it is in.
+An append states the log's last revision, and the server refuses it when another attempt has appended meanwhile. So of
+two attempts of a task one always knows that it must stop, whatever Spark's attempt numbers say: a stage that runs again
+counts its tasks from 0 again, and PySpark does not tell a task which run of a stage it is in.
 
 The record `<stream>.<created>.<series>` holds the last batch that the driver has closed, and how many rows it had.
 Batches close in order, so one number says it for all of them. The logs of the last closed batch are kept until the
@@ -52,9 +52,9 @@ VERSION = 2
 RUNS = "runs"
 """The key whose revisions number the runs of all writes."""
 WRITE_PAUSE = 0.1
-"""Seconds between two tries of an append while another write to the key is on its way to the replicas."""
+"""Seconds between two attempts of an append while another write to the key is not replicated yet."""
 KEEP_BATCH_WRITES = "720h"
-"""How long the server keeps the log of a batch write that neither committed nor aborted: nobody will continue it."""
+"""How long the server keeps the log of a batch write that neither committed nor aborted: no run will continue it."""
 REPLACE = {"Nats-Rollup": "sub"}
 
 BUCKET_CONFIG: Json = {
@@ -134,7 +134,7 @@ class Closed:
 
 
 class Ledger:
-    """The ledger's records over one link. Everything is asked of the bucket's leader, never of a lagging replica."""
+    """The ledger's records over one link. Reads always go to the bucket's leader, never to a lagging replica."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -216,7 +216,7 @@ class Ledger:
         value = {"version": VERSION, "closed": batch, "rows": rows, "previous": previous, "first": not found.revision}
         try:
             self.put(series.key, value, found.revision, REPLACE)
-        except WrongRevision:  # another driver closed a batch of this series meanwhile: the caller looks again
+        except WrongRevision:  # another driver closed a batch of this series meanwhile: the caller reads again
             time.sleep(WRITE_PAUSE)
             return
         if found.first and series.created:
@@ -272,13 +272,13 @@ class Log:
         self.history = History()
 
     def open(self) -> Self:
-        """Become the only attempt that may append, and learn what was written before."""
+        """Become the only attempt that may append, and read what was written before."""
         while True:
             values = self._ledger.values(self._key) if self._ledger.last(self._key) else []
             self._revision = values[-1].sequence if values else 0
             entries = [json.loads(value.data) for value in values]
             if any(entry.get("run", 0) > self._run for entry in entries):
-                raise Superseded(self._key)  # a later run of the batch has begun
+                raise Superseded(self._key)  # a later run of the batch has started
             self.history = history_of(entries)
             try:
                 self._append("open")
@@ -287,25 +287,28 @@ class Log:
             return self
 
     def chunk(self, intent: Intent, previous: int) -> None:
-        """About to write this chunk; `previous` is the last sequence of the one before, 0 if unknown or none."""
-        self._append("chunk", previous=previous, chunk=asdict(intent))
+        """Announce this chunk; `previous` is the last sequence of the one before, 0 if unknown or none."""
+        fields = asdict(intent)
+        if not intent.messages:
+            del fields["messages"]  # what earlier releases do not know
+        self._append("chunk", previous=previous, chunk=fields)
 
     def done(self, last: int) -> None:
-        """The doubtful chunk is there, and ends at this sequence."""
+        """Record that the doubtful chunk is stored, and ends at this sequence."""
         self._append("done", previous=last)
         self.history = self.history.after({"kind": "done", "previous": last})
 
     def void(self) -> None:
-        """The doubtful chunk is not there."""
+        """Record that the doubtful chunk is not stored."""
         self._append("void")
         self.history = self.history.after({"kind": "void"})
 
     def refused(self, digests: list[bytes]) -> None:
-        """These rows are in the stream already, by their message ids."""
+        """Record rows that are already stored, by their message ids."""
         self._append("refused", rows=packed(digests))
 
     def end(self, last: int) -> None:
-        """Everything is written, and ends at this sequence."""
+        """Record that everything is written, up to this sequence."""
         self._append("end", previous=last)
 
     def confirm(self) -> None:
@@ -322,7 +325,7 @@ class Log:
         self._appended += 1
 
     def _put(self, entry: Json, headers: dict[str, str]) -> int:
-        """Append, and return the revision. Another write that the replicas do not have yet is waited for."""
+        """Append, and return the revision. Waits for another write that is not replicated yet."""
         until = time.monotonic() + self._ledger.link.patience
         while True:
             try:

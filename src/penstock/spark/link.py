@@ -1,4 +1,4 @@
-"""A blocking connection to the cluster that outlives a restart of the server, for what may be asked twice."""
+"""A blocking connection that survives a restart of the server, for idempotent requests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from penstock.wire.headers import Headers
 T = TypeVar("T")
 
 PATIENCE = 60.0
-"""Seconds to go on trying while the server is away: a restart of the server should not fail a Spark job."""
+"""Seconds to retry while the server is unavailable: a restart of the server should not fail a Spark job."""
 
 
 class Link:
     """The connection of one task or one driver call, and the JetStream API on it.
 
-    Every call is repeated, on a new connection where needed, until it gets an answer: use it only for what does no
-    harm when it happens twice.
+    Every call is retried, on a new connection if needed, until it gets an answer: use it only for idempotent requests.
     """
 
     def __init__(self, settings: Settings, patience: float = PATIENCE) -> None:
@@ -34,7 +33,7 @@ class Link:
         self.jetstream = JetStream(self.connection.requester(), settings.domain, settings.timeout)
 
     def persistently(self, call: Callable[[], T], retry_on: Callable[[BaseException], bool] | None = None) -> T:
-        """Call until it gets an answer, or fails for good, or patience ends; connects first when there is need."""
+        """Call until it gets an answer, fails permanently, or `patience` ends; connects first if needed."""
 
         def connected_call() -> T:
             self.connection.ready()

@@ -1,4 +1,4 @@
-"""Whether messages that a query should have read are gone, and how many. Pure."""
+"""Detects messages that a query should have read and that are gone. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import DataLoss
 from penstock.spark.offsets import Offset, span
 
 MANY = 200_000
-"""With more holes than this a stream is sparse by nature: they are not listed, and not taken for a loss."""
+"""A stream with more holes than this counts as sparse: its holes are not listed, and not taken for a loss."""
 ONE_GONE = ("message", "is gone before it was", "it")
 MANY_GONE = ("messages", "are gone before they were", "them")
 
@@ -81,7 +81,7 @@ class Holes:
     deleted: Sequence[int] = ()
     """Missing sequences between them, in order."""
     complete: bool = True
-    """Whether `deleted` has all of them; if not, nobody knows how many messages a range has."""
+    """Whether `deleted` has all of them; if not, the number of messages in a range is unknown."""
 
     def inside(self, first: int, last: int) -> int:
         """How many of the range were taken out of the middle of the stream."""
@@ -104,9 +104,9 @@ class Expected:
     first_row: int = 0
     """The sequence of the first message; 0: not known."""
     old_end_may_go: bool = False
-    """The read began with the oldest message, and the stream's limits remove it: if it expires, so be it."""
+    """The read started with the oldest message, and the stream's limits remove it: its expiry is no loss."""
     inside_may_go: bool = False
-    """Publishers remove messages anywhere in the stream: only what its old end has passed is missed."""
+    """Publishers remove messages anywhere in the stream: only messages below its first sequence count as missing."""
 
     def short(self, rows: int, first_row: int) -> bool:
         """Whether a task that read so many rows, the first with that sequence (0: none), missed some."""
@@ -125,7 +125,7 @@ class Expected:
 
 
 def is_sparse(config: dict[str, Any]) -> bool:
-    """Whether messages are missing from this stream as a matter of course, so that nothing missing is a loss.
+    """Whether this stream normally has missing messages, so that nothing missing is a loss.
 
     They are where new values replace old ones, and in a mirror that takes only some subjects: it keeps the sequences of
     its origin.

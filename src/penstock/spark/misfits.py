@@ -1,4 +1,4 @@
-"""Rows that cannot be messages: told apart from the others by the task that writes them, and made into dead letters."""
+"""Rows that cannot be messages: the task that writes them detects them, and makes them dead letters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.deadletter.letters import MESSAGE_LIMIT, one_line
 from penstock.spark.output import Columns, RowMaker
 
 LANE, REASON = "penstock_lane", "penstock_reason"
-"""Columns that are added to rows on their way."""
+"""Columns that are added to rows internally."""
 ROWS, LETTERS = "rows", "letters"
 HEADERS = pa.map_(pa.string(), pa.list_(pa.string()))
 PLACE = {"stream": names.STREAM, "subject": names.SUBJECT, "sequence": names.SEQUENCE}

@@ -14,8 +14,8 @@ from typing import Any, Self
 from penstock.errors import ConfigError
 
 VERSION = 1
-ROWS_PER_TASK = 100_000
-"""A task shorter than this is not worth its start."""
+ROWS_PER_TASK, START_BYTES = 100_000, 16 * 1024 * 1024
+"""A task with less than either is not worth starting. A row can be a pack, so bytes count too."""
 BYTES_PER_TASK = 128 * 1024 * 1024
 """A task of more bytes than this would run for long, and lose much when it fails."""
 
@@ -43,7 +43,7 @@ class Offset:
     owner: str = ""
     """The query, as its durable names it; empty without a durable, and in offsets of before there were owners."""
     open_start: bool = False
-    """The query began here because it was the oldest message there was: if that expires before it is read, so be it."""
+    """The query started here because it was the oldest message: if that expires before it is read, it is no loss."""
 
     def json(self) -> dict[str, Any]:
         """What Spark logs. Only numbers, strings and booleans."""
@@ -118,10 +118,10 @@ class TaskLimits:
 def task_count(rows: int, size: float, limits: TaskLimits, cores: int) -> int:
     """Into how many tasks to split a range of that many rows and bytes: enough work for each, and not too much.
 
-    Many small rows are worth no more tasks than there are cores; many bytes are, wherever the executors are.
+    Neither many rows nor a few bytes are worth more tasks than there are cores; many bytes are, wherever executors are.
     """
     if limits.exactly:
         return limits.exactly
-    by_rows = min(math.ceil(rows / ROWS_PER_TASK), cores)
+    worth = min(math.ceil(max(rows / ROWS_PER_TASK, size / START_BYTES)), cores)
     needed = math.ceil(rows / limits.rows_each) if limits.rows_each else 1
-    return max(1, limits.at_least, by_rows, math.ceil(size / BYTES_PER_TASK), needed)
+    return max(1, limits.at_least, worth, math.ceil(size / BYTES_PER_TASK), needed)

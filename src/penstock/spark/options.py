@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
 
+from penstock import packs
 from penstock import subjects as subject_rules
 from penstock.errors import ConfigError
 from penstock.settings import Settings
@@ -55,6 +56,10 @@ SOURCE = (
     "minPartitions",
     "maxRecordsPerPartition",
     "decompress",
+    "pack",
+    "eventSchema",
+    "includeRow",
+    "includeData",
     "failOnDataLoss",
     "keepBatchesWhole",
     "invalidText",
@@ -69,6 +74,10 @@ SINK = (
     "invalidHeaders",
     "serverHeaders",
     "deadLetters",
+    "pack",
+    "packRows",
+    "packBytes",
+    "packCodec",
     "checkpointLocation",
 )
 """`checkpointLocation` is Spark's own; it is handed to the sink of a streaming query too."""
@@ -92,7 +101,7 @@ ONLY_STREAMING = (
 PATH = "path"
 """What `load("ORDERS")` gives; it names the stream."""
 DEAD_LETTERS = "penstockDeadLetters"
-"""Says that rows are the bad records of a pipeline, which go among the dead letters. For pipelines, and no user."""
+"""Marks rows as the bad records of a pipeline, which go to dead-letter subjects. Internal, set by pipelines only."""
 DELIVERIES = ("atomic", "fast")
 FAIL, SKIP, WRITE = FINISHED = ("fail", "skip", "write")
 """What to do when a batch that is finished comes again with other rows."""
@@ -104,6 +113,10 @@ INVALID_HEADERS = ("fail", "replace", "drop")
 """What the sink does with a header that a message cannot have."""
 SERVER_HEADERS = ("drop", "keep")
 """What the sink does with headers that are orders to the server."""
+PACKS_READ = (packs.ROWS, packs.TYPED, "none")
+"""How packs are read: as rows, as rows with the events of typed packs as columns, or as plain messages."""
+PACKS_WRITTEN = ("none", packs.ROWS, packs.TYPED)
+"""What the sink writes: messages, packs of messages, or packs of events by their columns."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d(\.\d+)?)?([Zz]|[+-]\d\d:\d\d)")
 
@@ -141,7 +154,7 @@ KAFKA = {"-2": "earliest", "-1": "latest"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """What a user wants to read, and how."""
+    """The options of a read."""
 
     settings: Settings
     stream: str = ""
@@ -163,14 +176,22 @@ class SourceOptions:
     max_bytes: int | None = None
     """A soft limit: sizes are estimated from the stream's mean."""
     min_rows: int | None = None
-    """A micro-batch waits until there are so many messages,"""
+    """A micro-batch waits until there are this many messages,"""
     max_delay: timedelta = timedelta(minutes=15)
-    """or until so much time has passed since the last one."""
+    """or until this much time has passed since the last one."""
     partitions: int | None = None
     min_partitions: int = 1
     max_rows_per_partition: int | None = None
     decompress: bool = False
     """Whether bodies are decompressed that the header `Content-Encoding` says are compressed."""
+    pack: str = packs.ROWS
+    """How packs are read: one of `PACKS_READ`."""
+    event_schema: str = ""
+    """The columns of typed packs, as Spark writes a schema."""
+    include_row: bool = False
+    """Whether there is a column with each row's place in its pack."""
+    include_data: bool = True
+    """Whether bodies are read; else only subjects and headers."""
     fail_on_data_loss: bool = True
     keep_batches_whole: bool = False
     invalid_text: str = scanning.REPLACE
@@ -192,7 +213,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SinkOptions:
-    """What a user wants to write, and how."""
+    """The options of a write."""
 
     settings: Settings
     stream: str
@@ -208,13 +229,19 @@ class SinkOptions:
     invalid_headers: str = INVALID_HEADERS[0]
     server_headers: str = SERVER_HEADERS[0]
     dead_letters: bool = False
-    """Rows are the bad records of a pipeline: they may go where nobody else writes."""
+    """Rows are the bad records of a pipeline: they may go to reserved dead-letter subjects."""
     letters: str | None = None
     """The subject for rows that cannot be messages; None: they fail the write."""
+    pack: str | None = None
+    """The kind of packs that are written; None: a message a row."""
+    pack_rows: int | None = None
+    pack_bytes: int | None = None
+    pack_codec: str = packs.NONE
 
 
 def check_source_names(options: Mapping[str, str]) -> None:
-    """Raise when an option is unknown, or the stream is not named: what can be told before it is clear how to read."""
+    """Raise when an option is unknown, or the stream is not named: what can be checked before the kind of read is
+    known."""
     if PROVIDER in options:
         raise ConfigError(
             "Spark (seen with 4.3) does not hand the options of a table to a Python source when the table is read: use "
@@ -264,6 +291,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         min_partitions=given.read("minPartitions", _positive, 1),
         max_rows_per_partition=given.read("maxRecordsPerPartition", _positive, None),
         decompress=given.choice("decompress", DECOMPRESS) != DECOMPRESS[0],
+        **_row_options(given),
         fail_on_data_loss=given.read("failOnDataLoss", _boolean, True),
         keep_batches_whole=given.read("keepBatchesWhole", _boolean, False),
         invalid_text=INVALID_TEXT[given.choice("invalidText", tuple(INVALID_TEXT))],
@@ -287,6 +315,8 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         )
     if given.text("deadLetters") and not stream:
         raise ConfigError("deadLetters is for writes to one stream: name it with the option stream")
+    pack = given.choice("pack", PACKS_WRITTEN)
+    _check_packs(given, pack)
     return SinkOptions(
         settings=given.settings(),
         stream=stream,
@@ -299,7 +329,45 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         server_headers=given.choice("serverHeaders", SERVER_HEADERS),
         dead_letters=given.read(DEAD_LETTERS, _boolean, False),
         letters=given.read("deadLetters", _letter_subject, None),
+        pack=None if pack == PACKS_WRITTEN[0] else pack,
+        pack_rows=given.read("packRows", _positive, None),
+        pack_bytes=given.read("packBytes", _size, None),
+        pack_codec=given.choice("packCodec", packs.CODECS),
     )
+
+
+def _check_packs(given: _Given, pack: str) -> None:
+    """Raise when options do not go with packs, or only with them."""
+    if pack == PACKS_WRITTEN[0]:
+        for name in ("packRows", "packBytes", "packCodec"):
+            if given.text(name):
+                raise ConfigError(f"{name} is for packs: give pack=rows or pack=typed too, or leave it out")
+        return
+    if given.choice("serverHeaders", SERVER_HEADERS) == "keep":
+        raise ConfigError("serverHeaders=keep is for messages: the server does not see the headers of rows in a pack")
+    if pack == packs.TYPED and given.text("deadLetters"):
+        raise ConfigError("deadLetters is for rows with a body (`data`), which typed packs do not have")
+
+
+def _row_options(given: _Given) -> dict[str, Any]:
+    """What the rows of a read look like."""
+    pack, schema = given.choice("pack", PACKS_READ), given.text("eventSchema") or ""
+    include_data = given.read("includeData", _boolean, True)
+    if bool(schema) != (pack == packs.TYPED):
+        raise ConfigError(
+            "pack=typed and eventSchema go together: give both, such as eventSchema='id string, amount double', or "
+            "neither"
+        )
+    if not include_data and (schema or given.text("decompress")):
+        raise ConfigError("includeData=false reads no bodies, and so no packs: leave out pack=typed and decompress")
+    include_row = given.read("includeRow", _boolean, False)
+    return {"pack": pack, "event_schema": schema, "include_row": include_row, "include_data": include_data}
+
+
+def column_options(options: Mapping[str, str]) -> tuple[str, bool]:
+    """The options that say which columns a read has: the schema of typed packs, and whether places are shown."""
+    found = _row_options(_Given(options, SOURCE, "source", (PATH,)))
+    return found["event_schema"], found["include_row"]
 
 
 def _only_streaming(given: _Given) -> None:
@@ -324,7 +392,7 @@ class _Given:
     """The options as given: names in any case, values as text; only known names."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], what: str, own: Iterable[str] = ()) -> None:
-        """`own` are options that no user is told of."""
+        """`own`: internal options, not shown to users."""
         told = (*known, *CONNECTION)
         names = {name.lower(): name for name in (*told, *own)}
         self._values: dict[str, str] = {}

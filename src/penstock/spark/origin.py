@@ -1,4 +1,4 @@
-"""The stream that a query reads, as the driver sees it: what it holds, and where a position lies in it."""
+"""The stream that a query reads, as the driver sees it: its content, and the sequence of a position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.spark.options import Position, PositionKind, SourceOptions
 
 ROLLUP = "Nats-Rollup"
 NAMED = 10
-"""How many of the streams that are there are named to somebody who asks for one that is not."""
+"""Maximum number of existing streams that an error about a missing one lists."""
 
 
 class NoSuchStream(ConfigError):
@@ -29,7 +29,7 @@ class OutOfReach(ConfigError):
 
 
 class Origin:
-    """Questions about one stream, answered by its leader."""
+    """Queries about one stream, answered by its leader."""
 
     def __init__(self, link: Link, options: SourceOptions) -> None:
         self._link = link
@@ -46,10 +46,11 @@ class Origin:
         self._link.call(lambda api: api.require(*needed))
 
     def holes(self, info: StreamInfo, filtered: bool) -> Holes:
-        """What is missing in the stream, as far as that means something.
+        """Return what is missing in the stream, as far as it is significant.
 
-        With filters only what is missing at the old end counts: a hole could have been of any subject. Where consuming
-        deletes, nobody may delete before this query has consumed, but what others read may go at any time.
+        With filters only what is missing before the first sequence counts: a hole could have been of any subject. Where
+        consuming deletes, this query's messages stay until it has consumed them, but those of other consumers may be
+        deleted at any time.
         """
         first, last = info.state.first_seq, info.state.last_seq
         if is_sparse(info.config) or (filtered and needs_direct_get(info)) or self._rolled_up(info):
@@ -63,7 +64,7 @@ class Origin:
         return Holes(detailed.state.first_seq, detailed.state.last_seq, sorted(deleted))
 
     def _rolled_up(self, info: StreamInfo) -> bool:
-        """Whether the oldest message stands for those that were before it."""
+        """Whether the oldest message is a roll-up of those before it."""
         return bool(info.config.get("allow_rollup_hdrs")) and ROLLUP in self.headers(info.state.first_seq)
 
     def stored_at(self, sequence: int) -> str:

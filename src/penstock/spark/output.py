@@ -1,4 +1,4 @@
-"""What a DataFrame must look like to be written to a stream, and its rows as messages."""
+"""Checks the columns of a DataFrame to be written to a stream, and turns its rows into messages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from penstock.errors import ConfigError
 from penstock.publish.reserved import check_unreserved
 from penstock.spark.chunks import ChunkRows
 from penstock.spark.options import INVALID_HEADERS
+from penstock.spark.packing import typed_rows
 from penstock.spark.stored import MESSAGE_ID, is_own_header
 from penstock.wire import frames
 from penstock.wire import headers as header_block
 
 WRITTEN = ("subject", "data", "headers", "message_id")
-PASSED_OVER = ("stream", "sequence", "timestamp")
-"""Columns of the source that say where a row came from: they may be there, and are not written."""
+TYPED = ("subject", "event")
+"""Columns of typed packs."""
+PASSED_OVER = ("stream", "sequence", "timestamp", "row")
+"""Columns of the source with a row's origin: they may be present, and are not written."""
 
 ORDERS = frozenset({"nats-rollup", "nats-incr", "nats-counter-sources", "nats-stream-source", "nats-marker-reason"})
-"""Headers that are orders to the server, or its own remarks. Rows that come from a stream carry those of before."""
+"""Headers that the server acts on, or adds itself. Rows that come from a stream carry old ones."""
 ORDER_PREFIX = "nats-schedule"
 TTL = "nats-ttl"
 FAIL_AT_HEADER = INVALID_HEADERS[0]
@@ -52,11 +55,13 @@ class Columns:
     invalid_headers: str = INVALID_HEADERS[0]
     """What to do with a header that a message cannot have: one of `INVALID_HEADERS`."""
     orders: bool = False
-    """Whether headers that are orders to the server are written."""
+    """Whether headers that the server acts on are written."""
     ttl: bool = True
     """Whether the stream takes messages with a time to live of their own."""
     dead_letters: bool = False
-    """Whether rows may go among the dead letters: the bad records of a pipeline do."""
+    """Whether rows may go to dead-letter subjects: the bad records of a pipeline do."""
+    typed: bool = False
+    """Whether column `event` has what is written, instead of `data`."""
 
     def takes_header(self, name: str) -> bool:
         """Whether a header of a row goes into the message."""
@@ -80,7 +85,7 @@ class Columns:
             raise ConfigError(f"{exc}; set invalidHeaders=replace or invalidHeaders=drop to go on") from None
 
     def check_subject(self, subject: str | None) -> None:
-        """Raise unless messages can be published to it and the stream takes them."""
+        """Raise unless messages can be published to it and the stream stores them."""
         if subject is None:
             raise ConfigError("a row has no subject: column `subject` is null there; filter such rows, or fill it")
         if reason := subjects.problem(subject):
@@ -97,11 +102,16 @@ class Columns:
 
 
 def columns_of(
-    schema: StructType, stream: str, accepted: Sequence[str], subject: str | None, dead_letters: bool = False
+    schema: StructType,
+    stream: str,
+    accepted: Sequence[str],
+    subject: str | None,
+    dead_letters: bool = False,
+    typed: bool = False,
 ) -> Columns:
-    """The columns of a DataFrame to be written, or what is wrong with them."""
+    """The columns of a DataFrame to be written, or what is wrong with them. `typed`: into typed packs."""
     types: dict[str, DataType] = {field.name: field.dataType for field in schema.fields}
-    _check_names(types)
+    _check_names(types, typed)
     if "subject" not in types and subject is None:
         raise ConfigError("messages need a subject: add a column `subject`, or give the option `subject`")
     if not stream and "stream" not in types:
@@ -122,21 +132,26 @@ def columns_of(
         several_values=_has_several_values(types.get("headers")),
         message_id="message_id" in types,
         dead_letters=dead_letters,
+        typed=typed,
     )
     if subject is not None and stream:
         columns.check_subject(subject)
     return columns
 
 
-def _check_names(types: Iterable[str]) -> None:
-    names = list(types)
-    if "data" not in names:
+def _check_names(types: dict[str, DataType], typed: bool) -> None:
+    names, written = list(types), TYPED if typed else WRITTEN
+    if typed and not isinstance(types.get("event"), StructType):
+        raise ConfigError(
+            "typed packs need a column `event` of type struct, such as F.struct('id', 'amount').alias('event')"
+        )
+    if not typed and "data" not in names:
         raise ConfigError(f"messages need a body: there is no column `data` among {', '.join(names) or 'no columns'}")
     for name in names:
-        if name not in WRITTEN and name not in PASSED_OVER:
-            near = difflib.get_close_matches(name, WRITTEN, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"select {', '.join(WRITTEN)} before writing"
-            raise ConfigError(f"column {name!r} has no place in a message; {hint}")
+        if name not in written and name not in PASSED_OVER:
+            near = difflib.get_close_matches(name, written, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"select {', '.join(written)} before writing"
+            raise ConfigError(f"column {name!r} has no place in a {'typed pack' if typed else 'message'}; {hint}")
 
 
 def _check_type(types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str) -> None:
@@ -168,6 +183,8 @@ class RowMaker:
 
     def rows(self, batch: pa.RecordBatch) -> ChunkRows:
         columns = self._columns
+        if columns.typed:
+            return typed_rows(self._subjects(batch), batch.column("event"))
         bodies = pc.fill_null(batch.column("data").cast(pa.binary()), b"")
         headers = self._header_lines(batch) if columns.headers or columns.message_id else None
         return ChunkRows(self._subjects(batch), bodies, headers)
@@ -225,7 +242,7 @@ class RowMaker:
             for value in (given if self._columns.several_values else [given])
             if value is not None
         )
-        # The server takes an empty id for none, and so do we: it would stand in the place of the chunk's own.
+        # The server ignores an empty id, and so do we: it would replace the chunk's own id.
         return lines + self._columns.header_line(MESSAGE_ID, message_id) if message_id and message_id.strip() else lines
 
     def _takes(self, name: str) -> bool:

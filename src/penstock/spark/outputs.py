@@ -15,13 +15,14 @@ A crash after any of them leaves the ones before it done, and the next run of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from penstock import packs
 from penstock.deadletter import headers
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark import delta, lakes, steps
@@ -33,7 +34,7 @@ from penstock.spark.options import DEAD_LETTERS, WRITE
 from penstock.spark.pipelines import Pipeline, PipelinePlan
 from penstock.spark.tables import FORMATS, Table
 from penstock.subjects import matches
-from penstock.topology.model import PipelineSink
+from penstock.topology.model import UNPACKED, PackingSpec, PipelineSink
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,8 @@ class Outputs:
             subject = self.flow.spec.bad_records
             assert subject is not None
             letters = dead_letters(bad, self.flow.name)
-            sink = PipelineSink(stream=stream_taking(self.flow, subject), subject=subject)
+            into = stream_taking(self.flow, subject)  # one by one, as they are looked at and replayed
+            sink = PipelineSink(stream=into, subject=subject, packing=PackingSpec(UNPACKED))
             self._publish(letters, sink, "bad", number, {DEAD_LETTERS: "true"})
             steps.reached(steps.LETTERS_WRITTEN)
             self.counts.bad_records += count
@@ -141,7 +143,9 @@ class Outputs:
     def _write_to(self, sink: PipelineSink, rows: DataFrame, index: int, number: int) -> None:
         if sink.stream:
             check_feedback(rows, sink, self.flow)
-            self._publish(as_messages(rows, sink), sink, str(index), number)
+            packing = self.flow.platform.packing_of(sink)
+            typed = packing is not None and packing.kind == packs.TYPED
+            self._publish((as_events if typed else as_messages)(rows, sink), sink, str(index), number)
         elif sink.format == "console":
             print(f"-- {self.flow.name}, micro-batch {number}")
             rows.show(CONSOLE_ROWS, truncate=False)
@@ -193,7 +197,7 @@ class Outputs:
         # neither at a message whose headers cannot be published.
         going_on = {"onFinishedBatch": WRITE, "invalidHeaders": "replace"}
         given = {"stream": sink.stream, "delivery": sink.delivery, **once, **going_on, **self.flow.connection()}
-        given |= more or {}
+        given |= packing_options(self.flow.platform.packing_of(sink)) | dict(more or {})
         if sink.subject:
             given["subject"] = sink.subject
         rows.write.format("jetstream").mode("append").options(**given).save()
@@ -270,7 +274,7 @@ def _check_unique(rows: DataFrame, key: tuple[str, ...], sink: PipelineSink) -> 
         raise ConfigError(f"{sink.path}: several rows of one micro-batch have the key {values}; add a column to `key`")
 
 
-# -- rows as messages ----------------------------------------------------------------------------------------------
+# -- rows as messages and as events ----------------------------------------------------------------------------------
 
 
 def as_messages(rows: DataFrame, sink: PipelineSink) -> DataFrame:
@@ -281,17 +285,55 @@ def as_messages(rows: DataFrame, sink: PipelineSink) -> DataFrame:
     stream read, where the rows still know it, else that of subject and body. It holds for the rows of each subject:
     those of different subjects may be written by different tasks.
     """
-    order = _order(rows)
     kept = [name for name in MESSAGE_COLUMNS if name in rows.columns]
     if "data" not in kept:
-        body = [name for name in rows.columns if name not in (*MESSAGE_COLUMNS, MESSAGE)]
-        rows = rows.withColumn("data", F.to_json(F.struct(*(F.col(f"`{name}`") for name in body))))
+        rows = rows.withColumn("data", F.to_json(_struct(_body(rows))))
         kept.append("data")
-    if sink.subject is None and "subject" not in kept:
+    content = [name for name in ("subject", "data", "message_id") if name in kept]
+    return _in_order(rows, sink, content).select(*kept)
+
+
+def as_events(rows: DataFrame, sink: PipelineSink) -> DataFrame:
+    """Rows as the sink takes them for typed packs: an event of their columns, in the same order as messages."""
+    if lost := [name for name in MESSAGE_COLUMNS if name != "subject" and name in rows.columns]:
+        raise ConfigError(
+            f"rows for stream {sink.stream!r} have the column `{lost[0]}`, which typed packs have no place for: leave "
+            "it out or rename it, read events by a schema (`event:`), or write `packing: rows`"
+        )
+    body, types = _body(rows), dict(rows.dtypes)
+    named = ["subject"] if "subject" in rows.columns else []
+    ordered = _in_order(rows, sink, named + [name for name in body if "map<" not in types[name]])  # maps have no order
+    return ordered.select(*named, _struct(body).alias("event"))
+
+
+def packing_options(packing: PackingSpec | None) -> dict[str, str]:
+    """The options of the sink that write these packs."""
+    if packing is None:
+        return {}
+    given = {
+        "pack": packing.kind,
+        "packRows": packing.rows,
+        "packBytes": packing.bytes,
+        "packCodec": packing.codec,
+    }
+    return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _body(rows: DataFrame) -> list[str]:
+    """The columns that are no part of a message beside its body."""
+    return [name for name in rows.columns if name not in (*MESSAGE_COLUMNS, MESSAGE)]
+
+
+def _struct(names: list[str]) -> Column:
+    return F.struct(*(F.col(f"`{name}`") for name in names))
+
+
+def _in_order(rows: DataFrame, sink: PipelineSink, content: Sequence[str]) -> DataFrame:
+    """Rows by the tasks that write them, each in its order; `content` decides where the stream's order does not."""
+    if sink.subject is None and "subject" not in rows.columns:
         raise ConfigError(f"rows for stream {sink.stream!r} have no column `subject`, and the sink has no `subject`")
-    content = [F.col(name) for name in ("subject", "data", "message_id") if name in kept]
     spread = rows.repartition(1) if sink.subject else rows.repartition(_writers(rows), "subject")
-    return spread.sortWithinPartitions(*order, *content).select(*kept)
+    return spread.sortWithinPartitions(*_order(rows), *(F.col(f"`{name}`") for name in content))
 
 
 def _writers(rows: DataFrame) -> int:

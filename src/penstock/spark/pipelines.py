@@ -60,7 +60,7 @@ class Pipeline:
         return self.located(self.spec.checkpoint or f"{CHECKPOINTS}/{self.name}")
 
     def located(self, path: str) -> str:
-        """A path of the file as Spark takes it: a URI stays, anything else is below the base folder."""
+        """Return a path of the platform file in Spark's form: a URI stays, anything else is below the base folder."""
         return path if "://" in path else local_uri(self.base.resolve() / path)
 
     def modules(self) -> list[Path]:
@@ -90,10 +90,10 @@ class PipelinePlan:
     """What the streaming query computes."""
 
     frame: DataFrame
-    """What the query gives: the result, or rows that `split` makes result and bad records of."""
+    """The output of the query: the result, or rows that `split` divides into result and bad records."""
     aggregation: plans.Aggregation | None
     split: Callable[[DataFrame], Halves] | None
-    """Makes result and bad records of a micro-batch; None when nothing can be bad."""
+    """Divides a micro-batch into result and bad records; None when nothing can be bad."""
     reads: int
     """How often it reads each message: again wherever a function uses the events twice, unless bad records are split
     off."""
@@ -161,7 +161,7 @@ def _stream(spark: SparkSession, flow: Pipeline, stream: str) -> DataFrame:
 def source_options(flow: Pipeline, stream: str) -> dict[str, str]:
     """The source's options for one of the streams, without those of the connection."""
     source = flow.spec.source
-    # Whoever replays or discards a dead letter removes it: a hole between letters is no loss.
+    # Replaying or discarding a dead letter deletes it: a hole between letters is no loss.
     holes_are_losses = source.fail_on_data_loss and not flow.platform.streams[stream].is_dead_letters
     given = {
         "stream": stream,
@@ -231,7 +231,7 @@ def _together(result: DataFrame, bad: DataFrame) -> DataFrame:
 
 
 def _apart(batch: DataFrame) -> Halves:
-    """The two that `_together` has put into one plan."""
+    """Return the two frames that `_together` has combined."""
     is_bad = F.col(BAD).isNotNull()
     return batch.where(~is_bad).select(f"{ROW}.*"), batch.where(is_bad).select(f"{BAD}.*")
 

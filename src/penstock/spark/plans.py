@@ -1,4 +1,4 @@
-"""What a streaming plan does, as far as the way its result is written depends on it."""
+"""Inspects a streaming plan for the properties that decide how its result is written."""
 
 from __future__ import annotations
 

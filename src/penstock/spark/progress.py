@@ -1,7 +1,6 @@
 """The progress of Spark pipelines. Drivers record it on the server, in the KV bucket `penstock_pipelines`.
 
-Where a pipeline stands in its streams is not in the record: its durable consumers know that, at any moment. Nothing
-here needs Spark.
+The position of a pipeline in its streams is not in the record: its durable consumers have it. Nothing here needs Spark.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BUCKET = "penstock_pipelines"
 VERSION = 1
 HEARTBEAT = timedelta(seconds=5)
 SILENT_AFTER = 6 * HEARTBEAT
-"""A running pipeline that has not been heard of for this long has died, or cannot reach the server."""
+"""A running pipeline without a report for this long has died, or cannot reach the server."""
 
 RUNNING, FINISHED, STOPPED, FAILED, SILENT, NEVER = "running", "finished", "stopped", "failed", "silent", "never ran"
 
@@ -97,19 +96,19 @@ class PipelineProgress:
     recent: tuple[MicroBatch, ...] = ()
     """The last micro-batches of this run, the newest last."""
     ui: str | None = None
-    """Where Spark's own pages about it are; None when they are off, or the driver cannot tell."""
+    """URL of Spark's own UI; None when it is off, or unknown to the driver."""
 
     @property
     def ui_link(self) -> str | None:
-        """The pages, if that is a place to go to: whoever may write to the bucket chooses the text."""
+        """The UI's URL, if it is a valid link: any client with write access to the bucket can choose the text."""
         return self.ui if self.ui and self.ui.lower().startswith(("http://", "https://")) else None
 
     def state_at(self, now: datetime) -> str:
-        """The state, with the doubt that comes with time."""
+        """Return the state; a running pipeline without recent reports counts as silent."""
         return SILENT if self.state == RUNNING and now - self.heard > SILENT_AFTER else self.state
 
     def tells_less_than(self, later: PipelineProgress) -> bool:
-        """Whether there is something new, or it is time for a sign of life."""
+        """Whether the later record has news, or a heartbeat is due."""
         return (self.batches, self.state) != (later.batches, later.state) or later.heard - self.heard >= HEARTBEAT
 
     def micro_batch(self, number: int) -> MicroBatch | None:
@@ -127,7 +126,7 @@ class PipelineProgress:
 
 
 async def recorded(js: JetStream) -> dict[str, PipelineProgress]:
-    """Every record there is, by pipeline."""
+    """Return every record, by pipeline."""
     bucket, found = Keys(js, BUCKET), dict[str, PipelineProgress]()
     for key in await bucket.keys():
         with suppress(StreamNotFound):  # removed since its keys were listed
@@ -189,7 +188,7 @@ class Board:
         self._bucket = KeyValue(link, BUCKET)
 
     def create(self) -> None:
-        """Make the bucket if it is missing."""
+        """Create the bucket if it is missing."""
         if not self._link.stubbornly(self._bucket.exists):
             config = {**BUCKET_CONFIG, "num_replicas": self._replicas}
             self._link.call(lambda api: api.create_stream(config))

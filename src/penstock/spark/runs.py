@@ -1,4 +1,4 @@
-"""Pipelines at work: started together in one Spark, watched, reported to the server, and stopped in good order."""
+"""Runs pipelines: starts them together in one Spark, watches them, reports to the server, and stops them cleanly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from penstock.topology.model import Platform
 
 TICK = 0.2  # seconds between looks at the queries
 REPORT_PATIENCE = 2.0
-"""Seconds a report may take while the server is away: the pipelines themselves go on."""
+"""Seconds a report may take while the server is unavailable: the pipelines themselves continue."""
 
 OnProgress = Callable[[PipelineProgress], None]
 
@@ -133,8 +133,8 @@ class PipelineRun:
         writer = writer.option("checkpointLocation", self.flow.checkpoint).foreachBatch(self._outputs)
         self._query = writer.start()
         self._outputs.query.set_result(str(self._query.id))
-        # Every stream gets a Python process of its own on the driver; started all at once, on a small machine, they
-        # would take longer than Spark waits for them.
+        # Every stream gets its own Python process on the driver; started all at once, on a small machine, they would
+        # take longer than Spark waits for them.
         while self.active and self._query.status["message"] == "Initializing sources":
             time.sleep(TICK)
 
@@ -143,9 +143,9 @@ class PipelineRun:
         return self._query is not None and self._query.isActive
 
     def stop(self, at_once: bool = False) -> None:
-        """Let the micro-batch that is under way finish, and begin no other; call again until it is not active.
+        """Let the running micro-batch finish, and start no other; call again until it is not active.
 
-        With `at_once` the micro-batch is given up; the next run begins with it.
+        With `at_once` the micro-batch is cancelled; the next run starts with it.
         """
         self._outputs.stopping = True
         self._given_up = at_once
@@ -187,7 +187,7 @@ class PipelineRun:
         return -1 if self.progress.batch is None else self.progress.batch
 
     def ended(self) -> PipelineResult:
-        """How it ended; to be called when it is no longer active, or was never started."""
+        """Return the result; call it when the run is no longer active, or was never started."""
         error = self._failure()
         unfinished = self._outputs.stopping or self._query is None
         state = FAILED if error else STOPPED if unfinished else FINISHED
@@ -208,7 +208,7 @@ class PipelineRun:
 
 
 def _told(cause: StreamingQueryException | PySparkException) -> str:
-    """All that Spark says about a failure, with the causes it found."""
+    """Return Spark's full text about a failure, with its causes."""
     return "\n".join(str(part) for part in (cause, getattr(cause, "_cause", None)) if part)
 
 
@@ -240,7 +240,7 @@ def run(
 
 
 def _watch(runs: Sequence[PipelineRun], stop: threading.Event, at_once: bool, on_progress: OnProgress) -> None:
-    """Look at the runs until the last of them has ended."""
+    """Watch the runs until the last of them has ended."""
     seen: dict[str, int] = {}
     while any(one.active for one in runs):
         if stop.is_set():
@@ -282,7 +282,8 @@ def _reporting(flows: Sequence[Pipeline], runs: Sequence[PipelineRun]) -> Iterat
 
 
 class Reporter:
-    """Puts what the runs say onto the board. Whoever runs the pipelines changes `Run.progress`; this only reads it."""
+    """Writes the progress of the runs to the bucket. The thread that runs the pipelines changes `Run.progress`; this
+    only reads it."""
 
     def __init__(self, flow: Pipeline, runs: Sequence[PipelineRun]) -> None:
         stream = flow.platform.streams.get(flow.streams[0])
@@ -300,7 +301,7 @@ class Reporter:
         self._link.close()
 
     def _report(self) -> None:
-        """Progress is a service to those who look; a server that is away must not stop the work."""
+        """Write the progress. An unavailable server must not stop the pipelines."""
         try:
             if not self._made:
                 self._board.create()
@@ -334,6 +335,6 @@ def run_all(
 
 
 def spark_pages(session: SparkSession) -> str | None:
-    """Where Spark's own pages are; None when they are off. A client of Spark Connect cannot tell."""
+    """Return the URL of Spark's own UI; None when it is off. A client of Spark Connect does not know it."""
     context = getattr(session, "sparkContext", None)
     return str(context.uiWebUrl) if context is not None and context.uiWebUrl else None

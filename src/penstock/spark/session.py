@@ -76,7 +76,7 @@ def session(
 
 
 def hush() -> None:
-    """Keep PySpark from logging errors with all their stacks, before the pipeline can say them in one line."""
+    """Keep PySpark from logging errors with full stacks before the pipeline reports them in one line."""
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)  # errors in a micro-batch
     for name in QUERY_LOGGERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
@@ -107,7 +107,7 @@ def running(
     verbose: bool = False,
     short_lived: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session for the length of the block. Raises `SparkDied` when its JVM ends under it.
+    """Open a session for the duration of the block. Raises `SparkDied` when its JVM ends.
 
     A session that this process had before, as in a notebook, is used, and left running.
     """
@@ -147,8 +147,8 @@ def ship(spark: SparkSession, extra: Iterable[Path] = ()) -> None:
     """Send this package, and Python files or folders besides, to every executor, now and later ones."""
     archive = package_archive(Path(tempfile.mkdtemp(prefix="penstock-")) / "penstock.zip", extra)
     spark.sparkContext.addPyFile(str(archive))
-    # Spark's own Python processes on the driver look for it here when they plan and commit a streaming query, and
-    # nobody puts it there; they need it when their interpreter (PYSPARK_PYTHON) is not the one we run on.
+    # Spark's own Python processes on the driver look for it here when they plan and commit a streaming query, and Spark
+    # does not put it there; they need it when their interpreter (PYSPARK_PYTHON) is not the one we run on.
     place = Path(SparkFiles.getRootDirectory()) / STREAMING_FILES
     place.mkdir(exist_ok=True)
     shutil.copy(archive, place)

@@ -18,6 +18,7 @@ from penstock.spark.offsets import VERSION, CheckpointMismatch
 from penstock.spark.options import EARLIEST, SourceOptions
 from penstock.spark.origin import NoSuchStream
 from penstock.spark.source import JetStreamReader, JetStreamStreamReader, News, Part, TaskReader
+from penstock.spark.unpack import Shape
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ def _some(options: SourceOptions) -> list[str]:
 class SeveralReader(TaskReader, DataSourceReader):
     """Reads several streams once."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
+    def __init__(self, options: SourceOptions, shape: Shape | None = None) -> None:
+        super().__init__(shape)
         self._options = options
 
     def partitions(self) -> list[Part]:
@@ -62,12 +63,12 @@ class SeveralStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     micro-batch on: so the checkpoint knows where it began.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
+    def __init__(self, options: SourceOptions, shape: Shape | None = None) -> None:
+        super().__init__(shape)
         self._options = options
         self._readers: dict[str, JetStreamStreamReader] = {}
         self._there: list[str] | None = None
-        """With availableNow: the streams that there were when the query began."""
+        """With availableNow: the streams that existed when the query started."""
         self._wait = admission.Wait(options.min_rows, options.max_delay)
 
     def _reader(self, name: str) -> JetStreamStreamReader:
@@ -76,13 +77,13 @@ class SeveralStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
         return self._readers[name]
 
     def _newcomer(self, name: str) -> JetStreamStreamReader:
-        """The reader of a stream that was not there when the query began: nothing of it was read."""
+        """Return the reader of a stream that did not exist when the query started: nothing of it was read."""
         self._readers[name] = JetStreamStreamReader(replace(self._options.of(name), starting=EARLIEST))
         if self._there is not None:
             self._readers[name].prepareForTriggerAvailableNow()
         return self._readers[name]
 
-    # -- what Spark calls, in the order of a query's life ----------------------------------------------------------
+    # -- called by Spark, in this order ----------------------------------------------------------------------------
 
     def initialOffset(self) -> Raw:
         return _offset({name: self._reader(name).initialOffset() for name in _some(self._options)})
@@ -133,7 +134,7 @@ class SeveralStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAva
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def _ends(self, news: dict[str, News], limit: ReadLimit) -> Raw:
-        """Each stream gets its share of the rows, and those with much to read what the others leave."""
+        """Divide the rows among the streams; those with much to read get what the others leave."""
         order = sorted(news, key=lambda name: news[name].count)
         left = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         ends = {}

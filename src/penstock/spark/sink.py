@@ -1,4 +1,4 @@
-"""The sink of format `jetstream`: what the driver checks before a job and closes after it, around `task`.
+"""The sink of format `jetstream`: the driver's checks before a job and its commit after it, around `task`.
 
 Streaming: a micro-batch is written exactly once for plans that give the same rows again, at least once otherwise, and
 never lost. Batch: the same holds for the attempts of one job; running the job again writes again, unless `txnAppId`
@@ -19,6 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from penstock import packs
 from penstock.errors import ConfigError, FeatureMissing
 from penstock.jetstream import features
 from penstock.jetstream.model import StreamInfo
@@ -33,14 +34,15 @@ from penstock.spark.misfits import LANE, LETTERS, Sorter
 from penstock.spark.options import FAIL, SinkOptions
 from penstock.spark.origin import created, existing
 from penstock.spark.output import Columns, RowMaker, columns_of
+from penstock.spark.packing import BYTES_TOGETHER, MESSAGE_HEADERS, Packing
 from penstock.spark.task import write_partition
 
 STREAMING_PATIENCE = 30.0
-"""Seconds for which the driver of a streaming query waits for a server that is away."""
+"""Seconds that the driver of a streaming query waits for an unavailable server."""
 
 
 class SinkWritten(NamedTuple):
-    """What a task has seen to it that a stream has."""
+    """What a task has written to a stream."""
 
     stream: str
     created: str
@@ -49,7 +51,7 @@ class SinkWritten(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkWrite:
-    """What the driver has decided, for all tasks of a write."""
+    """The driver's decisions for all tasks of a write."""
 
     settings: Settings
     columns: Columns
@@ -58,15 +60,17 @@ class SinkWrite:
     """Names the write in the ledger; None for the streaming query whose task it is."""
     batch: int = 0
     once_only: bool = False
-    """Nobody will ever run this write again: its log may be forgotten after a while."""
+    """This write is never repeated: its log may expire."""
     created: str = ""
     """When the stream was created."""
     run_number: int = 0
-    """Numbers the runs of a batch; 0 for a write that nobody will run again."""
+    """Number of the run of a batch; 0 for a write that is never repeated."""
     finished: str = FAIL
     """What to do when a batch that is finished comes again with other rows."""
     letters: SinkWrite | None = None
     """Writes rows that cannot be messages, as dead letters; None: they fail the task."""
+    packing: Packing | None = None
+    """How rows are combined into packs; None: each is one message."""
 
     def named(self, series: str, batch: int = 0, once_only: bool = False) -> SinkWrite:
         """The same write under a name in the ledger."""
@@ -114,7 +118,7 @@ class SinkWrite:
         rows = (maker.rows(batch) for batch in batches if batch.num_rows)
         with Link(self.settings) as link:
             ttl = KEEP_BATCH_WRITES if self.once_only else None
-            deliver = partial(delivery, self.delivery, link, self.stream)
+            deliver = partial(delivery, self.delivery, link, self.stream, packing=self.packing)
             tally = write_partition(link, place, rows, deliver, ttl, self.run_number, self.finished)
         return SinkWritten(self.stream, self.created, tally.rows)
 
@@ -134,15 +138,16 @@ class SinkWrite:
             info = existing(link, stream)
             level = link.call(lambda api: api.account_info()).api_level
             check_delivery(self.delivery, info, level, link.connection.info.version)
+            packing = fitted(self.packing, link, info)
         columns = replace(
             self.columns,
             stream=stream,
             accepted=tuple(info.config.get("subjects") or ()),
-            ttl=bool(info.config.get("allow_msg_ttl")),
+            ttl=bool(info.config.get("allow_msg_ttl")) and not packing,
         )
         if columns.subject is not None:
             columns.check_subject(columns.subject)
-        return replace(self, columns=columns, created=created(info))
+        return replace(self, columns=columns, created=created(info), packing=packing)
 
     def close(self, series: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Close a batch that all tasks have written, in each of its streams."""
@@ -154,7 +159,7 @@ class SinkWrite:
                 Ledger(link).close(Series(stream, series, made), batch, count, self.finished)
 
     def forget(self, series: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Remove the logs of a write that nobody will run again."""
+        """Delete the logs of a write that is never repeated."""
         streams = {(one.stream, one.created) for one in (self, self.letters) if one and one.stream}
         streams |= {(stream, made) for stream, made, _ in _all_written(messages)}
         with Link(self.settings) as link:
@@ -179,14 +184,14 @@ def _property(context: TaskContext, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The report of a task to the driver."""
 
     series: str
     batch: int
     written: tuple[SinkWritten, ...]
 
 
-# -- what Spark calls ----------------------------------------------------------------------------------------------
+# -- called by Spark -----------------------------------------------------------------------------------------------
 
 
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
@@ -229,13 +234,13 @@ class JetStreamWriter(DataSourceArrowWriter):
             steps.reached(steps.CLOSED)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """What is written stays. With `txnAppId` the next run continues from the logs; else nobody will."""
+        """What is written stays. With `txnAppId` the next run continues from the logs; otherwise none will."""
         if self._write.once_only:
             self._write.forget(self._series, messages)
 
 
 def stream_writer(options: SinkOptions, schema: StructType) -> JetStreamStreamWriter:
-    """The writer of a streaming query. Spark asks for it twice a micro-batch: all of this may be repeated."""
+    """Return the writer of a streaming query. Spark calls this twice per micro-batch: all of it may be repeated."""
     if options.txn_app_id is not None:
         raise ConfigError("txnAppId and txnVersion are for batch writes: a streaming query numbers its batches itself")
     return JetStreamStreamWriter(prepared(options, schema, STREAMING_PATIENCE))
@@ -257,7 +262,7 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> J
 
 
 def prepared(options: SinkOptions, schema: StructType, patience: float, numbered: bool = True) -> SinkWrite:
-    """Everything that can be wrong, found before a job starts; and the ledger's bucket, made if it is missing.
+    """Check everything before a job starts; creates the ledger's bucket if it is missing.
 
     `numbered`: the write may be run again, so its run gets a number.
     """
@@ -267,18 +272,26 @@ def prepared(options: SinkOptions, schema: StructType, patience: float, numbered
         if info:
             check_delivery(options.delivery, info, level, link.connection.info.version)
         config: dict[str, Any] = info.config if info else {}
+        packing = fitted(asked_packing(options), link, info)
+        accepted, typed = config.get("subjects") or (), options.pack == packs.TYPED
         columns = replace(
-            columns_of(schema, options.stream, config.get("subjects") or (), options.subject, options.dead_letters),
+            columns_of(schema, options.stream, accepted, options.subject, options.dead_letters, typed),
             invalid_headers=options.invalid_headers,
             orders=options.server_headers == "keep",
-            ttl=bool(config.get("allow_msg_ttl")),
+            ttl=bool(config.get("allow_msg_ttl")) and not packing,
         )
         ledger = Ledger(link)
         ledger.create_bucket(int(config.get("num_replicas", 1)) if info else _most_replicas(link))
         run = ledger.next_run() if numbered else 0
         made = created(info) if info else ""
         write = SinkWrite(
-            options.settings, columns, options.delivery, created=made, run_number=run, finished=options.finished
+            settings=options.settings,
+            columns=columns,
+            delivery=options.delivery,
+            created=made,
+            run_number=run,
+            finished=options.finished,
+            packing=packing,
         )
         return replace(write, letters=_letters(link, write, options.letters, level)) if options.letters else write
 
@@ -300,11 +313,35 @@ def _letters(link: Link, write: SinkWrite, subject: str, level: int) -> SinkWrit
         ttl=False,
         dead_letters=True,
     )
-    return replace(write, columns=columns, created=created(info))
+    return replace(write, columns=columns, created=created(info), packing=None)
+
+
+def asked_packing(options: SinkOptions) -> Packing | None:
+    """Return the packing that the options ask for."""
+    if options.pack is None:
+        return None
+    given = {"rows": options.pack_rows, "bytes": options.pack_bytes}
+    return Packing(options.pack, codec=options.pack_codec, **{name: one for name, one in given.items() if one})
+
+
+def fitted(packing: Packing | None, link: Link, info: StreamInfo | None) -> Packing | None:
+    """The packing with what server and stream take. Raises when `packBytes` is more than that."""
+    if packing is None:
+        return None
+    limits = [link.connection.info.max_payload, int(info.config.get("max_msg_size", -1)) if info else -1]
+    most = min(limit for limit in limits if limit > 0) - MESSAGE_HEADERS
+    if packing.bytes > most and packing.bytes != BYTES_TOGETHER:
+        raise ConfigError(
+            f"packBytes is {packing.bytes}, and a message here may have {most} bytes besides its headers: lower it, or "
+            "raise max_payload of the server (max_msg_size of the stream)"
+        )
+    if most < MESSAGE_HEADERS:
+        raise ConfigError("messages here may not have 8 KiB, which is too little for packs: leave out the option pack")
+    return replace(packing, bytes=min(packing.bytes, most), body_bytes=most)
 
 
 def _most_replicas(link: Link) -> int:
-    """The replicas of the safest stream there is: rows may name it."""
+    """Return the highest replica count of all streams: rows may name any of them."""
     return max((int(one.config.get("num_replicas", 1)) for one in link.call(lambda api: api.streams())), default=1)
 
 

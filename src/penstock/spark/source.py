@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -18,6 +19,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLoss, PenstockError
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
@@ -26,12 +28,13 @@ from penstock.jetstream.rows import Range
 from penstock.settings import Settings
 from penstock.spark import admission, durable, loss, steps
 from penstock.spark.commit import commit
-from penstock.spark.compressed import decompressed
 from penstock.spark.link import PATIENCE, Link
 from penstock.spark.offsets import Offset, TaskLimits, span, split, task_count
-from penstock.spark.options import CONSUMER, EARLIEST, LATEST, SourceOptions
+from penstock.spark.options import CONSUMER, EARLIEST, LATEST, PACKS_READ, SourceOptions
 from penstock.spark.origin import Origin, check_readable, created, needs_direct_get
+from penstock.spark.unpack import Shape, shaped
 from penstock.wire import compiled
+from penstock.wire.scan import SCHEMA
 
 log = logging.getLogger(__name__)
 
@@ -43,39 +46,48 @@ NAMELESS = "a checkpoint without owner of"
 class Part(InputPartition):
     """The range that one task reads."""
 
-    def __init__(
-        self, settings: Settings, wanted: Range, expected: loss.Expected | None = None, decompress: bool = False
-    ) -> None:
+    def __init__(self, settings: Settings, wanted: Range, expected: loss.Expected | None = None) -> None:
         super().__init__(wanted)
         self.settings = settings
         self.expected = expected
         """What the range held when it was planned; None: what is missing does not matter."""
-        self.decompress = decompress
 
 
 class TaskReader:
     """The executor's half: reads one part. It carries the driver's machine code, so that no executor compiles."""
 
-    def __init__(self) -> None:
-        compiled.prepare()  # for the next query, where nobody has called `register`
+    def __init__(self, shape: Shape | None = None) -> None:
+        self._shape = shape or Shape()
+        compiled.prepare()  # for the next query, if `register` was not called
         self._code = compiled.machine_code()
         self._code_name = compiled.file_name()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if self._code:
             compiled.offer(self._code_name, self._code)
-        if isinstance(partition, Part):  # Spark makes up an empty partition when there are none
-            yield from read_part(partition)
+        if isinstance(partition, Part):  # Spark adds an empty partition when there are none
+            yield from shaped(read_part(partition), self._shape)
+
+
+def row_shape(options: SourceOptions, schema: StructType) -> Shape:
+    """What the rows of a read look like, for columns that Spark has parsed."""
+    return Shape(
+        schema=to_arrow_schema(schema, timezone="UTC") if len(schema) > len(SCHEMA) else SCHEMA,
+        unpack=options.pack != PACKS_READ[-1] and options.include_data,
+        data=options.include_data,
+        decompress=options.decompress,
+        subjects=options.subjects,
+    )
 
 
 def read_part(part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a part. Raises `MessagesGone` at its end when it held more when it was planned."""
+    """The messages of a part. Raises `MessagesGone` at its end when it held more when it was planned."""
     rows = first_row = 0
     in_worker = TaskContext.get() is not None  # whose process runs further tasks
     for batch in read_range(part.settings, part.value, keep=in_worker):
         first_row = first_row or batch.column("sequence")[0].as_py()
         rows += batch.num_rows
-        yield decompressed(batch) if part.decompress else batch
+        yield batch
     if part.expected is not None and part.expected.short(rows, first_row):
         with Link(part.settings) as link:
             stream_first = link.stream_info(part.value.stream).state.first_seq
@@ -105,6 +117,7 @@ def parts(
             subjects=options.subjects,
             direct=needs_direct_get(info),
             invalid_text=options.invalid_text,
+            headers_only=not options.include_data,
         )
         expected = None
         if options.fail_on_data_loss and holes.complete:
@@ -116,7 +129,7 @@ def parts(
             expected = loss.Expected(
                 info.name, low, high, first_row=first_row, old_end_may_go=may_go, inside_may_go=inside
             )
-        found.append(Part(options.settings, wanted, expected, options.decompress))
+        found.append(Part(options.settings, wanted, expected))
     return found
 
 
@@ -137,8 +150,8 @@ class JetStreamReader(TaskReader, DataSourceReader):
     queries on one `load()`, so that the filters of one would cut the rows of another.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
+    def __init__(self, options: SourceOptions, shape: Shape | None = None) -> None:
+        super().__init__(shape)
         self._options = options
 
     def partitions(self) -> list[Part]:
@@ -186,13 +199,13 @@ class JetStreamReader(TaskReader, DataSourceReader):
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a stream has behind an offset."""
+    """The messages of a stream after an offset."""
 
     start: dict[str, Any]
     """The offset as Spark gave it."""
     logged: Offset
     begin: Offset
-    """Where to go on from: the offset, or what comes closest after a loss."""
+    """Where to resume: the offset, or the closest position after a loss."""
     origin: Origin
     info: StreamInfo
     last: int
@@ -204,17 +217,17 @@ class News:
 
 
 class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream micro-batch by micro-batch. One of these lives with the query on the driver."""
+    """Reads a stream micro-batch by micro-batch. One instance exists per query, on the driver."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        super().__init__()
+    def __init__(self, options: SourceOptions, shape: Shape | None = None) -> None:
+        super().__init__(shape)
         self._options = options
         self._link: Link | None = None
         self._target: int | None = None
         """With availableNow: where the query ends."""
         self._committed: int | None = None
         self._told: int | None = None
-        """The last offset that Spark said is committed."""
+        """The last offset that Spark reported as committed."""
         self._handed_out: tuple[int, ...] = ()
         """The ends of the last two micro-batches planned in this process."""
         self._owner = ""
@@ -232,7 +245,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_link": None}
 
-    # -- what Spark calls, in the order of a query's life ----------------------------------------------------------
+    # -- called by Spark, in this order ----------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts."""
@@ -243,8 +256,8 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
                 f"startingOffsets {options.starting} would leave messages of {info.name!r} behind that are never "
                 "acknowledged, and so never deleted; start a WorkQueue or Interest stream at `consumer` or `earliest`"
             )
-        # Whoever begins without a checkpoint goes on where the durable is, and takes it over. Spark asks more than once
-        # before the first batch is committed, also after a crash.
+        # A query without a checkpoint resumes at the durable's position, and takes it over. Spark calls this more than
+        # once before the first batch is committed, also after a crash.
         take, self._is_new = not self._is_new, True
         self._owner = self._owner or durable.new_owner()
         held = self._durable(info, take=take)
@@ -253,7 +266,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             # A server that was killed may have forgotten acknowledgements, but not what they deleted.
             before = max(before, info.state.first_seq - 1)
         else:
-            self._move(before, info)  # whoever looks at the durable sees from now on where the query is
+            self._move(before, info)  # from now on the durable shows the query's position
         offset = self._offset(info, before, before, backlog=info.state.last_seq)
         return replace(offset, open_start=options.starting == EARLIEST).json()
 
@@ -279,14 +292,14 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         return found
 
     def news(self, start: dict[str, Any]) -> News:
-        """What there is behind an offset, after the durable has been moved there."""
+        """Return the messages after an offset, after the durable has been moved there."""
         logged = Offset.parse(start, self._options.stream)
         origin, info = self._observed()
         if needs_direct_get(info):
             self._check_synchronous(logged)
         self._adopt(logged, info)
         begin = self._checked(logged, origin, info)
-        # Spark asks for a new batch when the one before is committed, and tells us so only with the next one.
+        # Spark requests a new batch when the one before is committed, and reports that commit only with the next one.
         self._commit(begin, info)
         ends = [info.state.last_seq, self._as_of(origin, info), self._target]
         return News(start, logged, begin, origin, info, min(end for end in ends if end is not None))
@@ -301,12 +314,12 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         self._first_end = end if news.logged.open_start else None
         offset = self._offset(info, begin.sequence, max(end, begin.sequence), backlog=begin.backlog_end)
         self._verified = offset.sequence
-        before = [end for end in self._handed_out if end <= begin.sequence]  # not a plan that was given up
+        before = [end for end in self._handed_out if end <= begin.sequence]  # not a plan that was abandoned
         self._handed_out = (*before[-1:], offset.sequence)
         return replace(offset, stored_at=news.origin.stored_at(offset.sequence)).json()
 
     def _as_of(self, origin: Origin, info: StreamInfo) -> int | None:
-        """Where the query ends for good; asked once, since a time stands for the same message for ever."""
+        """Return where the query ends; queried once, since a time always stands for the same message."""
         if self._end is None and self._options.ending != LATEST:
             held = self._durable(info)
             self._end = origin.last(self._options.ending, info, durable.floor(held) if held else 0)
@@ -346,7 +359,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
     # -- the server ------------------------------------------------------------------------------------------------
 
     def _observed(self) -> tuple[Origin, StreamInfo]:
-        """The stream as it is now. The first look checks everything, and shows a wrong address at once."""
+        """Read the stream. The first read checks everything, and reports a wrong address at once."""
         if self._link is None:
             link = Link(self._options.settings, self._options.settings.timeout)
             try:
@@ -360,7 +373,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         return origin, origin.info()
 
     def _check(self, link: Link) -> None:
-        """Everything that can be wrong with the query, told before its first job."""
+        """Check everything about the query before its first job."""
         origin = Origin(link, self._options)
         info = origin.info()
         check_readable(info, self._options.consumer)
@@ -369,7 +382,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
             durable.ensure(link, info, self._options.consumer, self._options.subjects)
 
     def _durable(self, info: StreamInfo, take: bool = False) -> ConsumerInfo | None:
-        """The query's durable, made again if it went away together with its stream.
+        """Return the query's durable; creates it again if it was deleted together with its stream.
 
         Raises `ConsumerTaken` when another query has taken it over, unless this one is to `take` it.
         """
@@ -385,7 +398,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         return found
 
     def _adopt(self, offset: Offset, info: StreamInfo) -> None:
-        """Go by the name in the checkpoint: Spark began anew after a batch was planned and before it was committed."""
+        """Use the owner in the checkpoint: Spark restarted after a batch was planned and before it was committed."""
         if self._is_new and self._options.consumer and offset.owner not in ("", self._owner):
             self._owner = offset.owner
             self._durable(info, take=True)
@@ -443,7 +456,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
         )
 
     def _checked(self, logged: Offset, origin: Origin, info: StreamInfo) -> Offset:
-        """Where to go on from: the logged offset, or, after a loss that is allowed, what comes closest."""
+        """Return where to resume: the logged offset, or, after a loss that is allowed, the closest position."""
         if logged.created != created(info):
             _lost(self._options, self._replaced(logged, info))
             return replace(logged, created=created(info), sequence=0, backlog_end=0, backlog_missing=0)
@@ -467,7 +480,7 @@ class JetStreamStreamReader(TaskReader, DataSourceStreamReader, SupportsTriggerA
 
 
 def _lost(options: SourceOptions, error: DataLoss) -> None:
-    """Fail, or say it and go on."""
+    """Raise the loss, or log it and continue."""
     if options.fail_on_data_loss:
         raise error
     log.warning("%s", error)

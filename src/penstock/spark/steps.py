@@ -15,6 +15,11 @@ CLOSED = "closed"
 COMMITTING = "committing"
 """Spark's commit log is written; the source's commit is next."""
 
+PURGING = "purging"
+"""The source is about to delete a committed batch from a WorkQueue."""
+PURGED = "purged"
+"""A committed batch is deleted from a WorkQueue."""
+
 LETTERS_WRITTEN = "letters-written"
 """A pipeline has written the bad records of a micro-batch; its first sink is next."""
 FILES_STAGED = "files-staged"

@@ -1,10 +1,13 @@
-"""Which row a stored message came from. Pure, and without Spark: whoever checks a write needs it too."""
+"""Computes the digests of the rows that a stored message came from. Pure, and without Spark: checks of a write need it
+too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock import packs
 from penstock.spark.chunks import row_digest
+from penstock.spark.packing import identity
 from penstock.wire import headers as header_block
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -18,6 +21,16 @@ def is_own_header(name: str) -> bool:
     """Whether the header steers the transport, not the reader: rows that come from a stream still carry old ones."""
     lower = name.lower()
     return lower in _OWN or lower.startswith(_OWN_PREFIXES)
+
+
+def stored_row_digests(subject: str, headers: Mapping[str, list[str]], data: bytes) -> list[bytes]:
+    """The identity of each row that a stored message came from: those of a pack, or the only one."""
+    if not packs.is_pack(headers):
+        return [stored_row_digest(subject, headers, data)]
+    pack = packs.decode(headers, data)
+    if pack.kind == packs.TYPED:
+        return [row_digest(subject, b"", one) for one in identity(pack.batch.to_struct_array()).to_pylist()]
+    return [stored_row_digest(subject, {k: [*v] for k, v in row.headers.items()}, row.data) for row in pack.rows()]
 
 
 def stored_row_digest(subject: str, headers: Mapping[str, list[str]], data: bytes) -> bytes:

@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"-[0-9a-f]{12}[.-]c(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Where rows go."""
+    """A table of files that rows are written to."""
 
     path: str
     """An absolute path, or a URI."""
@@ -59,7 +59,7 @@ class Table:
     options: tuple[tuple[str, str], ...] = ()
 
     def append(self, rows: DataFrame, query: str, batch: int) -> None:
-        """Add the rows of a micro-batch; a second time they are already there."""
+        """Append the rows of a micro-batch; no effect if they are already written."""
         staged = self._staging(rows, f"{query}-{batch}")
         if not staged.is_complete():
             staged.write(rows)
@@ -69,7 +69,7 @@ class Table:
         staged.remove()
 
     def upsert(self, rows: DataFrame, key: Sequence[str], query: str, batch: int) -> None:
-        """Put each row in the place of the one with the same key, or add it."""
+        """Replace the rows with the same keys, or add new ones."""
         check_key(self.path, rows, key, self.partition_by)
         fresh, merged = (self._staging(rows, f"{query}-{batch}-{step}", True) for step in ("fresh", "merged"))
         fresh.write(rows)
@@ -106,7 +106,7 @@ class Table:
         return [str(path) for path in paths if path.parent == place and path.name.startswith(f"{WHOLE}.")]
 
     def _check_alone(self, system: Files, target: str) -> None:
-        """A second file, of another compression, would hold the same rows again."""
+        """Raise when another file of other compression exists: it would hold the same rows again."""
         folder = str(PurePosixPath(target).parent.relative_to(self._name))
         if others := [file for file in self._present(system, folder) if file != target]:
             raise ConfigError(
@@ -132,7 +132,7 @@ class _Staging:
 
     @property
     def own(self) -> dict[str, str]:
-        """Options that are not the user's to choose."""
+        """Options that users cannot choose."""
         return {MARK_COMPLETE: "true", **({MAX_RECORDS: "0"} if self.one_file else {})}
 
     def is_complete(self) -> bool:

@@ -18,10 +18,10 @@ one by one, by the digests of what was sent, which the log has. The rows of a ne
 of all tasks of earlier runs. Rows with another content are other rows: a plan that computes something else each time
 writes both. A batch that is closed must come with the same rows, or it fails (`onFinishedBatch` says what else to do).
 
-Two attempts at the same moment: the older one may still be writing the chunk it is at. The newer makes the server drop
-that batch before it looks; should it be written after all, both carry the same message id, and the server refuses the
-second one. Only this moment relies on the stream's duplicate window: an attempt that was held up for longer, frozen or
-waiting for the server, asks whether it is still the one before it sends.
+Two attempts at the same moment: the older one may still be writing its chunk. The newer makes the server drop that
+batch before it checks; if it is written after all, both carry the same message id, and the server refuses the second
+one. Only this moment relies on the stream's duplicate window: an attempt that was delayed for longer, suspended or
+waiting for the server, checks whether it is still the current one before it sends.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ log = logging.getLogger(__name__)
 COMPARED_AT_ONCE = Limits(rows=CLAIMED_AT_ONCE, bytes=16 * 1024 * 1024)
 """Rows that are held while they are compared with those of earlier runs."""
 FRESH = 0.5
-"""Seconds after which an attempt that has just appended to its log asks again whether it is still the one."""
+"""Seconds after an append after which an attempt checks again whether it is still the current one."""
 
 
 @dataclass(slots=True)
 class TaskTally:
-    """What one attempt did."""
+    """Counters of one attempt."""
 
     written: int = 0
     skipped: int = 0
@@ -90,7 +90,7 @@ class PartitionWrite:
         """Steps 3 and 4. While the server stores a chunk, the next is read and cut."""
         under_way: ChunkRows | None = None
         for rows in self.unwritten(batches):
-            chunk, digest, digests = Chunk.of(rows), rows.digest(), rows.row_digests()
+            chunk, digest, digests = Chunk.of(rows, self._delivery.packing), rows.digest(), rows.row_digests()
             if under_way:
                 self._finish(under_way)
             self._begin(chunk, digest, digests)
@@ -165,11 +165,12 @@ class PartitionWrite:
         intent = Intent(
             number=self._number,
             digest=digest,
-            rows=len(chunk.bodies),
+            rows=len(digests),
             after=self._last,
             batch_id=new_id(),
             subject=chunk.subjects[-1].decode(),
             row_digests=packed(digests),
+            messages=len(chunk.bodies) if self._delivery.packing else 0,
         )
         announced = time.time()
         self._journal.chunk(intent, self._previous)
@@ -200,7 +201,7 @@ class PartitionWrite:
             return
         half = len(rows) // 2
         for part in (rows.slice(0, half), rows.slice(half, len(rows) - half)):
-            self._begin(Chunk.of(part), part.digest(), part.row_digests())
+            self._begin(Chunk.of(part, self._delivery.packing), part.digest(), part.row_digests())
             self._finish(part)
 
 
@@ -215,8 +216,8 @@ def write_partition(
 ) -> TaskTally:
     """All steps of a task. A partition without rows leaves no trace.
 
-    `run` is the number of the write's run; 0: nobody will ever run it again. `finished` says what to do when the batch
-    is closed already, and the rows are not those that were written.
+    `run` is the number of the write's run; 0: it is never repeated. `finished` says what to do when the batch is closed
+    already, and the rows are not those that were written.
     """
     first = next(batches, None)
     if first is None:
@@ -228,7 +229,7 @@ def write_partition(
     if closed and (closed.rows is None or finished == SKIP):
         return TaskTally()
     again = begin_run(ledger, place, run) if run else False
-    # Claims need a connection of their own: they are made while a chunk is under way on the other one.
+    # Claims need their own connection: they are written while a chunk is being sent on the other one.
     with closing(deliver(journal.confirm)) as delivery, Link(link.settings, link.patience) as second:
         settle(journal, delivery)
         earlier = EarlierRuns(Ledger(second), place, run, delivery) if again or closed else None
@@ -238,7 +239,7 @@ def write_partition(
 
 
 def settle(journal: Log, delivery: ChunkDelivery) -> None:
-    """Find out about the chunk that an earlier attempt was at, and write the answer down."""
+    """Find out whether the chunk that an earlier attempt was writing is stored, and record the answer."""
     intent = journal.history.doubtful
     if intent is None:
         return

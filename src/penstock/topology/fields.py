@@ -5,6 +5,7 @@ The server's side is nats-server 2.15. A field that it does not know (`sent=Fals
 
 from __future__ import annotations
 
+from penstock import packs
 from penstock.topology.effects import (
     AT_CREATION,
     CAPTURES,
@@ -39,7 +40,9 @@ from penstock.topology.kinds import (
     Template,
     TextKind,
     TextMap,
+    WordOr,
 )
+from penstock.topology.model import UNPACKED
 from penstock.units import INT32
 
 MAX_REPLICAS = 5
@@ -130,6 +133,28 @@ SOURCE = RecordKind(
         ),
     ),
     "a-source",
+)
+
+PACKING = WordOr(
+    RecordKind(
+        "packing",
+        (
+            Field(
+                "kind",
+                OneOf((UNPACKED, packs.ROWS, packs.TYPED)),
+                "A message a row, packs of messages, or packs of events by their columns.",
+                default=packs.ROWS,
+            ),
+            Field("rows", Count(1, packs.MAX_ROWS), "Rows of a pack, at most; 1,000 when left out."),
+            Field(
+                "bytes",
+                Size(least=1),
+                "Bytes of a pack before compression, at most; 256KiB, or what a message may have, when left out.",
+            ),
+            Field("codec", OneOf(packs.CODECS), "How a pack is compressed.", default=packs.NONE),
+        ),
+        "packing",
+    )
 )
 
 STREAM_FIELDS: tuple[Field, ...] = (
@@ -251,6 +276,13 @@ STREAM_FIELDS: tuple[Field, ...] = (
         since="2.12",
     ),
     Field("consumer_limits", CONSUMER_LIMITS, "Limits and defaults for this stream's consumers."),
+    Field(
+        "packing",
+        PACKING,
+        "How pipelines write to it: a message a row, or [packs](packs.md) of many rows. A sink may say otherwise.",
+        default=UNPACKED,
+        sent=False,
+    ),
     Field(
         "metadata",
         TextMap(RESERVED),
@@ -521,6 +553,7 @@ PIPELINE_SINK = RecordKind(
         Field("stream", Name("stream name"), "Or a stream."),
         Field("subject", Subject(literal=True), "Subject of the messages written; else the rows' column `subject`."),
         Field("delivery", OneOf(("atomic", "fast")), "How a stream is written.", default="atomic"),
+        Field("packing", PACKING, "Instead of what the stream says: messages, or packs with these bounds."),
         Field(
             "mode",
             OneOf(("append", "upsert")),

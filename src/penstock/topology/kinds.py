@@ -123,6 +123,7 @@ class Size:
 
     unlimited: int | None = None
     most: int = units.INT64
+    least: int = 0
 
     def read(self, node: Node, problems: Problems) -> int | None:
         if self.unlimited is not None and node.value in (UNLIMITED, self.unlimited):
@@ -137,6 +138,9 @@ class Size:
             return None
         if size > self.most:
             problems.add(node, f"{node.text!r} is too large: the server counts at most {self.most} bytes here")
+            return None
+        if size < self.least:
+            problems.add(node, f"{node.text!r} is too small: expected {units.counted(self.least, 'byte')} or more")
             return None
         return size
 
@@ -368,6 +372,26 @@ class RecordKind:
 
     def describe(self) -> str:
         return f"[{self.what}](#{self.anchor})"
+
+
+@dataclass(frozen=True, slots=True)
+class WordOr:
+    """A mapping, or only the value of its first key."""
+
+    record: RecordKind
+
+    @property
+    def first(self) -> Field:
+        return self.record.fields[0]
+
+    def read(self, node: Node, problems: Problems) -> dict[str, Any] | None:
+        if node.is_map:
+            return self.record.read(node, problems)
+        word = self.first.kind.read(node, problems)
+        return None if word is None else {self.first.key: word}
+
+    def describe(self) -> str:
+        return f"{self.first.kind.describe()}; or {self.record.describe()}"
 
 
 @dataclass(frozen=True, slots=True)

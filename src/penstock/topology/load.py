@@ -32,6 +32,7 @@ from penstock.topology.model import (
     ConsumerSpec,
     Environment,
     Json,
+    PackingSpec,
     Platform,
     ServiceSpec,
     SourceConsumer,
@@ -243,6 +244,8 @@ def _stream(name: str, node: Node, place: FilePlace, environment: Environment, p
     sources = _origins(node.get("sources"), values.pop("sources", []), problems)
     mirrors = _origins(node.get("mirror"), [values.pop("mirror")] if "mirror" in values else [], problems)
     own = _own(values, STREAM_FIELDS)
+    if "packing" in own:
+        own["packing"] = PackingSpec(**own["packing"])
     config: Json = {"name": name, "num_replicas": environment.replicas, **values}
     if sources:
         config["sources"] = [source.config for source in sources]

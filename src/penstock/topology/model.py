@@ -12,11 +12,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock import subjects, units
+from penstock import packs, subjects, units
 from penstock.workers.partitions import SubjectPattern
 
 Json = dict[str, Any]
 EVERY_STREAM = "*"
+UNPACKED = "none"
+"""The kind of packing that is none: a message a row."""
 DEFAULT_NAME = "default"
 
 
@@ -101,6 +103,17 @@ class SourceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PackingSpec:
+    """How pipelines put rows together; what is None is left to the sink."""
+
+    kind: str = packs.ROWS
+    """`packs.ROWS`, `packs.TYPED` or `UNPACKED`."""
+    rows: int | None = None
+    bytes: int | None = None
+    codec: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSpec:
     """A declared stream."""
 
@@ -109,6 +122,7 @@ class StreamSpec:
     line: int = 0
     sources: tuple[SourceSpec, ...] = ()
     mirror: SourceSpec | None = None
+    packing: PackingSpec = PackingSpec(UNPACKED)
     owner: str | None = None
     purpose: str | None = None
     ignore: Mapping[str, str] = field(default_factory=dict)
@@ -124,6 +138,11 @@ class StreamSpec:
     @property
     def retention(self) -> str:
         return str(self.config.get("retention", "limits"))
+
+    @property
+    def packs(self) -> bool:
+        """Whether pipelines write packs to it, unless their sinks say otherwise."""
+        return self.packing.kind != UNPACKED
 
     @property
     def is_dead_letters(self) -> bool:
@@ -311,6 +330,8 @@ class PipelineSink:
     stream: str | None = None
     subject: str | None = None
     delivery: str = "atomic"
+    packing: PackingSpec | None = None
+    """None: as the stream says."""
     mode: str | None = None
     """None: `upsert` for an aggregation, else `append`."""
     key: tuple[str, ...] = ()
@@ -457,6 +478,13 @@ class Platform:
     def groups_of(self, stream: str) -> tuple[GroupSpec, ...]:
         """The groups on a stream, in the order of the file."""
         return tuple(group for group in self.groups.values() if group.stream == stream)
+
+    def packing_of(self, sink: PipelineSink) -> PackingSpec | None:
+        """How a pipeline puts rows together for this sink; None where it writes messages, or files."""
+        if sink.stream is None:
+            return None
+        found = sink.packing or self.streams[sink.stream].packing
+        return None if found.kind == UNPACKED else found
 
     def streams_read_by(self, pipeline: PipelineSpec) -> tuple[str, ...]:
         """The streams a pipeline reads, in the order of the file."""

@@ -213,21 +213,26 @@ def _pipelines(platform: Platform, domain: str | None) -> Iterator[Permissions]:
     for spec in platform.pipelines.values():
         needs = _Needs(domain)
         for stream in platform.streams_read_by(spec):
-            _read_with_spark(needs, platform.streams[stream], spec.consumer)
+            _read_with_spark(needs, platform.streams[stream], spec)
         _write_with_spark(needs, platform, spec)
         needs.api(f"STREAM.INFO.KV_{PROGRESS}", f"STREAM.CREATE.KV_{PROGRESS}")
         needs.entry(PROGRESS, spec.name)
         yield needs.made(f"pipeline-{user_of(spec.name)}", "pipeline")
 
 
-def _read_with_spark(needs: _Needs, stream: StreamSpec, durable: str) -> None:
+def _read_with_spark(needs: _Needs, stream: StreamSpec, spec: PipelineSpec) -> None:
     """Read ranges, and have the durable follow: by a reset, or by acknowledging where that decides what is kept."""
+    durable = spec.consumer
     needs.api("INFO", *(f"CONSUMER.{verb}.{stream.name}.{durable}" for verb in ("CREATE", "INFO", "RESET")))
     needs.api(f"CONSUMER.CREATE.{stream.name}.{durable}.>")  # with one filter, which is part of the subject
     needs.read_ranges(stream)
     if stream.retention != "limits":
         needs.api(f"CONSUMER.MSG.NEXT.{stream.name}.{durable}", f"CONSUMER.LIST.{stream.name}")
         needs.publish.add(f"$JS.ACK.{stream.name}.{durable}.>")
+    if stream.retention == "workqueue" and not spec.source.subjects:
+        # Everything there is the pipeline's. Where it is not, this would allow to delete what others wait for: then the
+        # pipeline acknowledges instead.
+        needs.api(f"STREAM.PURGE.{stream.name}")
 
 
 def _write_with_spark(needs: _Needs, platform: Platform, spec: PipelineSpec) -> None:

@@ -10,6 +10,7 @@ from penstock.topology.kinds import name_problem, read_record
 from penstock.topology.model import (
     Dedupe,
     Json,
+    PackingSpec,
     PipelineEvent,
     PipelineSink,
     PipelineSource,
@@ -65,8 +66,11 @@ def _sink(node: Node, values: Json, problems: Problems) -> PipelineSink:
         problems.add(node, "a pipeline writes to files (format and path) or to a stream (stream and subject)")
     elif into_files and values.get("format") != "console" and not {"format", "path"} <= values.keys():
         problems.add(node, "files are written with a format and a path: add the one that is missing")
+    elif into_files and "packing" in values:
+        problems.add(node.keys["packing"], "packing is for streams: files have rows anyway; leave it out")
     lists = {key: tuple(values.get(key, ())) for key in ("partition_by", "key")}
-    return PipelineSink(**{**values, **lists}, line=node.place.line)
+    packing = PackingSpec(**values["packing"]) if "packing" in values else None
+    return PipelineSink(**{**values, **lists, "packing": packing}, line=node.place.line)
 
 
 def _dedupe(values: Json | None) -> Dedupe | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.topology import fields, gateway
 from penstock.topology.effects import CHANGE_WORDS
-from penstock.topology.kinds import Duration, Field, ListOf, RecordKind, Size
+from penstock.topology.kinds import Duration, Field, ListOf, RecordKind, Size, WordOr
 from penstock.topology.rules import RULES, Severity
 from penstock.topology.schema import schema
 from penstock.units import DURATION_UNITS, SIZE_UNITS, format_duration, format_size, from_nanoseconds
@@ -131,6 +131,7 @@ def _records() -> list[RecordKind]:
     def visit(table: Sequence[Field]) -> None:
         for field in table:
             kind: Any = field.kind.item if isinstance(field.kind, ListOf) else field.kind
+            kind = kind.record if isinstance(kind, WordOr) else kind
             if isinstance(kind, RecordKind) and kind.anchor not in found:
                 found[kind.anchor] = kind
                 visit(kind.fields)

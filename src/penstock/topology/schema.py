@@ -32,6 +32,7 @@ from penstock.topology.kinds import (
     RecordKind,
     Size,
     TextMap,
+    WordOr,
 )
 
 VARIABLE: Json = {"type": "string", "pattern": r"\$\{"}
@@ -81,6 +82,8 @@ def of_kind(kind: Kind) -> Json:
     """The schema of a kind of value."""
     if isinstance(kind, RecordKind):
         return _object(kind.fields)
+    if isinstance(kind, WordOr):
+        return {"anyOf": [of_kind(kind.first.kind), of_kind(kind.record)]}
     if isinstance(kind, ListOf):
         item = of_kind(kind.item)
         return {"anyOf": [{"type": "array", "items": item}, item]}

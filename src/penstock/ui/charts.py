@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -9,12 +10,15 @@ from datetime import timedelta
 from penstock.observe.flow import BADNESS, Edge, FlowNode, Layout, per_second
 from penstock.units import approximate_duration
 
-NODE_WIDTH = 210
+NODE_WIDTH = 220
 NODE_HEIGHT = 46
 COLUMN_WIDTH = 350
 ROW_HEIGHT = 62
 MARGIN = 12
-TEXT_MARGIN = 10
+HEAD = 26
+"""Pixels above the boxes, for the names of the columns."""
+COLUMN_NAMES = ("Publishers", "Streams", "Readers", "What they write")
+TEXT_MARGIN = 14
 NAME_SIZE = 13
 DETAIL_SIZE = 11
 """Sizes of type in pixels, as in the style sheet."""
@@ -51,6 +55,8 @@ class Line:
     """Where they end."""
     label_y: float = 0.0
     """The base of the first."""
+    width: float = 2.0
+    """Wider where more flows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Picture:
     height: int
     boxes: tuple[Box, ...]
     lines: tuple[Line, ...]
+    heads: tuple[tuple[int, str], ...] = ()
+    """Names of the columns that have something in them, and where they begin."""
 
 
 def picture(layout: Layout) -> Picture:
@@ -69,12 +77,14 @@ def picture(layout: Layout) -> Picture:
     boxes = {}
     for name, placed in layout.placed.items():
         top = (layout.rows - heights[placed.column]) * ROW_HEIGHT // 2  # columns are centred
-        x, y = MARGIN + placed.column * COLUMN_WIDTH, MARGIN + top + placed.row * ROW_HEIGHT
+        x, y = MARGIN + placed.column * COLUMN_WIDTH, MARGIN + HEAD + top + placed.row * ROW_HEIGHT
         boxes[name] = _box(placed.node, x, y)
     lines = _labelled([_line(edge, boxes[edge.source], boxes[edge.target]) for edge in layout.edges])
     columns = max((placed.column for placed in layout.placed.values()), default=0) + 1
     width = MARGIN * 2 + (columns - 1) * COLUMN_WIDTH + NODE_WIDTH
-    return Picture(width, MARGIN * 2 + max(1, layout.rows) * ROW_HEIGHT, tuple(boxes.values()), lines)
+    height = MARGIN + HEAD + max(1, layout.rows) * ROW_HEIGHT
+    heads = tuple((MARGIN + column * COLUMN_WIDTH, COLUMN_NAMES[column]) for column in sorted(heights))
+    return Picture(width, height, tuple(boxes.values()), lines, heads)
 
 
 def _box(node: FlowNode, x: int, y: int) -> Box:
@@ -90,11 +100,11 @@ def text_width(text: str, size: float) -> float:
     return size * sum(
         1.0
         if one in "mwMW@%" or ord(one) > 0x2E7F
-        else 0.4
-        if one in " .,:;'|!ijl()/-"
-        else 0.76
+        else 0.38
+        if one in " .,:;'|!ijl()/-ft"
+        else 0.74
         if one.isupper()
-        else 0.64
+        else 0.62
         for one in text
     )
 
@@ -121,7 +131,8 @@ def _line(edge: Edge, source: Box, target: Box) -> Line:
     else:
         middle = (x1 + x2) / 2
     path = f"M {x1} {y1:g} C {middle:g} {y1:g}, {middle:g} {y2:g}, {x2} {y2:g}"
-    return Line(edge, path, ((x1, y1), (middle, y1), (middle, y2), (x2, y2)))
+    wide = min(7.0, 2.5 + math.log10(1 + edge.rate)) if edge.rate else 2.0
+    return Line(edge, path, ((x1, y1), (middle, y1), (middle, y2), (x2, y2)), width=round(wide, 1))
 
 
 def label_of(edge: Edge) -> tuple[str, ...]:
@@ -174,10 +185,10 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def trend(values: Sequence[float], width: int = 240, height: int = 40) -> str:
-    """The points of a polyline from left to right; empty for fewer than two values."""
-    if len(values) < 2:
+    """The points of a polyline from left to right; empty for fewer than two values, and when all are 0."""
+    top = max(values, default=0)
+    if len(values) < 2 or not top:
         return ""
-    top = max(values) or 1.0
     step = width / (len(values) - 1)
     return " ".join(
         f"{place * step:.1f},{height - value / top * (height - 2) - 1:.1f}" for place, value in enumerate(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import jinja2
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -46,6 +48,12 @@ def link(node: FlowNode) -> str | None:
     return path.format(quote(node.name, safe="", errors="surrogatepass")) if path else None
 
 
+def own_headers(headers: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Headers without those of an atomic batch, which stand beside the subject."""
+    batch = ("Nats-Batch-Id", "Nats-Batch-Sequence") if "Nats-Batch-Id" in headers else ()
+    return {name: values for name, values in headers.items() if name not in batch}
+
+
 def age(value: timedelta | float | None) -> str:
     if value is None:
         return "never"
@@ -58,6 +66,11 @@ def moment(value: datetime | None) -> str:
 
 def number(value: float | int | None) -> str:
     return "" if value is None else f"{value:,}"
+
+
+def breakable(text: object) -> Markup:
+    """A name that may go on in the next line behind each of its parts, rather than in the middle of a word."""
+    return Markup(re.sub(r"([._/-])(?=[^._/-])", r"\1<wbr>", str(escape(str(text)))))
 
 
 def readable(data: bytes, most: int = MAX_SHOWN) -> str:
@@ -102,7 +115,7 @@ class Site:
         self._templates.filters |= {
             "age": age, "moment": moment, "number": number, "size": approximate_size, "rate": per_second,
             "readable": readable, "state_of": state_of, "is_declared": is_declared,
-            "trend": charts.trend,
+            "trend": charts.trend, "breakable": breakable, "own_headers": own_headers,
             "path": lambda text: quote(str(text), safe="", errors="surrogatepass"),
             "query": lambda text: quote(str(text), safe="", errors="surrogatepass"),
         }  # fmt: skip

@@ -19,6 +19,7 @@ from penstock.events.documents import MISSING, Documents, FieldFilter
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.observe import flow as flows
+from penstock.observe.snapshot import Rates, Snapshot
 from penstock.observe.status import StreamStatus
 from penstock.settings import without_login
 from penstock.topology import actual
@@ -65,8 +66,24 @@ async def flow(page: Page) -> Response:
         graph=graph,
         outgoing=outgoing,
         attention=list(flows.needs_attention(graph)),
-        seen=snapshot.status,
+        totals=_totals(snapshot, page.rates),
     )
+
+
+def _totals(snapshot: Snapshot, rates: Rates) -> list[tuple[str, str]]:
+    """How much there is of everything, with its name."""
+    shown = [one for one in snapshot.status.streams if not one.name.startswith(flows.INTERNAL)]
+    counts = [
+        (len(shown), "stream"),
+        (sum(one.messages for one in shown), "message"),
+        (len(snapshot.status.consumers), "consumer"),
+        (len(snapshot.groups), "group"),
+        (len(snapshot.pipelines), "pipeline"),
+    ]
+    stored = sum(rates.stored.get(one.name, 0.0) for one in shown)
+    settled = sum(rates.settled.values())
+    found = [(f"{count:,}", name if count == 1 else f"{name}s") for count, name in counts]
+    return [*found, (flows.per_second(stored), "stored"), (flows.per_second(settled), "acknowledged")]
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
@@ -75,6 +92,7 @@ async def flow(page: Page) -> Response:
 async def streams(page: Page) -> Response:
     snapshot, part = await page.snapshot(), page.asked("q").lower()
     found = [one for one in snapshot.status.streams if part in one.name.lower()]
+    found.sort(key=lambda one: one.name.startswith(flows.INTERNAL))
     return page.show(
         "streams.html",
         "/streams",
@@ -188,9 +206,13 @@ class Wanted:
         return cls(**texts, first=sequence("first"), last=sequence("last"))
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it says nothing about what is in a message."""
-        return not (self.subject or self.header or self.field or self.since)
+    def filters(self) -> list[str]:
+        return [self.subject] if self.subject else []
+
+    @property
+    def newest(self) -> bool:
+        """Whether it does not say where to begin: then the last that match are shown, as `penstock view` does."""
+        return self.first is None and not self.since
 
     def matches(self, message: StoredMessage, documents: Documents) -> bool:
         return self._has_header(message) and self._has_field(message, documents)
@@ -213,21 +235,10 @@ async def messages(page: Page) -> Response:
     name, wanted = page.at("stream"), Wanted.of(page)
     control = await page.watch.control()
     info = await control.jetstream.stream_info(name)
-    first = wanted.first
-    if first is None and wanted.is_plain:
-        first = max(1, info.state.last_seq - SHOWN + 1)
     await control.ready()
-    found, looked, reached = [], 0, 0
-    filters = [wanted.subject] if wanted.subject else []
     browser = Browser(control.connection, name)
-    options: dict[str, Any] = {"since": wanted.since or None, "first": first, "last": wanted.last}
-    async for one in browser.messages(filters, **options):
-        looked, reached = looked + 1, one.sequence
-        if wanted.matches(one, page.watch.documents):
-            found.append(one)
-        if len(found) >= SHOWN or looked >= SEARCHED:
-            break
-    more = 0 < reached < min(info.state.last_seq, wanted.last or info.state.last_seq)
+    search = _newest if wanted.newest else _onward
+    found, before, after = await search(browser, info, wanted, page.watch.documents)
     servers = ",".join(map(without_login, page.watch.settings.servers))
     return page.show(
         "messages.html",
@@ -240,10 +251,46 @@ async def messages(page: Page) -> Response:
             (one, sign, publish_command(one, servers), decoded(one, page.watch.documents))
             for one, sign in zip(found, _brackets(found), strict=True)
         ],
-        searched_all=looked < SEARCHED or len(found) >= SHOWN,
-        next=reached + 1 if more else None,
+        before=before,
+        after=after,
+        searched=SEARCHED if len(found) < SHOWN and (before or after) else None,
         servers=servers,
     )
+
+
+Search = tuple[list[StoredMessage], int | None, int | None]
+"""What was found; the last sequence of what comes before it, and the first of what comes after it, if there is any."""
+
+
+async def _newest(browser: Browser, info: StreamInfo, wanted: Wanted, documents: Documents) -> Search:
+    """The last messages that match, looked for backwards in longer and longer steps."""
+    found: list[StoredMessage] = []
+    end = min(wanted.last or info.state.last_seq, info.state.last_seq)
+    begin, step = end + 1, SHOWN
+    lowest = max(info.state.first_seq, end + 1 - SEARCHED)
+    while len(found) < SHOWN and begin > lowest:
+        last, begin = begin - 1, max(lowest, begin - step)
+        part = browser.messages(wanted.filters, first=begin, last=last)
+        found = [one async for one in part if wanted.matches(one, documents)] + found
+        step *= 4
+    shown = found[-SHOWN:]
+    reached = shown[0].sequence if len(shown) == SHOWN else begin
+    return shown, reached - 1 if reached > info.state.first_seq else None, None
+
+
+async def _onward(browser: Browser, info: StreamInfo, wanted: Wanted, documents: Documents) -> Search:
+    """The first messages that match, from where the person wants to begin."""
+    found: list[StoredMessage] = []
+    looked = reached = 0
+    options: dict[str, Any] = {"since": wanted.since or None, "first": wanted.first, "last": wanted.last}
+    async for one in browser.messages(wanted.filters, **options):
+        looked, reached = looked + 1, one.sequence
+        if wanted.matches(one, documents):
+            found.append(one)
+        if len(found) >= SHOWN or looked >= SEARCHED:
+            break
+    more = 0 < reached < min(info.state.last_seq, wanted.last or info.state.last_seq)
+    return found, None, reached + 1 if more else None
 
 
 def decoded(message: StoredMessage, documents: Documents) -> bytes:
@@ -323,7 +370,9 @@ async def consumer(page: Page) -> Response:
 
 def _settings(info: ConsumerInfo) -> list[tuple[str, str]]:
     """The configuration as the server has it, in the words of the server; durations as people write them."""
-    return [(key, _setting(key, value)) for key, value in sorted(info.config.items())]
+    metadata = {f"metadata.{key}": value for key, value in (info.config.get("metadata") or {}).items()}
+    own = {key: value for key, value in info.config.items() if key not in ("metadata", "name")}
+    return [(key, _setting(key, value)) for key, value in (*sorted(own.items()), *sorted(metadata.items()))]
 
 
 def _setting(key: str, value: Any) -> str:

@@ -19,6 +19,7 @@ CHUNKS = 500
 
 
 async def listed(page: Page) -> Response:
+    await page.snapshot()
     js = (await page.watch.control()).jetstream
     sinks, bridges = await proof.sinks(js), await proof.bridges(js)
     readers = {one.name: _pipeline(page, one.name) for one in sinks}
@@ -60,6 +61,7 @@ async def _alone(page: Page, counting: Awaitable[T]) -> T:
 
 
 def _pipeline(page: Page, series: str) -> PipelineStatus | None:
-    """The pipeline whose query writes that series."""
+    """The pipeline whose query writes that series; a query with several sinks numbers them behind its id."""
     known = page.watch.latest.pipelines if page.watch.latest else ()
-    return next((one for one in known if one.progress and one.progress.query == series), None)
+    queries = (series, series.rpartition("-")[0])
+    return next((one for one in known if one.progress and one.progress.query in queries), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from penstock.ui.runs import Runs
 from penstock.ui.watch import Watch
 from penstock.web.listener import places_within_descriptors
 from penstock.web.server import address_of, http_config, http_server, server_context, told_by_signals, until_started
+
+log = logging.getLogger(__name__)
 
 CONNECTIONS = 256
 FINISH = 1.0
@@ -79,6 +82,8 @@ async def serve(
     try:
         await until_started(lambda: server.started, [running])
         await watch.first_look(FIRST_LOOK_WITHIN)
+        if watch.error:
+            log.warning("%s; the pages say so, and go on by themselves", watch.error)
         on_ready(f"{'https' if context else 'http'}://{address_of(bound)}")
         await told.wait()
     finally:

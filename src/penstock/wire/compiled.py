@@ -128,12 +128,13 @@ PLAIN = cast(Kernels, plain)
 _machine: MachineKernels | None = None
 _compiling: subprocess.Popen[bytes] | None = None
 _tell_at = math.inf
-"""When to say that the compiler takes its time."""
+"""When to log that the compiler is still running."""
 _unusable = False
 
 
 def current() -> Kernels:
-    """The best kernels there are right now. Never waits: without machine code it starts to make some, and is plain."""
+    """Return the best kernels available now. Never waits: without machine code it starts the compiler, and returns the
+    plain ones."""
     if _machine is None and (code := machine_code()):
         _load(code)
     if _machine is None:
@@ -159,16 +160,16 @@ def _load(code: bytes) -> None:
 
 
 def prepare() -> None:
-    """Start to compile in the background, unless there is machine code or somebody is at it."""
+    """Start to compile in the background, unless there is machine code or a compiler runs."""
     global _compiling, _tell_at
     if _compiling is None and not machine_code():
-        with suppress(CompileFailed):  # nowhere to put the code: plain kernels it is
+        with suppress(CompileFailed):  # no directory for the code: use the plain kernels
             _compiling = _start_compiler(subprocess.DEVNULL)
             _tell_at = time.monotonic() + TOLD_AFTER
 
 
 def _tell() -> None:
-    """Say once that the compiler in the background takes longer than a second."""
+    """Log once that the background compiler takes longer than a second."""
     global _tell_at
     if time.monotonic() >= _tell_at and _compiling and _compiling.poll() is None:
         _tell_at = math.inf
@@ -176,9 +177,9 @@ def _tell() -> None:
 
 
 def warm(within: float = COMPILE_WITHIN) -> None:
-    """Make sure that there is machine code, compiling it if need be. For image builds and tests, not for tasks.
+    """Compile machine code if there is none. For image builds and tests, not for tasks.
 
-    Where a directory is named, it is put there, even if our own cache has it: others do not see that.
+    If a directory is configured, the code is stored there, even if our own cache has it: other users cannot read that.
     """
     if _code_in(cache_directories()[0]):
         return
@@ -194,7 +195,7 @@ def warm(within: float = COMPILE_WITHIN) -> None:
 
 
 def _complaint(process: subprocess.Popen[bytes], within: float) -> bytes:
-    """What the compiler has written to stderr at its end. Says that one waits, when it takes longer than a second."""
+    """Return what the compiler wrote to stderr. Logs when it takes longer than a second."""
     with suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=min(TOLD_AFTER, within))[1]
     log.warning(TOLD)
@@ -202,7 +203,7 @@ def _complaint(process: subprocess.Popen[bytes], within: float) -> bytes:
 
 
 def machine_code() -> bytes | None:
-    """The object file, if somebody we trust has compiled it on this machine. What cannot be read is not there."""
+    """Return the object file, if a trusted user compiled it on this machine. An unreadable file counts as missing."""
     return next((code for directory in cache_directories() if (code := _code_in(directory))), None)
 
 
@@ -214,8 +215,8 @@ def _code_in(directory: Path) -> bytes | None:
 
 
 def _trusted_bytes(directory: Path, name: str) -> bytes:
-    """A file that only we, or root, can have written. What was opened is looked at, and no link is followed: between a
-    look at a path and its use, somebody else may put another file there. Raises `OSError`."""
+    """Read a file that only we, or root, can have written. The open descriptor is checked, and no link is followed:
+    between a check of a path and its use, another user may replace the file. Raises `OSError`."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with _opened(directory) as folder, os.fdopen(os.open(name, flags, dir_fd=folder), "rb") as file:
         _require_trusted(file.fileno(), stat.S_ISREG)
@@ -223,7 +224,7 @@ def _trusted_bytes(directory: Path, name: str) -> bytes:
 
 
 def _require_trusted(descriptor: int, is_kind: Callable[[int], bool]) -> None:
-    """Raise unless only we, or root, can have put something there: what lies there is executed."""
+    """Raise unless only we, or root, can write there: the content is executed."""
     found = os.fstat(descriptor)
     if not is_kind(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & OTHERS_WRITE:
         raise PermissionError("somebody else can write there")
@@ -241,7 +242,7 @@ def unsealed(data: bytes) -> bytes | None:
 
 
 def offer(name: str, code: bytes) -> None:
-    """Take machine code that another process of the same kind of machine has made, if there is none yet."""
+    """Use machine code that another process on the same kind of machine compiled, if there is none yet."""
     if _machine is None and name == file_name():
         _load(code)
 
@@ -286,7 +287,7 @@ def _writable_directory() -> Path:
 
 
 def _make(directory: Path, mode: int) -> None:
-    """Make the directory unless something is there. Of what somebody else may have put there no mode is changed."""
+    """Create the directory unless the path exists, whose mode is not changed: it may be another user's."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)

@@ -1,7 +1,7 @@
 """Compiles `kernels` into an object file: `python -m penstock.wire.compiler FILE`. The only module that needs numba.
 
-It runs in a process of its own, so that numba's seconds of work hold up nobody, and so that the code can be made for
-any processor of this architecture: an object file made here works on every executor of the same kind of machine.
+It runs in a separate process, so that numba's seconds of work block no caller, and so that the code can be compiled for
+any processor of this architecture: the object file works on every executor of the same kind of machine.
 """
 
 from __future__ import annotations

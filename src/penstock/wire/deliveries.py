@@ -1,4 +1,5 @@
-"""Messages of pull consumers, many at a time: one match a message, for readers that answer each of them. Pure.
+"""Parses deliveries of pull consumers, many at a time, with one regular-expression match each, for readers that answer
+each of them. Pure.
 
 For reading without answers there is `scan`, which makes columns and no objects. Here every message becomes a tuple, and
 nothing but the standard library is needed: a worker process stays small.
@@ -18,8 +19,8 @@ T = TypeVar("T", bound=tuple[object, ...])
 def _line(sid: int) -> re.Pattern[str]:
     """The control line of a message that a consumer delivers to this subscription.
 
-    Every other, every longer one, and one with letters beyond ASCII is the parser's. Nothing is tried twice: `+` after
-    a count gives nothing back.
+    All other lines, longer ones, and those with letters beyond ASCII are left to the parser. Nothing is matched twice:
+    `+` after a count never backtracks.
     """
     return re.compile(
         rf"H?MSG ([!-~]{{1,4096}}+) {sid} "
@@ -60,6 +61,6 @@ def take(buffer: bytearray, at: int, sid: int, made: type[T], received_at: datet
             int(number),
             0,
         )
-        found.append(new(made, fields))  # what `made(…)` comes to, in a third of the time
+        found.append(new(made, fields))  # the same as `made(…)`, in a third of the time
         at = end + 2
     return found, at

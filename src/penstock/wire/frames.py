@@ -50,7 +50,7 @@ class Message(NamedTuple):
 
     @property
     def status(self) -> tuple[int, str] | None:
-        """Code and text of a status message, such as 503 when nobody listens. A delivery of a consumer is none."""
+        """Code and text of a status message, such as 503 for no responders. None for a delivery of a consumer."""
         return None if self.reply.startswith(DELIVERED) else header_block.status(self.headers)
 
     def header_values(self) -> dict[str, list[str]]:
@@ -79,7 +79,7 @@ class Err(NamedTuple):
 Frame = Info | Message | Ping | Pong | Ok | Err
 
 
-# -- what a client sends -----------------------------------------------------------------------------------------------
+# -- client frames -----------------------------------------------------------------------------------------------------
 
 
 def checked_subject(subject: str) -> str:
@@ -118,7 +118,7 @@ def unsubscribe(sid: int, after: int | None = None) -> bytes:
     return f"UNSUB {sid}\r\n".encode() if after is None else f"UNSUB {sid} {after}\r\n".encode()
 
 
-# -- what a server sends -----------------------------------------------------------------------------------------------
+# -- server frames -----------------------------------------------------------------------------------------------------
 
 
 class Parser:
@@ -154,7 +154,7 @@ class Parser:
             raise
 
     def skim(self, look: Callable[[bytearray, int], int]) -> None:
-        """Let somebody take whole frames off the front of what is buffered.
+        """Call a function that takes whole frames off the front of the buffer.
 
         `look` gets the buffer and where its unread bytes begin, and returns where they begin afterwards.
         """
@@ -190,11 +190,11 @@ class Parser:
             return self._body()
         if frame := _FRAMES.get(operation):
             return frame(rest.strip())
-        raise ProtocolError(f"no NATS server speaks like this: {line[:60]!r}")
+        raise ProtocolError(f"this is not the NATS protocol: {line[:60]!r}")
 
     def _check_unfinished(self) -> None:
         if self.buffered and self._buffer[self._at] not in _FIRST_BYTES:
-            raise ProtocolError(f"no NATS server speaks like this: {bytes(self._buffer[self._at : self._at + 60])!r}")
+            raise ProtocolError(f"this is not the NATS protocol: {bytes(self._buffer[self._at : self._at + 60])!r}")
         # The last byte may be the CR of the line's end.
         self._check_length(self.buffered - 1)
 

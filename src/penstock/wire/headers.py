@@ -76,5 +76,5 @@ def status(raw: bytes) -> tuple[int, str] | None:
 
 
 def _text(raw: bytes) -> str:
-    # Anybody may have published it: what is no UTF-8 must not stop a reader.
+    # Any publisher may have written it: invalid UTF-8 must not stop a reader.
     return raw.decode("utf-8", "surrogateescape")

@@ -1,5 +1,5 @@
-"""Where to connect, whether to encrypt, and who to be: decisions from settings and the server's INFO. No I/O but the
-credentials file."""
+"""Decides where to connect, whether to encrypt, and how to authenticate, from settings and the server's INFO. No I/O
+but the credentials file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Endpoint:
         except ValueError as exc:
             raise ConfigError(f"a server URL with an unusable host or port: {exc}") from exc
         if parts.scheme not in ("nats", "tls"):
-            raise ConfigError(f"{parts.scheme}:// is not spoken here: give a nats:// or tls:// server")
+            raise ConfigError(f"{parts.scheme}:// is not supported; use a nats:// or tls:// URL")
         if not host:
             raise ConfigError(f"a server URL without a host: {parts.scheme}://…")
         return cls(host, port, parts.scheme == "tls", host)
@@ -76,7 +76,7 @@ def discovered(known: Iterable[Endpoint], through: Endpoint, connect_urls: Itera
     seen = {endpoint.address for endpoint in known}
     found: list[Endpoint] = []
     for url in connect_urls:
-        with suppress(ConfigError):  # not for us: the settings name a server that works
+        with suppress(ConfigError):  # ignore it: the settings have a server that works
             one = Endpoint.parse(url)
             if one.address not in seen:
                 found.append(Endpoint(one.host, one.port, through.tls, through.tls_name))
@@ -123,7 +123,7 @@ def _field(fields: dict[str, Any], name: str, kind: type[T], default: T) -> T:
     """A field of INFO; the default where it is missing, null or empty."""
     value = fields.get(name) or default
     if not isinstance(value, kind) or (isinstance(value, str) and not value.isprintable()):
-        raise ProtocolError(f"an INFO whose {name} makes no sense: {value!r:.60}")
+        raise ProtocolError(f"the server sent an INFO with an invalid {name}: {value!r:.60}")
     return value
 
 
@@ -139,7 +139,7 @@ def needs_tls(info: ServerInfo, settings: Settings, endpoint: Endpoint) -> bool:
 
 
 def failure(endpoint: Endpoint, error: OSError | ConnectionLost) -> PenstockError:
-    """What ended a login: the server is away, or TLS does not come about, which no retry heals."""
+    """Return why a login failed: the server is unavailable, or the TLS handshake failed, which no retry fixes."""
     cause = error.__cause__ if isinstance(error, ConnectionLost) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return AccessDenied(
@@ -196,7 +196,7 @@ def signed(path: Path, nonce: str | None) -> dict[str, str]:
     if not seed:
         raise ConfigError(f"{path}: there is no USER NKEY SEED in this credentials file")
     if not nonce:
-        return {}  # the server asks nobody to sign: it has no such users
+        return {}  # the server sends no nonce: it has no such users
     import nkeys  # and libsodium with it: only where a login needs it
 
     try:

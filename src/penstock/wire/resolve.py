@@ -1,8 +1,8 @@
-"""Names to addresses within a deadline.
+"""Resolves host names within a deadline.
 
 The system's resolver cannot be interrupted, and waits for a silent name server as long as its own configuration says.
-So it is asked in a daemon thread, which nobody waits for: neither a caller whose time is over, nor the end of an event
-loop or of the process, as they do with asyncio's own threads.
+So it is called in a daemon thread that is never joined: neither by a caller whose time is over, nor at the end of an
+event loop or of the process, as asyncio's own threads are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def hosts_async(host: str, port: int) -> list[str]:
 
 
 async def asked(look: Callable[[], Infos]) -> Infos | OSError:
-    """What a resolver's function returns or raises, from a daemon thread."""
+    """Call a resolver's function in a daemon thread, and return its result or its error."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Infos | OSError] = loop.create_future()
 
@@ -49,7 +49,7 @@ async def asked(look: Callable[[], Infos]) -> Infos | OSError:
             future.set_result(answer)
 
     def tell(answer: Infos | OSError) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(settle, answer)
 
     _ask(look, tell)

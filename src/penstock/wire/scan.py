@@ -1,4 +1,4 @@
-"""From received bytes to Arrow record batches, without a Python object for each message. No I/O.
+"""Parses received bytes into Arrow record batches, without a Python object for each message. No I/O.
 
 A `Scanner` owns the receive buffer: fill `space`, say how much with `received`, and ask `next` what came. Messages of
 the data subscription collect as rows until `take` makes a record batch of them; every other frame is handed out as it
@@ -100,10 +100,10 @@ class Scanner:
         self._buffer[: len(unread)] = unread
         self._state[at.AT], self._state[at.END], self._state[at.FRAME_END] = 0, len(unread), 0
 
-    # -- what came -------------------------------------------------------------------------------------------------
+    # -- received frames -------------------------------------------------------------------------------------------
 
     def next(self) -> frames.Frame | Stop:
-        """Look at what was received: a frame that is no row, or why there is nothing more to see."""
+        """Parse what was received: returns a frame that is no row, or why there is nothing more to parse."""
         before = int(self._state[at.ROWS])
         why = self._kernels.scan(self._buffer, self._state, self._table, *self._limits)
         rows = int(self._state[at.ROWS])
@@ -115,7 +115,7 @@ class Scanner:
             return self._other()
         if why == at.BAD:
             start = int(self._state[at.AT])
-            raise ProtocolError(f"no NATS server speaks like this: {bytes(self._buffer[start : start + 60])!r}")
+            raise ProtocolError(f"this is not the NATS protocol: {bytes(self._buffer[start : start + 60])!r}")
         if why == at.MORE and rows and self._state[at.END] == len(self._buffer):
             return Stop.FULL
         return Stop(why)
@@ -131,7 +131,7 @@ class Scanner:
         return frame
 
     def rest(self) -> bytes:
-        """The bytes received and not looked at."""
+        """Return the bytes received and not parsed."""
         return self._buffer[int(self._state[at.AT]) : int(self._state[at.END])].tobytes()
 
     # -- rows out --------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Scanner:
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def pieces(self, first: int, stop: int) -> Rows:
-        """Some of the waiting rows as lists of bytes; they go on waiting."""
+        """Return some of the waiting rows as lists of bytes, without taking them."""
         return Rows(
             self._slices(at.SUBJECT_AT, first, stop),
             self._slices(at.HEADERS_AT, first, stop),
@@ -194,7 +194,7 @@ class Scanner:
         return [raw[begin:end] for begin, end in zip(begins, (starts + sizes - low).tolist(), strict=True)]
 
     def expect(self, delivery: int | None) -> None:
-        """The next row must have this delivery number; None: any, in any order, until somebody looks."""
+        """Require this delivery number of the next row; None: any, in any order, until the caller checks."""
         self._state[at.NEXT_DELIVERY] = delivery or 0
 
     def next_delivery(self) -> int:
@@ -204,11 +204,11 @@ class Scanner:
         return int(self._buffer[start : start + size].tobytes().rsplit(b".", 3)[1])
 
     def forget_order(self) -> None:
-        """From here on take rows of any sequence, in any order: to throw them away."""
+        """Accept rows of any sequence, in any order, from here on: they will be dropped."""
         self._state[at.NEXT_DELIVERY], self._state[at.LAST_WANTED] = 0, ANY_SEQUENCE
 
     def drop(self) -> None:
-        """Forget the waiting rows."""
+        """Drop the waiting rows."""
         self._state[at.ROWS] = 0
 
     def _column(self, column: int) -> Array:
@@ -216,7 +216,7 @@ class Scanner:
         return values
 
     def _texts(self, start: Array, size: Array) -> pa.Array:
-        """Pieces of the buffer as strings. Anybody may have published them: what is no UTF-8 is made readable."""
+        """Return pieces of the buffer as strings. Publishers may write anything: invalid UTF-8 is made readable."""
         found = self._pieces(pa.binary(), start, size)
         data = found.buffers()[2]
         if data is None or not len(data) or int(np.frombuffer(data, dtype=np.uint8).max()) < FIRST_NO_ASCII:

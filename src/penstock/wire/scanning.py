@@ -1,4 +1,4 @@
-"""What scanners of received bytes have in common, whether they make Arrow columns or Python objects."""
+"""The interface of scanners of received bytes, whether they build Arrow columns or Python objects."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Scanning(Protocol):
         ...
 
     def next(self) -> frames.Frame | Stop:
-        """Look at what was received: a frame that is no row, or why there is nothing more to see."""
+        """Parse what was received: returns a frame that is no row, or why there is nothing more to parse."""
         ...
 
     def rest(self) -> bytes:
-        """The bytes received and not looked at."""
+        """Return the bytes received and not parsed."""
         ...
 
     @property
@@ -89,11 +89,11 @@ class Scanning(Protocol):
         ...
 
     def pieces(self, first: int, stop: int) -> Rows:
-        """Some of the waiting rows as lists of bytes; they go on waiting."""
+        """Return some of the waiting rows as lists of bytes, without taking them."""
         ...
 
     def expect(self, delivery: int | None) -> None:
-        """The next row must have this delivery number; None: any, in any order, until somebody looks."""
+        """Require this delivery number of the next row; None: any, in any order, until the caller checks."""
         ...
 
     def next_delivery(self) -> int:
@@ -101,9 +101,9 @@ class Scanning(Protocol):
         ...
 
     def forget_order(self) -> None:
-        """From here on take rows of any sequence, in any order: to throw them away."""
+        """Accept rows of any sequence, in any order, from here on: they will be dropped."""
         ...
 
     def drop(self) -> None:
-        """Forget the waiting rows."""
+        """Drop the waiting rows."""
         ...

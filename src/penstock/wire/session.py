@@ -1,4 +1,4 @@
-"""One connection's conversation without I/O: what came in as events, what must go out as bytes.
+"""The protocol state of one connection, without I/O: received bytes become events, and answers become bytes to send.
 
 Both transports are this plus a socket: they pass bytes in, send what `outgoing` holds, and hand events to callers.
 """
@@ -27,7 +27,7 @@ from penstock.wire.login import Endpoint, ServerInfo
 
 NO_RESPONDERS = 503
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Messages that nobody has received yet may take this much memory; beyond it the connection is given up."""
+"""Maximum bytes of messages not received by a caller yet; beyond it the connection is closed."""
 
 _DENIED = re.compile(r'permissions violation .*?"([^"]*)"', re.IGNORECASE)
 _LOGIN_REFUSED = re.compile(r"authorization violation|authentication|authorization timeout|revoked", re.IGNORECASE)
@@ -72,7 +72,7 @@ class Session:
         self._sid = 0
 
     def next(self) -> Event | None:
-        """The next thing a caller may care for, or None until more bytes are fed. Raises what ends the connection."""
+        """Return the next event, or None until more bytes are fed. Raises the error that ends the connection."""
         while (frame := self.parser.next()) is not None:
             match frame:
                 case frames.Message():
@@ -88,7 +88,7 @@ class Session:
         return None
 
     def complaint(self, text: str) -> Denied:
-        """What an `-ERR` means: a refusal that is survived, or the end."""
+        """Interpret an `-ERR`: returns a refusal that the connection survives, or raises."""
         if found := _DENIED.search(text):
             return Denied(found[1], text)
         raise error_of(text, self.endpoint)
@@ -103,7 +103,7 @@ class Session:
         return self._sid
 
     def next_reply(self) -> str:
-        """A reply subject of its own below the one inbox subscription."""
+        """Return a unique reply subject below the one inbox subscription."""
         self._replies += 1
         return f"{self.inbox_prefix}{self._replies}"
 
@@ -129,7 +129,7 @@ def error_of(text: str, endpoint: Endpoint) -> PenstockError:
 
 
 def unreachable(tried: Sequence[Endpoint], failures: Sequence[PenstockError]) -> PenstockError:
-    """What to raise when no server took us: a refused login tells more than a server that is down."""
+    """Return the error when no server accepted us: a refused login is more specific than a server that is down."""
     for failure in failures:
         if isinstance(failure, AccessDenied):
             return failure
@@ -148,13 +148,13 @@ def first_info(parser: frames.Parser) -> ServerInfo | None:
 
 
 def check_nothing_before_tls(parser: frames.Parser) -> None:
-    """Raise unless the greeting is all that came in plain text: anybody on the way could have added the rest."""
+    """Raise unless only the greeting arrived in plain text: an attacker on the path could have added the rest."""
     if parser.buffered:
         raise ProtocolError(f"{parser.buffered} bytes came in plain text before TLS began; the connection is not safe")
 
 
 def checked_answer(message: frames.Message, subject: str, settings: Settings) -> frames.Message:
-    """The answer to a request, unless it says that nobody is there to answer."""
+    """Return the answer to a request; raises when it says that there are no responders."""
     status = message.status
     if status is None or status[0] != NO_RESPONDERS:
         return message

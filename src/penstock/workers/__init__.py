@@ -1,10 +1,10 @@
 """Partitioned workers: one durable consumer a worker, order within each partition, and handoffs that lose nothing.
 
-partitions, options   what there is to do, and how
+partitions, options   partitions and their sources; options of workers and groups
 worker                one worker: its pull loop, lanes and handlers; alone, or owned by a member of a group
-pull/                 from the server to a lane, and the answer back
-dispatch/             order within a partition, and who calls the handlers
-group/                who owns which partition: identity, assignment, claims, handoff, migration
+pull/                 pulls messages into lanes, and sends acknowledgements
+dispatch/             keeps order within a partition, and calls the handlers
+group/                assigns partitions to workers: identity, assignment, claims, handoff, migration
 """
 
 from typing import TYPE_CHECKING

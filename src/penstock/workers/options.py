@@ -1,4 +1,4 @@
-"""What a worker and a group are told: stream, names, and how hard they may work. Validated once."""
+"""Options of a worker and of a group: stream, names and limits. Validated once."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from penstock.workers.group.identity import IdPool
 from penstock.workers.partitions import Partition, PartitionSource
 
 Positions = Callable[[Collection[Partition]], Awaitable[Mapping[str, int]]]
-"""Asked when a consumer must be made, or a partition is added: the last sequence of each partition that is done.
+"""Called when a consumer must be created, or a partition is added: returns the last sequence done of each partition.
 
-A partition that is left out was never handled.
+A partition missing from the result was never handled.
 """
 
 _NAME = re.compile(r"[^\s.*>/\\]+")
 
 
 def part_of_name(text: str) -> str:
-    """The text itself. Raises `ConfigError` when no stream and no consumer can have it in its name."""
+    """Return the text. Raises `ConfigError` when a stream or consumer name cannot contain it."""
     if not _NAME.fullmatch(text):
         raise ConfigError(f"{text!r} cannot be a name: it is empty, or has white space or one of . * > / \\ in it")
     return text
 
 
 def no_positions() -> Positions:
-    """For partitions that nobody has handled before."""
+    """Return positions for partitions that were never handled."""
 
     async def none(partitions: Collection[Partition]) -> Mapping[str, int]:
         return {}
@@ -47,24 +47,24 @@ def no_positions() -> Positions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerOptions:
-    """The durable consumer of one worker, and how its filters are kept up to date."""
+    """Options of the durable consumer of one worker, and of the updates of its filters."""
 
     stream: str
     worker_id: str
-    """Stable: a worker that comes back with it finds its consumer again."""
+    """Stable: a worker that restarts with it finds its consumer again."""
     prefix: str = "penstock"
-    """The consumer is called `<prefix>-<worker_id>`."""
+    """The consumer is named `<prefix>-<worker_id>`."""
     ack_wait: float = 30.0
-    """Seconds after which the server delivers again what was not answered."""
+    """Seconds after which the server redelivers a message that was not acknowledged."""
     max_ack_pending: int = 500
-    """Messages delivered and not acknowledged, at most. One budget for all partitions of the worker."""
+    """Maximum number of unacknowledged messages. One limit for all partitions of the worker."""
     max_waiting: int = 256
     inactive_threshold: float = 24 * 3600.0
-    """Seconds without a pull after which the server removes the consumer: longer than any outage you plan for."""
+    """Seconds without a pull after which the server deletes the consumer: longer than any outage you plan for."""
     replicas: int = 0
     """0: as many as the stream has."""
     max_subjects: int = 500
-    """Filter subjects of one consumer, at most."""
+    """Maximum number of filter subjects of one consumer."""
     max_consumers: int = 1
     """More than 1: subjects beyond `max_subjects` go to `<prefix>-<worker_id>-2` and so on."""
     universe: frozenset[str] = frozenset()
@@ -72,12 +72,12 @@ class ConsumerOptions:
     window: float = 0.1
     """Seconds that changes are collected before they become one update."""
     min_interval: float = 0.5
-    """Seconds between two updates, at least."""
+    """Minimum seconds between two updates."""
     attempts: int = 6
-    """Tries before `update` gives up waiting; the change is still tried from time to time."""
+    """Attempts before `update` raises; the change is still retried in the background."""
     retry: Backoff = field(default_factory=lambda: Backoff(first=0.2, factor=1.6, most=5.0))
     escalate_after: int = 3
-    """Failures in a row after which somebody is told."""
+    """Consecutive failures after which the failure is reported."""
 
     def __post_init__(self) -> None:
         for name in ("stream", "worker_id", "prefix"):
@@ -94,18 +94,18 @@ class ConsumerOptions:
         return f"{self.prefix}-{self.worker_id}"
 
     def name(self, shard: int) -> str:
-        """The name of the worker's first consumer (shard 0), of its second, and so on."""
+        """Return the name of the worker's first consumer (shard 0), of its second, and so on."""
         return self.consumer if shard == 0 else f"{self.consumer}-{shard + 1}"
 
     def mutable(self) -> Json:
-        """The fields that an update may change, besides the filters."""
+        """Return the fields that an update may change, besides the filters."""
         return {
             "ack_wait": int(self.ack_wait * NANOSECONDS),
             "inactive_threshold": int(self.inactive_threshold * NANOSECONDS),
         }
 
     def created(self, shard: int, subjects: Collection[str], start: int | None) -> Json:
-        """The configuration of a consumer that is made. `start`: its first sequence, None for everything there is."""
+        """Return the configuration of a new consumer. `start`: its first sequence, None for all stored messages."""
         position: Json = {"deliver_policy": "all"}
         if start is not None and start > 1:
             position = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
@@ -116,7 +116,7 @@ class ConsumerOptions:
             "ack_policy": "explicit",
             "max_ack_pending": self.max_ack_pending,
             "max_waiting": self.max_waiting,
-            # Tries are counted here, where a message that waits for its turn does not use one up; see `verdicts`.
+            # The worker counts attempts: a message that only waits for its turn does not use one up; see `verdicts`.
             "max_deliver": -1,
             "num_replicas": self.replicas,
             "metadata": {"penstock.worker": self.worker_id, "penstock.group": self.prefix},
@@ -131,30 +131,30 @@ class WorkerOptions:
 
     retries: Retries = field(default_factory=Retries)
     dlq: str | None = None
-    """Subject for messages that are given up; a stream must take it. Without one they are tried again for ever."""
+    """Subject for dead letters; a stream must store it. Without one, failed messages are retried forever."""
     concurrency: int = 256
-    """Partitions whose handlers run at the same time, at most."""
+    """Maximum number of partitions whose handlers run at the same time."""
     handler_timeout: float | None = None
     """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
     processes: int = 0
-    """For a handler that is a plain function and computes: processes that run it."""
+    """Number of processes that run a CPU-bound handler that is a plain function."""
     threads: int = 0
-    """For a handler that is a plain function and waits, as for a database: threads that run it."""
+    """Number of threads that run a blocking handler that is a plain function, such as one that queries a database."""
     max_in_flight: int = 64
-    """Messages that a slow partition may hold here once there is no room for others."""
+    """Messages that a slow partition may hold in memory once there is no room for others."""
     max_bytes: int = 64 * 2**20
-    """Bytes of messages that may wait here or be under way to here, about; a single message may always come."""
+    """Approximate bytes of messages that may be in memory or requested; a single message is always allowed."""
     max_parked: int = 50_000
-    """Messages of slow partitions that may wait at the server, unacknowledged, without taking others' places."""
+    """Messages of slow partitions that may wait unacknowledged at the server without using up the others' limit."""
     stop_within: float = 60.0
-    """Seconds that handlers have to finish when the worker stops, or when their partition goes to another worker. Then
-    they are cancelled, and whoever goes on begins with their messages."""
+    """Seconds that handlers have to finish when the worker stops, or when their partition moves to another worker. Then
+    they are cancelled, and the next owner starts with their messages."""
     measure_every: float = 15.0
-    """Seconds between two looks at how far each partition is behind; 0: never."""
+    """Seconds between two measurements of the lag of each partition; 0: never."""
     batch: int = 0
-    """0: the handler takes a message. Else it takes a list of messages of one partition, so many at most."""
+    """0: the handler takes one message. Otherwise it takes a list of at most this many messages of one partition."""
     hooks: Hooks = field(default_factory=Hooks)
-    """What the program does as the worker begins and ends, and as partitions come and go."""
+    """Callbacks of the program for start and stop of the worker, and for added and removed partitions."""
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_in_flight", "max_bytes", "stop_within"):
@@ -172,40 +172,40 @@ class WorkerOptions:
 
 
 SourceMaker = Callable[[Control, Bucket], PartitionSource]
-"""Makes the source of partitions from a member's connection and the group's bucket."""
+"""Creates the source of partitions from a member's connection and the group's bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOptions:
-    """A group of workers on one stream."""
+    """Options of a group of workers on one stream."""
 
     group: str
-    """Its name: consumers are called `<group>-<worker id>`, and the KV bucket `penstock_<group>`."""
+    """Name of the group: consumers are named `<group>-<worker id>`, and the KV bucket `penstock_<group>`."""
     stream: str
     source: SourceMaker
-    """Where the partitions come from; asked by whoever leads."""
+    """Where the partitions come from; only the leader queries it."""
     start: Literal["all", "new"] = "all"
-    """Where a partition begins that nobody has ever owned: with all there is, or with what comes."""
+    """Where a partition starts that was never owned: with all stored messages, or with new ones."""
     strategy: Strategy = field(default_factory=ConsistentHash)
     windows: Windows = field(default_factory=Windows)
     ttl: float = 15.0
-    """Seconds after which a worker that is not heard of is given up. Shorter than any `inactive_threshold`."""
+    """Seconds without a heartbeat after which a worker is declared dead. Shorter than any `inactive_threshold`."""
     look_every: float = 1.0
-    """Seconds between two looks at the assignment while nothing moves."""
+    """Seconds between two reads of the assignment while no partition moves."""
     look_soon: float = 0.1
-    """The same while partitions change hands."""
+    """The same while partitions move."""
     replicas: int = 0
-    """Of the bucket; 0: as many as the stream has."""
+    """Replicas of the bucket; 0: as many as the stream has."""
     pool: IdPool = field(default_factory=IdPool)
     instance: str = field(default_factory=new_instance)
-    """A name that stays over restarts, such as that of a pod: with it a worker has its id back at once."""
+    """A stable name over restarts, such as that of a pod: with it a worker gets its id back at once."""
     labels: frozenset[str] = frozenset()
     capacity: int = 1
     leave_within: float = 75.0
-    """Seconds that a worker that stops may take to hand over its partitions: longer than its handlers may take to end
-    (`WorkerOptions.stop_within`), so that it is heard of until they have."""
+    """Seconds that a stopping worker may take to hand over its partitions: longer than its handlers may take to end
+    (`WorkerOptions.stop_within`), so that its heartbeat continues until they have."""
     rejoin: bool = True
-    """Whether a worker that has lost its id takes part again under another; else it ends with `ClaimLost`."""
+    """Whether a worker that has lost its id rejoins under another; otherwise it ends with `ClaimLost`."""
 
     def __post_init__(self) -> None:
         group_name(self.group)
@@ -228,11 +228,11 @@ class GroupOptions:
 
 
 RESERVED = frozenset({"facts", "ledger", "pipelines"})
-"""Groups of these names would share a bucket with what Penstock keeps for facts, Spark's ledger and pipelines."""
+"""Reserved group names: their buckets are used for facts, Spark's ledger and pipelines."""
 
 
 def group_name(text: str) -> str:
-    """The name itself. Raises `ConfigError` for one that no group can have."""
+    """Return the name. Raises `ConfigError` when it is not a valid group name."""
     if not text.replace("-", "").replace("_", "").isalnum():
         raise ConfigError(f"{text!r} cannot be a group's name: letters, digits, - and _ can")
     if text in RESERVED:
@@ -243,10 +243,10 @@ def group_name(text: str) -> str:
 
 
 def bucket_name(group: str) -> str:
-    """The KV bucket of a group."""
+    """Return the KV bucket of a group."""
     return f"penstock_{group}"
 
 
 def overlap_bucket(group: str) -> str:
-    """The KV bucket of an overlap on the way to a group. No group's own bucket can have that name."""
+    """Return the KV bucket of the overlap of a migration to a group. No group's own bucket can have that name."""
     return f"penstock-overlap_{group}"

@@ -1,7 +1,7 @@
 """Partitions, the pattern that finds a partition in a subject, and where a group's partitions come from.
 
-A source is a list, a KV key that may change, what the stream holds, or a number. Only the leader asks it, again and
-again: a source whose answer changes makes a new assignment.
+A source is a list, a KV key that may change, the subjects in the stream, or a number. Only the leader queries it,
+repeatedly: when its result changes, a new assignment is published.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAMED = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A share of a stream that one worker at a time handles, in order."""
+    """A part of a stream that one worker at a time handles, in order."""
 
     id: str
     subjects: tuple[str, ...]
     """Its filter subjects. No other partition's may overlap them."""
     weight: int = 1
-    """How much work it is, compared with others."""
+    """Relative amount of work."""
     labels: frozenset[str] = frozenset()
-    """When there are some, only workers that have one of them may own it."""
+    """If not empty, only workers that have one of these labels may own it."""
 
     def __post_init__(self) -> None:
         if wrong := subjects.problem(self.id):
@@ -74,7 +74,7 @@ class SubjectPattern:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of its tokens, in order."""
+        """Names of its tokens, in order."""
         return tuple(_NAMED.findall(self.text))
 
     @cached_property
@@ -87,14 +87,14 @@ class SubjectPattern:
         return tuple(i for i, token in enumerate(self.text.split(".")) if _NAMED.fullmatch(token))
 
     def partition_id(self, subject: str) -> str | None:
-        """The id in a message's subject; None when the subject is not of this pattern."""
+        """Return the partition id of a message's subject; None when the subject does not match the pattern."""
         if not subjects.matches(self.filter, subject):
             return None
         tokens = subject.split(".")
         return ".".join(tokens[i] for i in self._positions)
 
     def subject(self, partition_id: str) -> str:
-        """The filter subject of a partition."""
+        """Return the filter subject of a partition."""
         values = partition_id.split(".")
         if len(values) != len(self._positions):
             raise ConfigError(f"{partition_id!r} has {len(values)} tokens; {self.text!r} names {len(self.names)}")
@@ -104,20 +104,21 @@ class SubjectPattern:
         return ".".join(tokens)
 
     def partition(self, partition_id: str, weight: int = 1, labels: Iterable[str] = ()) -> Partition:
-        """The partition of that id."""
+        """Return the partition with that id."""
         return Partition(partition_id, (self.subject(partition_id),), weight, frozenset(labels))
 
     def partitions(self, seen: Iterable[str]) -> list[Partition]:
-        """The partitions of the subjects seen, in the order of their ids; subjects of another form are left out, and so
-        are those that can be no filter of their own: see `refused`."""
+        """Return the partitions of the subjects seen, ordered by id; subjects that do not match are left out, and so
+        are those that cannot be a filter: see `refused`."""
         ids = {self.partition_id(subject) for subject in seen if not refused(subject)} - {None}
         return [self.partition(found_id) for found_id in sorted(i for i in ids if i)]
 
 
 def refused(subject: str) -> str | None:
-    """Why a message's subject cannot be a partition; None when it can.
+    """Return why a message's subject cannot be a partition; None when it can.
 
-    Servers store what publishers send: control characters, and wildcards, which as a filter would be everybody's.
+    Servers store what publishers send: control characters, and wildcards, which as a filter would match other
+    partitions.
     """
     if not subjects.is_literal(subject):
         return "it has a wildcard in it"
@@ -127,14 +128,14 @@ def refused(subject: str) -> str | None:
 LIST_KEY = "partitions.list"
 VERSION = 1
 WRITTEN_WITHIN = 5.0
-"""Seconds in which a list that nobody takes is written again."""
+"""Seconds that writing the list is retried while no server accepts it."""
 TOLD = 3
-"""Subjects that can be no partition are named so many at a time."""
+"""Maximum number of unusable subjects named in one log line."""
 FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
 
 
 class NoPartitionList(Unavailable):
-    """A group is to take its partitions from its bucket, and nobody has put a list there."""
+    """The group takes its partitions from its bucket, and no list was written there."""
 
     def __init__(self, bucket: str) -> None:
         super().__init__(bucket)
@@ -148,7 +149,7 @@ class NoPartitionList(Unavailable):
 
 
 class PartitionSource(Protocol):
-    """Says which partitions there are."""
+    """Returns the current partitions."""
 
     async def partitions(self) -> Sequence[Partition]: ...
 
@@ -168,9 +169,9 @@ class Listed:
 
 @dataclass(slots=True)
 class SeenInStream:
-    """A partition for every subject that the stream holds, or has held since this process first looked.
+    """One partition for every subject that the stream holds, or has held since this process first read it.
 
-    On streams that delete what is done subjects come and go; their partitions stay where they are.
+    On streams that delete finished messages subjects come and go; their partitions stay.
     """
 
     jetstream: JetStream
@@ -180,7 +181,7 @@ class SeenInStream:
 
     @property
     def wildcard(self) -> str:
-        """Matches whatever may turn out to be of a new partition."""
+        """Filter that matches messages of partitions not seen yet."""
         return self.pattern.filter
 
     async def partitions(self) -> Sequence[Partition]:
@@ -192,7 +193,7 @@ class SeenInStream:
         return self.pattern.partitions(self._seen)
 
     def _tell_refused(self, new: Iterable[str]) -> None:
-        """Say which messages nobody will handle. A publisher may invent any number of such subjects."""
+        """Log which messages will not be handled. A publisher may invent any number of such subjects."""
         why = {subject: reason for subject in new if (reason := refused(subject))}
         for subject, reason in sorted(why.items())[:TOLD]:
             rest = f" (and {len(why) - TOLD} more)" if len(why) > TOLD else ""
@@ -201,10 +202,10 @@ class SeenInStream:
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """`count` partitions `0`, `1`, … for any number of keys: `partition_of` says where a key belongs.
+    """`count` partitions `0`, `1`, … for any number of keys: `partition_of` maps a key to its partition.
 
-    `subject` has `{partition}` in it, such as `orders.{partition}.>`. The count is chosen once: another count sends
-    keys elsewhere, and their order is lost over the change.
+    `subject` contains `{partition}`, such as `orders.{partition}.>`. The count is chosen once: another count maps keys
+    to other partitions, and their order is lost over the change.
     """
 
     count: int
@@ -220,27 +221,27 @@ class Hashed:
 
     @property
     def all(self) -> tuple[Partition, ...]:
-        """Every partition. Raises `ConfigError` when the subject is none."""
+        """Every partition. Raises `ConfigError` when the subject is invalid."""
         return tuple(Partition(str(n), (self.subject.replace("{partition}", str(n)),)) for n in range(self.count))
 
     def partition_of(self, key: str) -> int:
-        """The partition of a key, as the server's own `{{partition(count,…)}}` mapping computes it."""
+        """Return the partition of a key, as the server's own `{{partition(count,…)}}` mapping computes it."""
         return fnv1a(key.encode()) % self.count
 
     def subject_of(self, key: str) -> str:
-        """The subject under which a message of this key is published, with `>` and `*` still to be filled in."""
+        """Return the subject to publish a message of this key to, with `>` and `*` still to be filled in."""
         return self.subject.replace("{partition}", str(self.partition_of(key)))
 
 
 @dataclass(frozen=True, slots=True)
 class InBucket:
-    """The list under the key `partitions.list` of the group's bucket, which may be changed while the group runs."""
+    """The list in the key `partitions.list` of the group's bucket; it may change while the group runs."""
 
     bucket: Bucket
 
     async def partitions(self) -> Sequence[Partition]:
         entry = await self.bucket.get(LIST_KEY)
-        if entry is None:  # not the same as an empty list: nobody should give anything up for it
+        if entry is None:  # not the same as an empty list: no worker may release anything for it
             raise NoPartitionList(self.bucket.name)
         try:
             listed = parse_partitions(entry.value["partitions"])
@@ -250,7 +251,7 @@ class InBucket:
         return listed
 
     async def write(self, partitions: Iterable[Partition]) -> None:
-        """Replace the list. Retries for a moment: the servers of a cluster hear of a new bucket with a delay."""
+        """Replace the list. Retries for a short time: the servers of a cluster learn of a new bucket with a delay."""
         listed = tuple(partitions)
         _refuse_twins(listed)
         value = {"v": VERSION, "partitions": [partition_json(p) for p in listed]}
@@ -259,9 +260,9 @@ class InBucket:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The partitions of another source, with weights and labels by their ids; `*` in an id stands for anything.
+    """Adds weights and labels, by partition id, to the partitions of another source; `*` in an id matches anything.
 
-    Of several weights that are meant for a partition the last one counts. Labels add up.
+    Of several matching weights the last one counts. Labels add up.
     """
 
     source: PartitionSource
@@ -285,16 +286,17 @@ class Described:
 
 
 def wildcard_of(source: PartitionSource) -> str | None:
-    """What matches messages of partitions that a source will find in the stream; None for one that does not look."""
+    """Return the filter for partitions that a source discovers in the stream; None for a source that does not read the
+    stream."""
     found: str | None = getattr(source, "wildcard", None)
     return found
 
 
 def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> tuple[list[Partition], list[str]]:
-    """The partitions that can be assigned beside those that are, and what is wrong with the others. Pure.
+    """Return the partitions that can be assigned beside the assigned ones, and the problems of the others. Pure.
 
-    A claim says how far a partition is done. With other subjects that would be said of messages that nobody has seen;
-    and a message that is of two partitions would be handled twice.
+    A claim records how far a partition is done. With other subjects that would cover messages that no worker has seen;
+    and a message of two partitions would be handled twice.
     """
     chosen, wrong, taken = list[Partition](), list[str](), _Taken()
     for partition in sorted(partitions, key=lambda one: one.id not in known):
@@ -318,7 +320,7 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
 
 
 class _Taken:
-    """Subjects by their tokens, so that one that overlaps is found without a look at all of them."""
+    """A trie of subjects by token: finds an overlapping subject without comparing all of them."""
 
     def __init__(self) -> None:
         self._by: str | None = None
@@ -332,7 +334,7 @@ class _Taken:
         place._by = partition
 
     def by(self, tokens: Sequence[str]) -> str | None:
-        """The partition that has a subject which some message shares with this one."""
+        """Return the partition with a subject that overlaps this one."""
         if not tokens:
             return self._by
         rest = self._next.get(subjects.REST)
@@ -351,7 +353,7 @@ class _Taken:
 def _refuse_strangers(stream: str, config: Mapping[str, Any], filter_: str) -> None:
     """Raise when the stream can never hold a message that matches."""
     if any(config.get(key) for key in ("mirror", "sources", "subject_transform")):
-        return  # what it holds may have other subjects than what is published to it
+        return  # its stored messages may have other subjects than its configured ones
     taken = config.get("subjects") or [stream]
     if not any(subjects.overlap(filter_, subject) for subject in taken):
         raise ConfigError(f"stream {stream!r} takes {', '.join(taken)}: no message in it will ever match {filter_!r}")
@@ -364,7 +366,7 @@ def _refuse_twins(partitions: Sequence[Partition]) -> None:
 
 
 def fnv1a(data: bytes) -> int:
-    """The 32-bit FNV-1a hash."""
+    """Return the 32-bit FNV-1a hash."""
     value = FNV_START
     for byte in data:
         value = (value ^ byte) * FNV_PRIME & FNV_MASK

@@ -1,8 +1,8 @@
-"""A worker: one connection, one durable consumer, a lane a partition, and a handler.
+"""A worker: one connection, one durable consumer, one lane per partition, and a handler.
 
-What it promises: a message is acknowledged only after its handler has returned, or after it was kept as a dead letter.
-Messages of one partition are handled in the order of the stream, one at a time. A handler that raises, a consumer that
-vanishes, a server that restarts: none of them ends the worker.
+Guarantees: a message is acknowledged only after its handler has returned, or after it was stored as a dead letter.
+Messages of one partition are handled in stream order, one at a time. A handler that raises, a consumer that vanishes, a
+server that restarts: none of them ends the worker.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Worker:
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
     ) -> None:
-        """`positions` and `before`: how far a partition is that nobody handled here, and what else is known of it.
-        `progress`: where to write down what is on trial. A worker without `ownership` belongs to no group, and writes
-        down itself how far it is."""
+        """`positions` and `before`: the progress of a partition that was not handled here, and what else is known of
+        it. `progress`: where to record messages on trial. A worker without `ownership` belongs to no group, and records
+        its own progress."""
         self.options = options or WorkerOptions()
         limit = consumer.max_subjects * consumer.max_consumers
         self.metrics = metrics or WorkerMetrics(consumer.worker_id, consumer.consumer, limit)
         self.partitions: dict[str, Partition] = {}
-        """What it was last told to handle."""
+        """The partitions of the last `update`."""
         self._positions = positions or no_positions()
         self._before = before or self._recorded
         self._alone = ownership is None
@@ -89,16 +89,16 @@ class Worker:
         self._control: Control | None = None
         self._progress = progress
         self.told: Callable[[], Mapping[str, Reached]] = self.reached
-        """What is written down."""
+        """Returns the progress to record."""
         self._record = ProgressRecord()
-        """What a worker that belongs to no group has found written down when it began."""
+        """The progress record that a worker without a group found at its start."""
         self._announced = Announced(self.options.hooks)
         self._runner = HandlerRunner(
             handler, self.options.processes, self.options.handler_timeout, self.options.threads
         )
         self._connection = aio.Connection(settings, name=f"penstock {consumer.consumer}")
         self._jetstream = JetStream(self._connection.requester(), settings.domain, settings.timeout)
-        # Workers of a group give a message up once between them; one that is alone gives it up for itself.
+        # The workers of a group give up a message once for all of them; a worker without a group gives up for itself.
         alone = None if ownership else consumer.consumer
         self._answers = SessionAnswers(
             self._connection, consumer.stream, consumer.prefix, self.options.dlq, self._on_trial, alone
@@ -109,6 +109,7 @@ class Worker:
             concurrency=self.options.concurrency,
             timeout=None if self.options.processes else self.options.handler_timeout,
             batch=self.options.batch,
+            keeps_letters=self.options.dlq is not None,
         )
         owner = ownership or OwnsAll()
         self._dispatcher = Dispatcher(self._runner.call, self._answers, owner, handling, self.metrics)
@@ -136,20 +137,20 @@ class Worker:
         self._known: dict[str, Partition] = {}
         """The partitions that have a lane."""
         self._fresh: set[str] = set()
-        """Partitions that were added, and of which nothing is handled yet."""
+        """Added partitions of which nothing is handled yet."""
         self._behind: dict[str, int] = {}
-        """Partitions whose backlog was passed over and is not done yet, and up to where that lies."""
+        """Partitions whose skipped backlog is not done yet, with its last sequence."""
         self._again: set[str] = set()
-        """Those of `_fresh` whose backlog is to be read even if the consumer has not passed it over."""
+        """Those of `_fresh` whose backlog is read even if the consumer has not skipped it."""
         self._readers: dict[str, asyncio.Task[None]] = {}
-        """By partition: who reads its backlog."""
+        """By partition: the task that reads its backlog."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
 
-    # -- its life --------------------------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect, and begin to serve. Raises when no server answers now; later it connects again by itself."""
+        """Connect, and start to pull. Raises when no server answers now; later it reconnects by itself."""
         await self._connection.ready()
         if self._alone:
             await self._remember()
@@ -162,7 +163,7 @@ class Worker:
             self._spawn(self._measure_for_ever(), "measure")
 
     async def stop(self) -> None:
-        """Finish what is being handled, acknowledge it, and leave. The consumer stays for the next run."""
+        """Finish running handlers, acknowledge their messages, and disconnect. The consumer stays for the next run."""
         with suppress(PenstockError):
             await self.drain(self._dispatcher.lanes)
         if self._alone:
@@ -174,7 +175,7 @@ class Worker:
         await self.consumer.close()
         await self._dispatcher.close()
         await asyncio.to_thread(self._runner.close)
-        with suppress(PenstockError):  # once the server has heard that we pull no more, nothing is sent here in vain
+        with suppress(PenstockError):  # once the server has dropped our pull requests, no message is sent here in vain
             await self._connection.flush()
         await self._connection.close()
         if self._control:
@@ -201,26 +202,26 @@ class Worker:
 
     @property
     def stream(self) -> str:
-        """When the stream was made that it works on; empty while that is not known."""
+        """Creation time of its stream; empty while that is not known."""
         return self.consumer.created
 
     @property
     def remade(self) -> bool:
-        """Whether the stream was recreated: nothing that was done of the old one counts."""
+        """Whether the stream was recreated: progress on the old one does not count."""
         return self.consumer.remade
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended one of its loops, if anything did: it should be stopped, and started anew."""
+        """The error that ended one of its loops, if any: it should be stopped, and restarted."""
         return self._failure
 
     def health(self) -> Health:
-        """Whether it should be started anew, and what it waits for before it can handle messages."""
+        """Return whether it should be restarted, and what it waits for before it can handle messages."""
         if self._failure:
             return Health(broken=f"cannot go on: {self._failure}")
         return Health(waiting="" if self._answers.session else "has no connection to a server, or nothing to pull from")
 
-    # -- what is written down --------------------------------------------------------------------------------------
+    # -- progress record -------------------------------------------------------------------------------------------
 
     @property
     def strained(self) -> bool:
@@ -232,13 +233,13 @@ class Worker:
         )
 
     def reached(self) -> dict[str, Reached]:
-        """How far each partition is that is handled here."""
+        """Return the progress of each partition that is handled here."""
         cursor = self._puller.cursor
         lanes = [lane for id_, lane in self._dispatcher.lanes.items() if id_ not in self._fresh]
         return {lane.id: Reached(lane.done(cursor), min(lane.tries.items(), default=NO_TRIES)) for lane in lanes}
 
     async def _remember(self) -> None:
-        """Find what was written down when this worker last ran."""
+        """Load the progress record of this worker's last run."""
         options, settings = self.consumer.options, self._settings
         self._control = await Control.connect(settings)
         bucket = Bucket(self._control, ALONE, like=options.stream)
@@ -259,14 +260,14 @@ class Worker:
                 log.info("%s could not write down how far it is: %s", self.consumer.options.consumer, exc)
 
     async def _on_trial(self, partition_id: str, sequence: int) -> None:
-        """What is over is written down with the next record: only a crash makes a difference."""
+        """Record a message on trial. Its end is written with the next record: only a crash makes a difference."""
         if self._progress:
             self._progress.trial = (partition_id, sequence) if sequence else None
             if sequence:
                 await self._write_down()
 
     def _recorded(self, partition_id: str) -> Reached:
-        """What a worker that belongs to no group has written down about a partition."""
+        """Return the recorded progress of a partition, for a worker without a group."""
         if not self._alone or self._record.stream not in ("", self.consumer.created):
             return Reached(0)
         found = self._record.of(partition_id, 0, self.consumer.created) or Reached(0)
@@ -274,7 +275,7 @@ class Worker:
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 
     async def _start_over(self) -> None:
-        """The stream was recreated: whatever was done of the old one says nothing."""
+        """Discard all progress after the stream was recreated."""
         log.warning(
             "stream %s was recreated; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
         )
@@ -290,7 +291,7 @@ class Worker:
     # -- partitions ------------------------------------------------------------------------------------------------
 
     async def has_nothing_left(self) -> bool:
-        """Whether everything that its consumers have is handled and acknowledged."""
+        """Whether all messages of its consumers are handled and acknowledged."""
         if not self.partitions or self.behind:
             return False
         infos = (await self.consumer.present()).values()
@@ -299,12 +300,12 @@ class Worker:
     async def update(self, partitions: Iterable[Partition], again: Collection[str] = ()) -> UpdateOutcome:
         """Handle these partitions, and no others. Returns when the server filters by them.
 
-        Partitions that are new begin behind their position: a backlog that the consumer has passed over is read from
-        the stream first (`behind`). So are those of `again`, which may have been another's since they were handled
-        here. Of partitions that are left out, what is being handled is finished, and the rest is let go: acknowledged,
-        except on a work queue, where that would remove it. So a partition that goes to somebody else must be theirs,
-        with its backlog done, before. Raises as `WorkerConsumer.update` does, and when the server is away; it may be
-        repeated.
+        New partitions start after their position: a backlog that the consumer has skipped is read from the stream first
+        (`behind`). So are those of `again`, which another worker may have owned since they were handled here. Of
+        removed partitions, running handlers are finished, and waiting messages are dropped: acknowledged, except on a
+        work queue, where that would remove them. So a partition that moves to another worker must be owned by that
+        worker, with its backlog done, before. Raises as `WorkerConsumer.update` does, and when the server is
+        unavailable; it may be repeated.
         """
         chosen = {partition.id: partition for partition in partitions}
         await self._hold([self._dispatcher.lanes[id_] for id_ in again if id_ in self._dispatcher.lanes])
@@ -320,19 +321,19 @@ class Worker:
         async with self._puller.settling:
             await self._let_go([id_ for id_ in self._dispatcher.lanes if id_ not in self.partitions])
             await self._begin(outcome)
-            if self._alone:  # before anything is handled: who finds this, and no end, knows of a crash
+            if self._alone:  # before anything is handled: a record without an end means a crash
                 await self._write_down()
             await self._puller.attach()
         return outcome
 
     def fitting(self, partitions: Collection[Partition], kept: Collection[str]) -> list[Partition]:
-        """As many of these as its consumers have room for, those that are kept first. The rest is counted."""
+        """Return as many of these as its consumers have room for, kept ones first. The rest is counted."""
         found = filters.fitting(partitions, kept, self.consumer.fits)
         self.metrics.left_out = len(partitions) - len(found)
         return found
 
     def troubles(self) -> list[str]:
-        """What somebody should look at."""
+        """Return problems for an operator."""
         failing = [self.consumer.trouble] if self.consumer.trouble else []
         return failing + filters.left_out(self.metrics.left_out) + self._upkeep.long_running.told()
 
@@ -358,7 +359,7 @@ class Worker:
         self._answers.acked()
 
     async def _begin(self, outcome: UpdateOutcome) -> None:
-        """Let the partitions that were added be handled from where they should."""
+        """Start handling the added partitions, each from its position."""
         fresh = [self.partitions[id_] for id_ in sorted(self._fresh) if id_ in self.partitions]
         if not fresh:
             return
@@ -366,7 +367,7 @@ class Worker:
         is_queue = self.consumer.retention == WORK_QUEUE
         done = {} if is_queue else dict(await self._positions(fresh))
         floor = await self._common_floor()
-        # What the cursor has passed over lies below the stream's end as it is now.
+        # What the cursor has skipped lies below the stream's current end.
         end = (await self._jetstream.stream_info(self.consumer.options.stream)).state.last_seq
         wild = [subject for subject in outcome.passed_over if not subjects.is_literal(subject)]
         from_start: list[Lane] = []
@@ -389,15 +390,15 @@ class Worker:
             await self._rewind(from_start)
 
     async def _common_floor(self) -> int:
-        """How far every partition is done that our consumers have had all along. Whoever coordinates a group has that
-        in the positions already, where it counts; on a work queue whatever is there is not done."""
+        """Return how far every partition is done that our consumers have always covered. The coordinator of a group has
+        that in the positions already, where it counts; on a work queue every stored message is not done."""
         if self.consumer.retention == WORK_QUEUE or not self._alone:
             return 0
         infos = (await self.consumer.present()).values()
         return min((info.ack_floor_stream_seq for info in infos), default=0)
 
     def _go_live(self, lane: Lane, floor: int) -> None:
-        """Everything of a lane above that sequence comes from the consumer."""
+        """Make a lane live: everything above `floor` comes from the consumer."""
         self._dispatcher.advance(lane, floor)
         lane.limit = NO_LIMIT
         self._begun(lane)
@@ -410,7 +411,7 @@ class Worker:
 
     @property
     def connects(self) -> int:
-        """How often it began to pull anew."""
+        """Number of pull sessions started."""
         return self._puller.connects
 
     @property
@@ -423,13 +424,13 @@ class Worker:
         return frozenset(self._behind.keys() | self._fresh)
 
     def done_through(self, partition_id: str) -> int:
-        """Everything of a partition up to this stream sequence is done."""
+        """Return the stream sequence up to which everything of a partition is done."""
         return self._lane(partition_id).done(self._puller.cursor)
 
     async def drain(self, partition_ids: Collection[str]) -> dict[str, Reached]:
-        """Finish what is being handled of these partitions, and handle no more of them until they are live again.
+        """Finish the running handlers of these partitions, and start no more until the partitions are live again.
 
-        Returns how far each is that is handled here. Its acknowledgements have reached the server by then.
+        Returns the progress of each that is handled here. Its acknowledgements have reached the server by then.
         """
         chosen = [lane for id_ in partition_ids if (lane := self._dispatcher.lanes.get(id_))]
         for lane in chosen:
@@ -445,18 +446,18 @@ class Worker:
         return {lane.id: reached[lane.id] for lane in chosen if lane.id in reached}
 
     def pause(self, paused: bool) -> None:
-        """Begin no message of any partition while this is so; what is being handled is finished, and acknowledged."""
+        """Stop or resume starting handlers; running ones finish, and their messages are acknowledged."""
         self._dispatcher.pause(paused)
 
     async def resume(self, partition_ids: Collection[str]) -> None:
-        """Handle partitions again that were drained and not given away after all."""
+        """Resume partitions that were drained and not released after all."""
         await self._announced.assigned([id_ for id_ in partition_ids if id_ in self._dispatcher.lanes])
         for lane in [self._dispatcher.lanes[id_] for id_ in partition_ids if id_ in self._dispatcher.lanes]:
             lane.held = False
             self._dispatcher.wake(lane)
 
     def _start_reading(self, partition: Partition, lane: Lane, done: int, until: int) -> None:
-        """Have the backlog between the two sequences read from the stream, and handled before what is delivered."""
+        """Start reading the backlog between the two sequences; it is handled before what is delivered."""
         self._dispatcher.advance(lane, done)
         lane.begin_reading(done, until)
         self._begun(lane)
@@ -468,7 +469,7 @@ class Worker:
             reader.cancel()
 
     async def _read_backlog(self, partition: Partition, lane: Lane, until: int) -> None:
-        """Take what the consumer has passed over to the lane, in order, however long the server is away."""
+        """Read what the consumer has skipped into the lane, in order, however long the server is unavailable."""
         tries = retry.Tries(
             retry_on=retry.always, tell=lambda exc: log.warning("the backlog of %s waits: %s", lane.id, exc)
         )
@@ -485,9 +486,9 @@ class Worker:
         self._dispatcher.end_reading(lane)
 
     async def _rewind(self, lanes: Collection[Lane]) -> None:
-        """Have the consumers of a work queue deliver all there is: what is done is gone, so nothing comes twice.
+        """Make the consumers of a work queue deliver everything: finished messages are deleted, so nothing comes twice.
 
-        What came of these lanes before is forgotten, for it comes again, in its order.
+        Earlier deliveries of these lanes are dropped, since they come again, in order.
         """
         for name in self.consumer.names:
             await self.consumer.reset(name, 1)
@@ -502,7 +503,7 @@ class Worker:
         raise ConfigError(f"partition {id_!r} is not one of this worker's; give it to `update` first")
 
     async def _hold(self, lanes: Iterable[Lane]) -> None:
-        """Return when nothing of these lanes is being handled; nothing more is begun."""
+        """Hold these lanes, and return when none of their handlers runs."""
         held = list(lanes)
         for lane in held:
             lane.held = True
@@ -512,7 +513,7 @@ class Worker:
         return StoredStream(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
 
     async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
-        """Positions for a consumer that must be made: what was done here, or else what the coordinator knows."""
+        """Return the positions for a new consumer: what was done here, or what the coordinator knows."""
         elsewhere = await self._positions(partitions)
         if self._alone:
             written = {p.id: self._recorded(p.id).done for p in partitions}
@@ -526,7 +527,7 @@ class Worker:
         self._spawn(self._read_back(lane, sequences), "read what was put aside")
 
     async def _read_back(self, lane: Lane, sequences: list[int]) -> None:
-        """Read messages of a lane that were put aside; those that are gone from the stream are let go."""
+        """Read parked messages of a lane; those no longer in the stream are dropped."""
         partition = self._known.get(lane.id)
         try:
             if partition is None:
@@ -558,7 +559,7 @@ class Worker:
                     log.warning("%s: %s", self.consumer.options.consumer, exc)
 
     def _look(self) -> WorkerSnapshot:
-        """How things stand; asked for when somebody wants to see the metrics."""
+        """Return a snapshot for metrics; called when metrics are requested."""
         self._dispatcher.report()
         lanes = self._dispatcher.lanes.values()
         outstanding = sum(len(lane.items) for lane in lanes)
@@ -577,11 +578,11 @@ class Worker:
     async def _measure_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self.options.measure_every)
-            with suppress(PenstockError):  # without an answer the last measure stands
+            with suppress(PenstockError):  # without an answer the last measurement stays
                 await self.measure()
 
     async def measure(self) -> dict[str, Lag]:
-        """How far each partition is behind, asked of the server now."""
+        """Query the server for the lag of each partition."""
         lanes = self._dispatcher.lanes
         live = [self._known[id_] for id_ in lanes if id_ not in self._fresh]
         done = {id_: lane.done(self._puller.cursor) for id_, lane in lanes.items()}

@@ -49,7 +49,7 @@ def server(nats_server: EmbeddedServer) -> EmbeddedServer:
         async with connect(nats_server.settings) as broker:
             await make_stream(broker.jetstream, "ORDERS", **flags)
             await make_stream(broker.jetstream, "OTHER", **flags)
-            await make_stream(broker.jetstream, "DLQ")
+            await make_stream(broker.jetstream, "PLAIN")
 
     asyncio.run(streams())
     return nats_server
@@ -265,7 +265,7 @@ def test_an_empty_input_stores_nothing_and_is_fine(publish: Publish, written: Wr
     ("arguments", "words"),
     [
         (["--file", "-"], "say where messages go"),
-        (["dlq.orders", "--file", "-"], "--allow-dlq"),
+        (["dlq.orders", "--file", "-"], "belongs to dead letters"),
         (["orders.a", "--file", "-", "--batch-size", "5"], "goes with --atomic"),
         (["orders.a", "--file", "-", "--stream", "ORDERS"], "goes with --atomic and --fast"),
         (["orders.a", "--file", "-", "--atomic", "--skip-bad"], "does not go with --atomic"),
@@ -290,7 +290,7 @@ def test_wrong_usage_exits_64_and_says_what_would_be_right(
 def test_a_stream_that_does_not_allow_it_is_named_with_the_change_that_helps(
     publish: Publish, written: Written, mode: str, words: str
 ) -> None:
-    done = publish("dlq.a", "--allow-dlq", "--file", written([b"{}"]), mode)
+    done = publish("plain.a", "--file", written([b"{}"]), mode)
     assert done.code == 1
     assert words in done.stderr
 

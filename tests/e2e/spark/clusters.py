@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyspark
 from tests.support import processes
+from tests.support.spark_homes import linked_home
 
 import penstock
 from penstock.server.ports import free_ports
@@ -67,11 +68,7 @@ PYTHONPATH="$PYTHONPATH:$extra" exec {sys.executable} -S "$@"
 
 def spark_home(folder: Path) -> Path:
     """Spark under another folder, since the executors of a local cluster leave their files in it."""
-    folder.mkdir()
-    for entry in Path(pyspark.__file__).parent.iterdir():
-        if entry.name != "work":
-            (folder / entry.name).symlink_to(entry)
-    return folder
+    return linked_home(folder, "work")
 
 
 @contextmanager

@@ -100,6 +100,7 @@ class JarPipelines(Pipelines):
 def pipelines(nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JarPipelines]:
     made = JarPipelines(nats_server, tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(made.other_spark), *sys.path]))
+    monkeypatch.delenv("SPARK_HOME")  # it is the home of the locked Spark
     yield made
     if made.process and made.process.poll() is None:
         os.killpg(made.process.pid, signal.SIGKILL)

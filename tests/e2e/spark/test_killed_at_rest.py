@@ -15,7 +15,7 @@ import pytest
 from penstock.publish import BlockingPublisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.spark.commit import commit
-from penstock.spark.datasource import JetStreamDataSource
+from penstock.spark.datasource import COLUMNS, JetStreamDataSource
 from penstock.spark.link import Link
 from penstock.spark.loss import MessagesGone
 from penstock.testing import eventually
@@ -32,8 +32,7 @@ def test_a_message_that_the_server_lost_while_it_was_killed_is_missed(tmp_path: 
         stream = {"name": "IN", "subjects": ["in.>"], "allow_atomic": True, "allow_direct": True}
         link.call(lambda api: api.create_stream({**stream, "retention": retention}))
         options = {"servers": server.url, "stream": "IN", "consumer": "d", "startingOffsets": "consumer"}
-        source = JetStreamDataSource(options)
-        reader = source.streamReader(source.schema())
+        reader = JetStreamDataSource(options).streamReader(COLUMNS)
         start = reader.initialOffset()
         _publish(server)
         found = link.call(lambda api: api.consumer_info("IN", "d"))

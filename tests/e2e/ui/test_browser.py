@@ -127,7 +127,7 @@ THROUGH_ITS_OWN_END = """() => {
     const [x] = node.getAttribute('transform').match(/[\\d.]+/g).map(Number);
     const [, kind, name] = node.querySelector('title').textContent
       .match(/^(dead letters|\\w+) (.*?): /);
-    return [`${kind}:${name}`, [x, x + 210]];
+    return [`${kind}:${name}`, [x, x + Number(node.querySelector('rect').getAttribute('width'))]];
   }));
   return [...document.querySelectorAll('svg.flow .edge')].filter((edge) => {
     const [from, to] = edge.querySelector('title').textContent.split(' → ');

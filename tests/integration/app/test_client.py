@@ -10,6 +10,7 @@ from tests.support.streams import make_stream
 
 import penstock
 from penstock.errors import ConfigError, PenstockError, Unavailable
+from penstock.jetstream.kv import NoBucket, bucket_layout
 from penstock.publish import WrongSequence
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
@@ -106,6 +107,8 @@ async def test_mistakes_are_told(server: EmbeddedServer) -> None:
             await client.publish("nobody.takes", b"")
         with pytest.raises(ConfigError, match="cannot be the data"):
             await client.publish("s.a", object())
+    with pytest.raises(ConfigError, match="closed"):
+        await client.publish("s.a", b"")
 
 
 async def test_several_keys_change_at_once_or_not_at_all(server: EmbeddedServer) -> None:
@@ -129,6 +132,28 @@ async def test_several_keys_change_at_once_or_not_at_all(server: EmbeddedServer)
         await users.delete("a")
         assert await users.get("a") is None
         assert await users.get("nosuch") is None
+
+
+async def test_single_keys_need_no_more_than_any_bucket_has(server: EmbeddedServer) -> None:
+    """A bucket as other tools make it takes no atomic batches."""
+    async with penstock.connect(server.url) as client:
+        await client.jetstream.create_stream(bucket_layout("plain", "made by another tool"))
+        plain = client.kv("plain")
+        assert await plain.put("a", 1, revision=0) == 1
+        assert await plain.put("a", 2, revision=1) == 2
+        with pytest.raises(WrongSequence, match="key 'a' of stream 'KV_plain' no longer has revision 1"):
+            await plain.put("a", 3, revision=1)
+        with pytest.raises(WrongSequence, match="no longer has revision 0"):
+            await plain.delete("a", revision=0)
+        await plain.delete("a", revision=2)
+        assert await plain.get("a") is None
+        assert await plain.put("a", 4) == 4
+        with pytest.raises(ConfigError, match="wildcard"):
+            await plain.put("b.*", 1)
+        with pytest.raises(NoBucket, match="there is no bucket 'nosuch'"):
+            await client.kv("nosuch").get("a")
+        with pytest.raises(NoBucket, match="does the bucket exist"):
+            await client.kv("nosuch").put("a", 1)
 
 
 async def test_facts_are_appended_read_by_page_and_confirmed(server: EmbeddedServer) -> None:

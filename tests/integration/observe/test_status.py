@@ -127,3 +127,19 @@ async def test_sources_show_their_lag(nats_server: EmbeddedServer) -> None:
         by_name = {stream.name: stream for stream in (await status_of(broker)).streams}
         assert [source.name for source in by_name["COPY"].sources] == ["S"]
         assert by_name["S"].sources == ()
+
+
+async def test_a_consumer_that_moves_while_its_stream_does_not_is_seen_with_the_next_look(
+    nats_server: EmbeddedServer,
+) -> None:
+    """Reset, paused or read by somebody again: on a server with few streams nobody waits ten looks for it."""
+    async with connect(nats_server.settings) as broker:
+        await make_stream(broker.jetstream, "S")
+        await consumer(broker)
+        for _ in range(5):
+            await broker.publish("s.a", b"x")
+        before = await status_of(broker)
+        await broker.jetstream.reset_consumer("S", "c", 5)
+        for turn in range(1, 11):
+            (found,) = (await collect(broker.jetstream, before, turn)).consumers
+            assert found.lag_messages == 1, turn

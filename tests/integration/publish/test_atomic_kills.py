@@ -21,6 +21,7 @@ from penstock import errors
 from penstock.jetstream.model import StreamState
 from penstock.publish import Batch, BatchAck, BatchOutcomeUnknown, BatchRef, BatchRejected, BlockingPublisher
 from penstock.server.embedded import EmbeddedServer
+from penstock.settings import Settings
 from penstock.testing import eventually
 from penstock.wire import blocking
 
@@ -31,22 +32,30 @@ def frames_of(data: bytes) -> list[bytes]:
     return re.split(rb"(?=HPUB )", data)[1:]
 
 
-class Stepwise(blocking.BlockingConnection):
+class StepwiseSends(blocking.SocketConnection):
     """Sends a batch frame by frame, and calls `step` before the first and after each, with half frames in between."""
 
     step: Callable[[str], None] = staticmethod(lambda name: None)
 
-    def send(self, data: bytes | bytearray | memoryview) -> None:
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
         if not bytes(data).startswith(b"HPUB"):
-            super().send(data)
+            await super().send(data)
             return
         self.step("nothing sent")
         for number, frame in enumerate(frames_of(bytes(data)), 1):
             half = len(frame) // 2
-            super().send(frame[:half])
+            await super().send(frame[:half])
             self.step(f"half of {number} sent")
-            super().send(frame[half:])
+            await super().send(frame[half:])
             self.step(f"{number} sent")
+
+
+class Stepwise(blocking.BlockingConnection):
+    """A connection that calls `inner.step` while it sends a batch."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.inner: StepwiseSends = StepwiseSends(settings)
 
 
 STEPS = [
@@ -125,7 +134,7 @@ NURSERY = """
                 os.write(1, json.dumps(told).encode() + b"\\n")
                 signal.pause()
 
-        connection.step = step
+        connection.inner.step = step
         publisher.finish(publisher.send_commit(flight))
         step("acknowledged")
 
@@ -200,7 +209,7 @@ def killed_at(
             server.start()
 
     assert isinstance(publisher.connection, Stepwise)
-    publisher.connection.step = step
+    publisher.connection.inner.step = step
     with suppress(BatchOutcomeUnknown, errors.Unavailable):
         publisher.finish(publisher.send_commit(flight))
         step("acknowledged")

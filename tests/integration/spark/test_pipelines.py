@@ -11,6 +11,7 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock import packs
 from penstock.deadletter import headers
 from penstock.errors import ConfigError
 from penstock.observe.pipelines import Declared, collect_pipelines
@@ -19,7 +20,7 @@ from penstock.spark.outputs import as_messages
 from penstock.spark.pipelines import Pipeline, pipeline
 from penstock.spark.progress import FINISHED
 from penstock.spark.runs import PipelineRun, run
-from penstock.testing.contents import stream_data
+from penstock.testing.contents import stream_data, stream_messages
 from penstock.topology.load import load
 from penstock.topology.model import PipelineSink
 from penstock.wire.blocking import run as blocking
@@ -29,20 +30,21 @@ streams:
   IN: {subjects: [in.>], allow_atomic: true, allow_direct: true}
   MORE: {subjects: [more.>], allow_direct: true}
   OUT: {subjects: [out.>], allow_atomic: true}
-  DLQ: {subjects: [dlq.>], allow_atomic: true}
+  DLQ: {subjects: [dlq.>], allow_atomic: true, packing: rows}
+  PACKED: {subjects: [packed.>], allow_atomic: true, packing: {kind: typed, rows: 40, codec: lz4}}
 """
 SCHEMA = "id string NOT NULL, n bigint NOT NULL"
 
 
 def declared(server: EmbeddedServer, folder: Path, text: str) -> Pipeline:
-    """The pipeline `p` of a platform with four streams."""
+    """The pipeline `p` of a platform with these streams."""
     (folder / "penstock.yaml").write_text(f"{STREAMS}pipelines:\n  p:\n{text}")
     return pipeline(load(folder / "penstock.yaml"), "p", server.settings)
 
 
 @pytest.fixture
 def flow(nats_server: EmbeddedServer, tmp_path: Path, streams: Any) -> Any:
-    for name in ("IN", "MORE", "OUT", "DLQ"):
+    for name in ("IN", "MORE", "OUT", "DLQ", "PACKED"):
         streams.make(name, allow_atomic=True)
     return lambda text: declared(nats_server, tmp_path, text)
 
@@ -173,6 +175,59 @@ def test_rows_with_subjects_of_their_own_are_written_by_several_tasks_in_order_b
     rows = jetstream.createDataFrame([("out.a", 1), ("out.b", 2)], "subject string, n bigint")
     assert as_messages(rows, made.spec.sinks[0]).rdd.getNumPartitions() == 2
     assert as_messages(rows, PipelineSink(stream="OUT", subject="out.x")).rdd.getNumPartitions() == 1
+
+
+def found(server: EmbeddedServer, stream: str, subject: str) -> list[tuple[str, str, list[bytes]]]:
+    """Kind, codec and rows of every pack on a subject; a message is one of kind `message`."""
+    there = [message for message in stream_messages(server.settings, stream) if message.subject == subject]
+    return [as_rows(message.header_values(), message.data) for message in there]
+
+
+def as_rows(about: dict[str, list[str]], body: bytes) -> tuple[str, str, list[bytes]]:
+    if not packs.is_pack(about):
+        return "message", "", [body]
+    pack = packs.decode(about, body)
+    return pack.kind, pack.mark.codec, [row.data for row in pack.rows()]
+
+
+def test_rows_are_packed_as_the_stream_or_the_sink_says_and_bad_records_are_not(
+    jetstream: SparkSession, nats_server: EmbeddedServer, streams: Any, flow: Any
+) -> None:
+    made = flow(f"""
+    from: {{stream: IN}}
+    event: {{format: json, schema: "{SCHEMA}"}}
+    sql: "SELECT n, map(id, n) AS by_id, jetstream FROM events"
+    to:
+      - {{stream: PACKED, subject: packed.typed}}
+      - {{stream: OUT, subject: out.rows, packing: {{rows: 30}}}}
+      - {{stream: PACKED, subject: packed.plain, packing: none}}
+    bad_records: dlq.p
+    """)
+    numbers = range(100, 0, -1)
+    streams.publish("in.a", [*events(*(("a", n) for n in numbers)), b"bad", b"bad"])
+    [result] = run(jetstream, [made])
+    assert result.error is None
+    typed = found(nats_server, "PACKED", "packed.typed")
+    assert [(kind, codec, len(rows)) for kind, codec, rows in typed] == [
+        ("typed", "lz4", size) for size in (40, 40, 20)
+    ]
+    rows = found(nats_server, "OUT", "out.rows")
+    assert [(kind, codec, len(rows)) for kind, codec, rows in rows] == [("rows", "none", n) for n in (30, 30, 30, 10)]
+    plain = found(nats_server, "PACKED", "packed.plain")
+    assert {kind for kind, _, _ in plain} == {"message"}
+    for written in (typed, rows, plain):  # in the order of the stream
+        assert [json.loads(row) for *_, some in written for row in some] == [
+            {"n": n, "by_id": {"a": n}} for n in numbers
+        ]
+    assert found(nats_server, "DLQ", "dlq.p") == [("message", "", [b"bad"])] * 2
+
+
+def test_messages_as_they_are_do_not_go_into_typed_packs(jetstream: SparkSession, streams: Any, flow: Any) -> None:
+    made = flow("    {from: {stream: IN}, to: {stream: PACKED, subject: packed.x}}")
+    streams.publish("in.a", [b"x"])
+    [result] = run(jetstream, [made])
+    assert "have the column `data`, which typed packs have no place for" in str(result.error)
+    assert streams.info("PACKED").state.messages == 0
 
 
 def test_an_aggregation_keeps_one_row_a_group_and_publishes_what_changed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.jetstream.direct import DirectGetRefused
 from penstock.server.cluster import EmbeddedCluster
 from penstock.spark import commit as committing
-from penstock.spark import durable
+from penstock.spark import durable, steps
 from penstock.spark.commit import Acknowledging
 from penstock.spark.durable import ConsumerTaken, UnfitConsumer
 from penstock.spark.link import Link
@@ -189,7 +190,7 @@ def test_a_commit_on_replicas_takes_a_status_that_overtakes_its_messages(nats_cl
     with Link(nats_cluster.settings) as link:
         streams = Streams(link.connection)
         link.call(lambda api: api.stream_names())  # connects
-        streams.make("S", retention="workqueue", num_replicas=3)
+        streams.make("S", retention="workqueue", num_replicas=3, deny_purge=True)
         run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
         streams.number("s.a", 1, 5000)
         for end in (2500, 5000):
@@ -198,12 +199,12 @@ def test_a_commit_on_replicas_takes_a_status_that_overtakes_its_messages(nats_cl
         eventually(lambda: streams.info("S").state.messages == 0, 30, "nothing left", lambda: streams.info("S").state)
 
 
-@pytest.mark.parametrize("retention", ["workqueue", "interest"])
-@pytest.mark.parametrize("subjects", ["", "s.a"])
+@pytest.mark.parametrize(("retention", "deny_purge"), [("workqueue", False), ("workqueue", True), ("interest", False)])
+@pytest.mark.parametrize("subjects", ["", "s.a", "s.a,s.c"])
 def test_a_commit_deletes_exactly_the_range(
-    streams: Streams, stream_reader: Any, retention: str, subjects: str
+    streams: Streams, stream_reader: Any, retention: str, deny_purge: bool, subjects: str
 ) -> None:
-    streams.make("S", retention=retention)
+    streams.make("S", retention=retention, deny_purge=deny_purge)
     first = stream_reader(consumer="d", subjects=subjects)
     start = logged(first.initialOffset())
     if subjects and retention == "interest":  # without interest in s.b its messages would not be kept
@@ -241,7 +242,7 @@ def test_a_commit_goes_on_when_the_server_is_too_slow_for_one_try(
 ) -> None:
     whole = Acknowledging._pulled
     monkeypatch.setattr(Acknowledging, "_pulled", lambda self, count: whole(self, min(count, 3)) and False)
-    streams.make("S", retention="workqueue")
+    streams.make("S", retention="workqueue", deny_purge=True)
     reader = stream_reader(consumer="d")
     start = logged(reader.initialOffset())
     streams.number("s.a", 1, 30)
@@ -249,8 +250,9 @@ def test_a_commit_goes_on_when_the_server_is_too_slow_for_one_try(
     assert left(streams) == list(range(26, 31))
 
 
-def test_a_commit_that_was_cut_short_is_taken_up(streams: Streams, stream_reader: Any) -> None:
-    streams.make("S", retention="workqueue")
+@pytest.mark.parametrize("deny_purge", [False, True])
+def test_a_commit_that_was_cut_short_is_taken_up(streams: Streams, stream_reader: Any, deny_purge: bool) -> None:
+    streams.make("S", retention="workqueue", deny_purge=deny_purge)
     reader = stream_reader(consumer="d")
     start = logged(reader.initialOffset())
     streams.number("s.a", 1, 30)
@@ -263,3 +265,107 @@ def test_a_commit_that_was_cut_short_is_taken_up(streams: Streams, stream_reader
     assert streams.consumer("S", "d").ack_pending == 10
     stream_reader(consumer="d").commit(end)
     assert left(streams) == list(range(21, 31))
+
+
+# -- work queues, by purge ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_acknowledging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Acknowledging, "run", lambda _: pytest.fail("acknowledged one by one"))
+
+
+@pytest.mark.usefixtures("no_acknowledging")
+@pytest.mark.parametrize("subjects", ["", "s.a"])
+def test_a_work_queue_is_purged_up_to_the_batch_and_others_keep_theirs(
+    streams: Streams, stream_reader: Any, subjects: str
+) -> None:
+    streams.make("S", retention="workqueue")
+    reader = stream_reader(consumer="d", subjects=subjects)
+    start = logged(reader.initialOffset())
+    if subjects:
+        other = {"durable_name": "other", "filter_subject": "s.b", "ack_policy": "explicit"}
+        run(streams.api.create_consumer("S", other))
+    for n in range(1, 41):
+        streams.number("s.b" if n % 4 == 0 else "s.a", n, n)
+    end = logged(reader.latestOffset(start, ReadMaxRows(22)))
+    reader.commit(end)
+    found = streams.consumer("S", "d")
+    assert (durable.floor(found), found.ack_pending) == (end["sequence"], 0)
+    assert found.pending == len([n for n in left(streams) if not subjects or n % 4])
+    if subjects:
+        assert streams.consumer("S", "other").pending == 10
+    more = logged(reader.latestOffset(end, ReadAllAvailable()))
+    assert rows(reader, reader.partitions(end, more)) == [
+        n for n in range(end["sequence"] + 1, 41) if not subjects or n % 4
+    ]
+
+
+def test_what_was_skipped_by_an_operator_is_not_purged(streams: Streams, stream_reader: Any) -> None:
+    streams.make("S", retention="workqueue")
+    stream_reader(consumer="d").initialOffset()
+    streams.number("s.a", 1, 30)
+    run(streams.api.reset_consumer("S", "d", 11))
+    reader = stream_reader(consumer="d", startingOffsets="consumer")
+    start = logged(reader.initialOffset())
+    assert start["sequence"] == 10
+    reader.commit(logged(reader.latestOffset(start, ReadMaxRows(10))))
+    assert left(streams) == [*range(1, 11), *range(21, 31)]
+
+
+class Crash(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.kills
+@pytest.mark.short
+@pytest.mark.parametrize("step", [steps.PURGING, steps.PURGED])
+def test_a_crash_at_either_side_of_a_purge_loses_and_repeats_nothing(
+    streams: Streams, stream_reader: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def reached(name: str) -> None:
+        if name == step:
+            raise Crash
+
+    streams.make("S", retention="workqueue")
+    reader = stream_reader(consumer="d")
+    start = logged(reader.initialOffset())
+    streams.number("s.a", 1, 30)
+    end = logged(reader.latestOffset(start, ReadMaxRows(20)))
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "reached", reached)
+        with pytest.raises(Crash):
+            reader.commit(end)
+    assert len(left(streams)) == (30 if step == steps.PURGING else 10)
+    again = stream_reader(consumer="d")  # Spark has the batch in its commit log, and goes on behind it
+    further = logged(again.latestOffset(end, ReadAllAvailable()))
+    assert left(streams) == list(range(21, 31))
+    assert rows(again, again.partitions(end, further)) == list(range(21, 31))
+    again.commit(further)
+    assert left(streams) == []
+
+
+@pytest.mark.kills
+def test_a_purge_holds_on_three_replicas_whichever_server_dies(nats_cluster: EmbeddedCluster) -> None:
+    with Link(nats_cluster.settings) as link:
+        streams = Streams(link.connection)
+        link.call(lambda api: api.stream_names())  # connects
+        streams.make("S", retention="workqueue", num_replicas=3)
+        run(streams.api.create_consumer("S", {"durable_name": "d", "ack_policy": "explicit"}))
+        streams.number("s.a", 1, 3000)
+    for turn, node in enumerate(nats_cluster.nodes, start=1):
+        with Link(nats_cluster.settings) as link:
+            end = turn * 900
+            found = link.call(lambda api: api.consumer_info("S", "d"))
+            committing.commit(link, link.stream_info("S"), found, end)
+            node.kill()
+
+            def there(link: Link = link) -> tuple[int, int, int]:
+                state, consumer = link.stream_info("S").state, link.call(lambda api: api.consumer_info("S", "d"))
+                # Its position may be an older one, of before the change of leaders: nothing is left there.
+                return state.messages, max(state.first_seq - 1, durable.floor(consumer)), consumer.pending
+
+            wanted = (3000 - end, end, 3000 - end)
+            eventually(partial(lambda look, right: look() == right, there, wanted), 60, f"{wanted}", there)
+            node.start()
+            eventually(lambda: nats_cluster.leader is not None, 60, "a leader")

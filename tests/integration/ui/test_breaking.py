@@ -94,7 +94,7 @@ def test_a_search_that_finds_nothing_goes_on_from_where_it_stopped(
 ) -> None:
     monkeypatch.setattr("penstock.ui.pages.SEARCHED", 100)
     streams.publish("orders.paid", [b'{"id": %d}' % n for n in range(1, 251)])
-    shown = pages.get("/streams/ORDERS/messages?field=id%3D250")
+    shown = pages.get("/streams/ORDERS/messages?field=id%3D250&first=1")
     assert "No message matches" in shown.text
     link = re.search(r'href="(\?[^"]*first=101[^"]*)"', shown.text)
     assert link
@@ -102,6 +102,29 @@ def test_a_search_that_finds_nothing_goes_on_from_where_it_stopped(
     link = re.search(r'href="(\?[^"]*first=201[^"]*)"', shown.text)
     assert link
     assert "#250" in pages.get("/streams/ORDERS/messages" + unescape(link[1])).text
+    shown = pages.get("/streams/ORDERS/messages?field=id%3D60")  # without a place to begin: backwards from the newest
+    assert "No message matches" in shown.text
+    assert "“Earlier” goes on" in shown.text
+    link = re.search(r'href="(\?[^"]*last=(?:\d+))"', shown.text)
+    assert link
+    assert "#60 " in pages.get("/streams/ORDERS/messages" + unescape(link[1])).text
+
+
+def test_the_newest_messages_are_shown_where_most_sequences_hold_none(pages: Served, streams: Streams) -> None:
+    """As on a work queue, from which messages go in any order, and beside subjects that nobody asked for."""
+    streams.publish("orders.paid", [b"%d" % n for n in range(1, 401)])
+    streams.publish("orders.sent", [b"sent"] * 60)
+    run(streams.api.purge_stream("ORDERS", subject="orders.sent", keep=3))
+    shown = pages.get("/streams/ORDERS/messages").text
+    assert "50 of 403 messages" in shown
+    assert all(f"#{sequence} " in shown for sequence in (354, 400, 458, 460))
+    assert "#353 " not in shown
+    shown = pages.get("/streams/ORDERS/messages?subject=orders.paid").text
+    assert "#400 " in shown
+    assert "#351 " in shown
+    link = re.search(r'href="(\?[^"]*last=350)"', shown)
+    assert link
+    assert "#301 " in pages.get("/streams/ORDERS/messages" + unescape(link[1])).text
 
 
 # -- strangers ---------------------------------------------------------------------------------------------------------

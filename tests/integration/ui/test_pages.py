@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support.binary_events import AVRO, avro_datum
-from tests.support.commands import ended
+from tests.support.commands import ended, here
 from tests.support.pages_served import Answer, Served, served
 from tests.support.streams import Streams
 
@@ -319,3 +319,14 @@ def test_the_time_machine_shows_what_was_seen_then(
         assert pages.get("/?at=yesterday").status == 400
         assert pages.get("/?at=99999999999").status == 404, "nobody has seen that yet"
     assert streams.info(record.STREAM).config["max_age"] == 3600 * 10**9
+
+
+def test_an_environment_needs_a_platform_file(tmp_path: Path) -> None:
+    """It was passed over without a word where no file was named."""
+    refused = here("ui", "--env", "prod", "--listen", "127.0.0.1:0", cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "penstock.yaml" in refused.stderr
+    (tmp_path / "penstock.yaml").write_text("environments: {dev: {servers: [nats://127.0.0.1:1]}}\n")
+    refused = here("ui", "--env", "prod", "--listen", "127.0.0.1:0", cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "'prod'" in refused.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 
 import pyarrow as pa
@@ -11,12 +13,15 @@ from tests.support.commands import ended
 from tests.support.pages_served import Served, served
 from tests.support.streams import Streams
 
+from penstock import packs
 from penstock.server.embedded import EmbeddedServer
 from penstock.spark.chunks import ChunkRows
 from penstock.spark.delivery import delivery
 from penstock.spark.history import LedgerPlace, Series
 from penstock.spark.ledger import Ledger
 from penstock.spark.link import Link
+from penstock.spark.packing import Packing
+from penstock.spark.progress import BUCKET, BUCKET_CONFIG, RUNNING, InputRange, MicroBatch, PipelineProgress
 from penstock.spark.task import write_partition
 from penstock.wire.blocking import run
 
@@ -55,6 +60,40 @@ def test_a_batch_of_a_sink_is_counted_again(bare: Served, written: None) -> None
     assert "2,500 in 3 chunks" in page
     assert "They agree" not in page, "nobody has counted"
     assert "They agree</b>: 2,500 rows announced, 2,500 found" in bare.get(f"{SINK}?recount=now").text
+
+
+@pytest.mark.parametrize("query", ["query", "5a-3"])
+def test_a_batch_of_a_pipeline_names_what_it_read(
+    bare: Served, written: None, nats_server: EmbeddedServer, streams: Streams, query: str
+) -> None:
+    """A pipeline with several sinks writes each as a series of its own, `<query>-<number>`."""
+    with Link(nats_server.settings) as link:
+        Ledger(link).close(Series("OUT", "5a-3-1", CREATED), 0, 0)
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    now = datetime(2026, 11, 17, tzinfo=UTC)
+    read = MicroBatch(0, now, 2.0, 2_500, inputs=(InputRange("IN", 11, 2_510),))
+    record = PipelineProgress(
+        pipeline="rollup", state=RUNNING, streams=("IN",), consumer="c", host="h", pid=1, started=now, heard=now,
+        query=query, recent=(read,),
+    )  # fmt: skip
+    streams.connection.request(f"$KV.{BUCKET}.rollup", json.dumps(record.json()).encode())
+    assert bare.get("/proof").text.count('href="/pipelines/rollup"') == 1
+    page = bare.get(SINK if query == "query" else SINK.replace("query", "5a-3-1")).text
+    assert "2,500: " in page
+    assert '<a href="/streams/IN/messages?first=11&amp;last=2510">IN 11 to 2,510</a>' in page
+
+
+def test_packs_of_a_sink_are_counted_by_their_rows(bare: Served, nats_server: EmbeddedServer, streams: Streams) -> None:
+    streams.make("OUT", subjects=["o.>"], allow_atomic=True)
+    with Link(nats_server.settings) as link:
+        Ledger(link).create_bucket(1)
+        rows = ChunkRows(pa.array(["o.a", "o.b"] * 500), pa.array([b"%d" % n for n in range(1000)]))
+        place = LedgerPlace("OUT", "query", 0, 0, CREATED)
+        deliver = partial(delivery, "atomic", link, "OUT", packing=Packing(packs.ROWS, rows=90))
+        write_partition(link, place, iter([rows]), deliver)
+        assert link.last_sequence("OUT") == 12
+        Ledger(link).close(Series("OUT", "query", CREATED), 0, 1000)
+    assert "They agree</b>: 1,000 rows announced, 1,000 found" in bare.get(f"{SINK}?recount=now").text
 
 
 def test_a_row_that_was_lost_or_changed_is_found_by_the_recount(bare: Served, written: None, streams: Streams) -> None:

@@ -391,3 +391,19 @@ def test_a_consumer_that_would_not_outlive_its_worker_is_refused(nats_server: Em
     options = GroupOptions(group="g", stream="S", source=lambda _, bucket: InBucket(bucket), ttl=30)
     with pytest.raises(ConfigError, match="must outlive it"):
         WorkerGroup(nats_server.settings, options, handle, consumer={"inactive_threshold": 20})
+
+
+async def test_a_worker_is_not_done_while_the_assignment_misses_partitions(world: World) -> None:
+    """The assignment of yesterday says that nobody has anything left, and knows nothing of what has come since."""
+    await world.prepare(partitions=[])
+    first = await world.join()
+    await eventually_async(first.has_nothing_left, 60, "an assignment without partitions")
+    await first.stop()
+    await world.source.write(PARTITIONS)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    rarely = Windows(cold_start=2.0, planned=2.0, min_interval=0.1)
+    second = await world.join(windows=rarely)
+    await eventually_async(lambda: second.member and second.member.assigned, 60, "the assignment of yesterday")
+    await eventually_async(second.has_nothing_left, 60, "everything to be done")
+    assert {name: len(done) for name, done in world.done.items()} == dict.fromkeys(world.published, 3)

@@ -72,16 +72,15 @@ def test_raw_lines_are_taken_as_they_are() -> None:
         LineFormat(subject="s.{a}", raw=True)
 
 
-def test_dead_letter_subjects_are_refused_unless_allowed() -> None:
-    with pytest.raises(ConfigError, match="--allow-dlq"):
+def test_dead_letter_subjects_are_refused() -> None:
+    with pytest.raises(ConfigError, match="belongs to dead letters"):
         LineFormat(subject="dlq.orders")
-    with pytest.raises(ConfigError, match="--allow-dlq"):
+    with pytest.raises(ConfigError, match="belongs to dead letters"):
         LineFormat(subject="dlq_audit.letters.x")
-    with pytest.raises(BadLine, match="--allow-dlq"):
+    with pytest.raises(BadLine, match="belongs to dead letters"):
         LineFormat(subject_field="to").message(1, b'{"to":"dlq.orders"}')
-    with pytest.raises(BadLine, match="--allow-dlq"):
+    with pytest.raises(BadLine, match="belongs to dead letters"):
         LineFormat(subject="{a}.orders").message(1, b'{"a":"dlq"}')
-    assert LineFormat(subject="dlq.orders", allow_dead_letters=True).message(1, b"{}").subject == "dlq.orders"
     assert LineFormat(subject="dlqs.orders").message(1, b"{}").subject == "dlqs.orders"
 
 

@@ -63,6 +63,21 @@ def test_logs_of_version_1_stay_readable() -> None:
     assert history.written[0].intent.row_digests == ""
 
 
+def test_logs_of_version_2_stay_readable() -> None:
+    own = '"version":2,"run":7,"owner":"0f"'
+    logged = [
+        f'{{{own},"kind":"open","n":0}}',
+        f'{{{own},"kind":"chunk","n":1,"previous":0,"chunk":{{"number":0,"digest":"ab","rows":1,"after":0,'
+        '"batch_id":"b0","subject":"o.x","row_digests":"YWFhYWFhYWFhYWFh"}}',
+        f'{{{own},"kind":"refused","n":2,"rows":"YmJiYmJiYmJiYmJi"}}',
+        f'{{{own},"kind":"end","n":3,"previous":2}}',
+    ]
+    written = Written(Intent(0, "ab", 1, 0, "b0", "o.x", packed([b"a" * 12])), 2, run=7)
+    assert history_of(map(json.loads, logged)) == History(
+        (written,), refused=(Refused((b"b" * 12,), run=7),), doubtful_run=7
+    )
+
+
 def test_opening_alone_settles_nothing() -> None:
     assert history_of([opened(), chunk(0), opened(), opened()]) == History((), intent(0))
 

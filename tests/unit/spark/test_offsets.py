@@ -61,6 +61,7 @@ def test_small_ranges_get_one_task_and_large_ones_as_many_as_their_bytes_are_wor
     limits = TaskLimits()
     assert [task_count(rows, 0, limits, 4) for rows in (0, 10, 100_001, 10**9)] == [1, 1, 2, 4]
     assert task_count(50_000, 10e9, limits, 2) == 75
+    assert [task_count(100, size, limits, 4) for size in (10e6, 20e6, 100e6)] == [1, 2, 4], "a row can be a pack"
     assert task_count(10, 10e9, TaskLimits(exactly=7), 4) == 7
     assert task_count(10, 0, TaskLimits(at_least=3), 1) == 3
     assert task_count(1000, 0, TaskLimits(at_least=3, rows_each=100), 1) == 10

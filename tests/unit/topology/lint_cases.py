@@ -55,6 +55,14 @@ def swap(text: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
+def packs(keys: str, kind: str = "rows") -> str:
+    """A stream `S` in line 2 that pipelines write packs to."""
+    return streams(f"S: {{{S}, packing: {kind}{', ' if keys else ''}{keys}}}")
+
+
+PACKED_OUT = "subjects: [out.>], max_age: 1d, allow_atomic: true, packing: rows"
+
+
 def flow(keys: str, stream: str = S, other: str = "subjects: [out.>], max_age: 1d, allow_atomic: true") -> str:
     """Streams `S` and `OUT`, and a pipeline `p` in line 6."""
     return f"streams:\n  S: {{{stream}}}\n  OUT: {{{other}}}\n{DLQ}pipelines:\n  p: {{{keys}}}\n"
@@ -467,6 +475,71 @@ CASES = [
         6,
     ),
     LintCase("P05", flow(f"from: {{stream: S}}, {SINK}", WQ), flow(f"from: {{stream: S, consumer: p}}, {SINK}", WQ), 6),
+    # packs
+    LintCase("K01", packs("max_msgs_per_subject: 1"), packs("max_msgs_per_subject: 9"), 2),
+    LintCase(
+        "K01",
+        packs("") + "  T: {sources: [{name: S}], max_msgs_per_subject: 1}\n",
+        packs("", "none") + "  T: {sources: [{name: S}], max_msgs_per_subject: 1}\n",
+        3,
+    ),
+    LintCase("K02", packs("allow_msg_ttl: true"), packs("allow_msg_ttl: true", "none"), 2),
+    LintCase("K02", packs("allow_msg_ttl: true", "{kind: typed, rows: 9}"), packs("allow_msg_ttl: false"), 2),
+    LintCase(
+        "K03",
+        flow(f"from: {{stream: S}}, sql: 'SELECT id AS message_id, data FROM events', {SINK}", other=PACKED_OUT),
+        flow(f"from: {{stream: S}}, sql: 'SELECT id AS message_ids, data FROM events', {SINK}", other=PACKED_OUT),
+        6,
+    ),
+    LintCase(
+        "K03",
+        flow(
+            "from: {stream: S}, sql: 'SELECT Message_Id FROM events', to: {stream: OUT, subject: out.x, packing: rows}"
+        ),
+        flow(
+            "from: {stream: S}, sql: 'SELECT Message_Id FROM events', to: {stream: OUT, subject: out.x, packing: none}",
+            other=PACKED_OUT,
+        ),
+        6,
+    ),
+    LintCase("K04", packs("duplicate_window: 1h"), packs(""), 2),
+    LintCase("K05", one("", f"{WQ}, packing: rows"), one("", f"{S}, packing: rows"), 5),
+    LintCase("K05", one("", "subjects: [s.>], retention: interest, packing: rows"), one("", WQ), 5),
+    LintCase("K05", swap(group("partitions: 's.{id}'"), S, f"{WQ}, packing: rows"), group("partitions: 's.{id}'"), 6),
+    LintCase(
+        "K05",
+        one("", f"{WQ}, packing: rows"),
+        one("", f"{WQ}, packing: rows")
+        + "pipelines: {p: {from: {stream: S, consumer: c}, to: {format: parquet, path: x}}}\n",
+        5,
+    ),
+    LintCase("K06", one("deliver: last", f"{S}, packing: rows"), one("deliver: last"), 5),
+    LintCase(
+        "K06",
+        one("deliver: last_per_subject, filter: s.a", f"{S}, packing: rows"),
+        one("deliver: new, filter: s.a", f"{S}, packing: rows"),
+        5,
+    ),
+    LintCase("K07", one("headers_only: true", f"{S}, packing: rows"), one("headers_only: true"), 5),
+    LintCase(
+        "K08",
+        flow(f"from: {{stream: S}}, {SINK}", other=swap(PACKED_OUT, "rows", "typed")),
+        flow(f"from: {{stream: S}}, event: {{schema: id string}}, {SINK}", other=swap(PACKED_OUT, "rows", "typed")),
+        6,
+    ),
+    LintCase(
+        "K08",
+        flow(f"from: {{stream: S}}, {SINK}", other=swap(PACKED_OUT, "rows", "{bytes: 1MiB}, max_msg_size: 64KiB")),
+        flow(f"from: {{stream: S}}, {SINK}", other=swap(PACKED_OUT, "rows", "{bytes: 64KiB}, max_msg_size: 64KiB")),
+        6,
+    ),
+    LintCase(
+        "K09",
+        packs("") + "  T: {mirror: {name: S}, packing: rows}\n",
+        packs("") + "  T: {mirror: {name: S}}\n",
+        3,
+    ),
+    LintCase("K09", swap(packs(""), "s.>", "dlq.s.>"), swap(packs("", "none"), "s.>", "dlq.s.>"), 2),
     # named readers
     LintCase("R01", one("reader: shared, owner: t"), one("reader: shared, owner: t, purpose: p"), 5),
     LintCase("R01", one("") + GRANT, one("owner: t, purpose: p") + GRANT, 5),

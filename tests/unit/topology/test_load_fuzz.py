@@ -35,6 +35,7 @@ from penstock.topology.kinds import (
     Template,
     TextKind,
     TextMap,
+    WordOr,
 )
 from penstock.topology.lint import lint
 from penstock.topology.load import load
@@ -72,6 +73,8 @@ def records(fields: tuple[Field, ...], depth: int = 0) -> st.SearchStrategy[Any]
 
 def values(field: Field, depth: int) -> st.SearchStrategy[Any]:
     kind = field.kind
+    if isinstance(kind, WordOr):
+        return scalars | records(tuple(kind.record.fields), depth + 1)
     if isinstance(kind, RecordKind):
         return records(tuple(kind.fields), depth + 1)
     if isinstance(kind, ListOf) and isinstance(kind.item, RecordKind):
@@ -112,6 +115,8 @@ def fitting(kind: Kind) -> st.SearchStrategy[Any]:
     match kind:
         case RecordKind():
             return fitting_record(kind.fields)
+        case WordOr():
+            return fitting(kind.first.kind) | fitting(kind.record)
         case ListOf():
             return st.lists(fitting(kind.item), min_size=max(1, kind.least), max_size=2)
         case Flag():

@@ -32,7 +32,9 @@ def test_the_examples_are_taken(path: Path) -> None:
         assert wrong(yaml.safe_load(path.read_text())) == []
 
 
-@pytest.mark.parametrize("page", ["app.md", "facts.md", "gateway.md", "groups.md", "workers.md", "publishing.md"])
+@pytest.mark.parametrize(
+    "page", ["app.md", "facts.md", "gateway.md", "groups.md", "workers.md", "publishing.md", "packs.md"]
+)
 def test_the_files_of_the_pages_are_taken(page: str) -> None:
     text = (DOCS / page).read_text()
     for block in text.split("```yaml\n")[1:]:
@@ -54,6 +56,7 @@ def test_every_field_is_known_and_described() -> None:
         {"streams": {"S": {"subject": ["s.>"]}}},
         {"streams": {"S": {"allow_atomic": "maybe"}}},
         {"streams": {"S": {"replicas": 9}}},
+        {"streams": {"S": {"packing": {"row": 500}}}},
         {"consumers": {"c": {"filter": "s.a"}}},
         {"streams": []},
     ],

@@ -57,6 +57,25 @@ class Case:
         origins = (origin for stream in self.platform.streams.values() for origin in stream.origins)
         return frozenset((origin.name, origin.consumer.name) for origin in origins if origin.consumer)
 
+    @cached_property
+    def packed(self) -> frozenset[str]:
+        """The streams that hold packs: those of pipelines, and of declared streams that flow into them."""
+        platform = self.platform
+        flows_to: dict[str, list[str]] = {}
+        for stream in platform.streams.values():
+            for origin in stream.origins:
+                if not origin.is_external:
+                    flows_to.setdefault(origin.name, []).append(stream.name)
+        sinks = (sink for flow in platform.pipelines.values() for sink in flow.sinks)
+        reached = {sink.stream for sink in sinks if sink.stream and platform.packing_of(sink)}
+        reached |= {stream.name for stream in platform.streams.values() if stream.packs and not stream.is_dead_letters}
+        waiting = list(reached)
+        while waiting:
+            further = [name for name in flows_to.get(waiting.pop(), ()) if name not in reached]
+            reached.update(further)
+            waiting += further
+        return frozenset(reached)
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:

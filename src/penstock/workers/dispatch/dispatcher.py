@@ -1,7 +1,8 @@
-"""Runs handlers: partitions side by side, each in order, without a task for every message.
+"""Runs handlers: partitions concurrently, each in order, without a task for every message.
 
-A few runners take turns at the lanes that have work. While a handler does not wait, one runner goes through everything
-that came; only when one waits do others start. How messages are answered is the caller's: see `MessageAnswers`.
+A few runners take turns at the lanes that have work. While handlers do not suspend, one runner handles everything that
+arrived; another starts only when a handler suspends. The caller decides how messages are answered: see
+`MessageAnswers`.
 """
 
 from __future__ import annotations
@@ -21,57 +22,57 @@ from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_tim
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.metrics import WorkerMetrics
 from penstock.consume.verdicts import GiveUp, Retries
-from penstock.workers.dispatch.lanes import NEGLIGIBLE_SECONDS, Arrival, Finished, Lane, relieve
+from penstock.workers.dispatch.lanes import NEGLIGIBLE_SECONDS, Arrival, Finished, Lane, Unburied, relieve
 
 log = logging.getLogger(__name__)
 
 
 CONCURRENCY = 256
 MAX_BUFFERED_ACKS = 256
-"""Acknowledgements are written at once when so many are buffered."""
+"""Acknowledgements are written at once when this many are buffered."""
 
 
 class MessageAnswers(Protocol):
-    """How the outcome of a message is made known; implemented by the worker, and by the test kit."""
+    """Reports the outcome of a message; implemented by the worker, and by the test kit."""
 
     acks: list[str]
-    """Where to acknowledge messages that are done; whoever adds the first of several calls `acked`."""
+    """Reply subjects of finished messages; the caller that adds the first of several calls `acked`."""
 
     def acked(self) -> None:
-        """There are acknowledgements: send them, soon."""
+        """Acknowledgements were buffered: send them soon."""
         ...
 
     def settled(self) -> None:
-        """Everything that can be handled now has been: a good moment to send acknowledgements."""
+        """No message can be handled now: a good moment to send acknowledgements."""
         ...
 
     def again(self, message: Message, delay: float) -> float:
-        """A try has ended badly, and the next one is due after `delay` seconds. Returns the seconds to wait for it."""
+        """An attempt failed, and the next one is due after `delay` seconds. Returns the seconds to wait for it."""
         ...
 
     async def on_trial(self, partition_id: str, sequence: int) -> None:
-        """Write down that a message is about to be handled that may kill this process."""
+        """Record that a message which may kill this process is about to be handled."""
         ...
 
     async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
-        """Keep the message as a dead letter; durable when it returns. Raises when it cannot be kept."""
+        """Store the message as a dead letter; durable when it returns. Raises when it cannot be stored."""
         ...
 
 
 class Ownership(Protocol):
-    """What a worker is allowed to handle."""
+    """Says which partitions a worker may handle."""
 
     def token(self, partition_id: str) -> int | None:
-        """The fencing token of a partition that this worker owns now.
+        """Return the fencing token of a partition that this worker owns now.
 
-        None: not owned now. Its messages are then neither handled nor acknowledged; they wait. A token is larger than
-        every token that was given out for the partition before. Called for every message: answer from memory.
+        None: not owned now. Its messages then wait, neither handled nor acknowledged. A token is larger than every
+        token issued for the partition before. Called for every message: answer from memory.
         """
         ...
 
 
 class OwnsAll:
-    """For a worker that is alone: everything assigned to it is its own."""
+    """The ownership of a worker without a group: it owns everything assigned to it."""
 
     def __init__(self, token: int = 1) -> None:
         self._token = token
@@ -87,38 +88,40 @@ class HandlingOptions:
     worker_id: str = "worker"
     retries: Retries = field(default_factory=Retries)
     concurrency: int = CONCURRENCY
-    """Partitions whose handlers run at the same time, at most."""
+    """Maximum number of partitions whose handlers run at the same time."""
     timeout: float | None = None
     """Seconds a handler may take; then it is cancelled, and that counts as a failure."""
     batch: int = 0
-    """0: the handler takes a message. Else it takes a list of messages, so many at most."""
+    """0: the handler takes one message. Otherwise it takes a list of at most this many messages."""
+    keeps_letters: bool = True
+    """Whether there is a dead-letter subject. Without one, a message that would be given up is retried."""
 
 
 NEW = Arrival.NEW
 LATENCIES_PER_REPORT = 1000
-"""Handler calls whose times are kept before they are counted, at least."""
+"""Minimum number of handler durations that are collected before they are reported."""
 CANCEL_SECONDS = 1.0
-"""Seconds that a handler has to end once it is cancelled."""
+"""Seconds that a cancelled handler has to end."""
 LONG_RUNNING_SECONDS = 30.0
-"""Seconds after which a handler that runs is told of."""
+"""Seconds after which a running handler is reported."""
 MAX_SHOWN_PARTITIONS = 5
-"""Partitions that are named; of the others, the number."""
+"""Maximum number of partitions that are named; the others are counted."""
 READ_AHEAD = 64
-"""Messages of a lane's backlog that wait to be handled, at most."""
+"""Maximum number of messages of a lane's backlog that wait to be handled."""
 READ_AHEAD_BYTES = 2**20
-"""The same in bytes, about: a worker may read the backlogs of all its partitions at the same time."""
+"""The same in bytes, approximately: a worker may read the backlogs of all its partitions at the same time."""
 MESSAGES_PER_TURN = 64
 """Messages of one lane that a runner handles before it turns to the next lane."""
 
 
 def running(lanes: Iterable[Lane]) -> list[tuple[str, float]]:
-    """The partitions whose handlers run now, and for how many seconds."""
+    """Return the partitions whose handlers run now, and for how many seconds."""
     now = time.perf_counter()
     return [(lane.id, now - started) for lane in list(lanes) if (started := lane.started) is not None]
 
 
 class LongRunning:
-    """Handlers that run for long. Each is logged once."""
+    """Finds handlers that run for long, and logs each once."""
 
     def __init__(self, long: float = LONG_RUNNING_SECONDS) -> None:
         self.now: dict[str, float] = {}
@@ -126,7 +129,7 @@ class LongRunning:
         self._long = long
 
     def look(self, lanes: Collection[Lane]) -> None:
-        """See who runs for long now."""
+        """Update the list of long-running handlers."""
         found = {id_: seconds for id_, seconds in running(lanes) if seconds >= self._long}
         for id_ in found.keys() - self.now.keys():
             log.warning("the handler of %s has been running for %.0f s; nothing else of it is handled", id_, found[id_])
@@ -135,7 +138,7 @@ class LongRunning:
         self.now = found
 
     def told(self) -> list[str]:
-        """A line about them, if there are any."""
+        """Return a line about long-running handlers, if there are any."""
         if not self.now:
             return []
         longest = sorted(self.now.items(), key=lambda item: -item[1])
@@ -145,7 +148,7 @@ class LongRunning:
 
 
 class Dispatcher:
-    """The lanes of a worker, and who works at them. For one event loop."""
+    """Runs the handlers of a worker's lanes. For one event loop."""
 
     def __init__(
         self,
@@ -158,13 +161,13 @@ class Dispatcher:
         self.lanes: dict[str, Lane] = {}
         self.finished = Finished()
         self.handled = 0
-        """Messages that are finished, well or as dead letters."""
+        """Messages that are finished, successfully or as dead letters."""
         self.held = 0
-        """Messages here with their data, in all lanes."""
+        """Messages held in memory with their data, in all lanes."""
         self.some_parked = False
-        """Whether lanes may have messages put aside."""
+        """Whether lanes may have parked messages."""
         self.paused = False
-        """Whether no message is begun."""
+        """Whether starting handlers is paused."""
         self.options = options
         self._handler = handler
         self._call_any: AsyncHandler = handler if options.timeout is None else self._in_time
@@ -181,23 +184,23 @@ class Dispatcher:
         self._waiting_for_owner: set[Lane] = set()
         self._latencies: deque[float] = deque()
         self._called = False
-        """Whether a runner was called, and it is not known yet whether one is enough."""
+        """Whether a runner was started, and it is not known yet whether one is enough."""
         self._came_to_rest = asyncio.Event()
-        """Set when somebody leaves a lane, while somebody else waits for that."""
+        """Set when a runner leaves a lane while `quiet` waits for that."""
         self._resting = 0
-        """How many wait for lanes to come to rest."""
+        """Number of callers that wait for lanes to become idle."""
         self._worker_id = options.worker_id
         self._handling: dict[str, asyncio.Task[Any] | None] = {}
-        """By lane: the task that called its handler last."""
+        """By lane: the task that last called its handler."""
         self._trial = asyncio.Lock()
-        """Held by whoever handles a message that may kill this process."""
+        """Held while a message is handled that may kill this process."""
         self._retries: dict[str, asyncio.TimerHandle] = {}
-        """By lane: when its lowest message is tried again."""
+        """By lane: the timer that retries its lowest message."""
 
-    # -- work comes ------------------------------------------------------------------------------------------------
+    # -- incoming messages -----------------------------------------------------------------------------------------
 
     def deliver(self, lane: Lane, message: Message) -> None:
-        """Take a message to its lane; somebody will handle it when its turn comes."""
+        """Add a message to its lane; a runner handles it when its turn comes."""
         arrival = lane.offer(message, self.finished)
         if arrival is NEW:
             self.held += 1
@@ -211,25 +214,25 @@ class Dispatcher:
             self.wake(lane)
 
     def read(self, lane: Lane, message: Message) -> None:
-        """Take the next message of a lane's backlog, read from the stream."""
+        """Add the next message of a lane's backlog, read from the stream."""
         self.held += lane.read(message, self.finished)
         if not lane.busy:
             self.wake(lane)
 
     async def has_room(self, lane: Lane, size: int) -> None:
-        """Return when more of a lane's backlog may be read, whose messages have about that many bytes."""
+        """Return when more of a lane's backlog may be read; `size`: approximate bytes of a message."""
         ahead = max(1, min(READ_AHEAD, READ_AHEAD_BYTES // max(size, 1)))
         while len(lane.backlog) >= ahead and lane.rested:
             lane.rested.clear()
             await lane.rested.wait()
 
     def end_reading(self, lane: Lane) -> None:
-        """All of a lane's backlog was read."""
+        """Note that all of a lane's backlog was read."""
         lane.end_reading()
         self.wake(lane)
 
     def bring_back(self, lane: Lane, wanted: Iterable[int], found: Iterable[Message]) -> int:
-        """Messages that were put aside were read from the stream; says how many of those wanted are gone from it."""
+        """Restore parked messages that were read from the stream; returns how many of `wanted` are no longer stored."""
         self.held += sum(lane.bring_back(message) for message in found)
         gone = [sequence for sequence in wanted if sequence in lane.parked]
         self._ack(self._let_go(lane, gone))
@@ -237,7 +240,7 @@ class Dispatcher:
         return len(gone)
 
     def wake(self, lane: Lane) -> None:
-        """Have somebody look at the lane: it may have work."""
+        """Schedule the lane: it may have work."""
         if self.paused or lane.busy or lane.next() is None:
             return
         lane.busy = True
@@ -246,19 +249,19 @@ class Dispatcher:
             self._call_runner()
 
     def pause(self, paused: bool) -> None:
-        """Begin nothing more, or go on."""
+        """Stop starting handlers, or resume."""
         self.paused = paused
         for lane in () if paused else self.lanes.values():
             self.wake(lane)
 
     def owners_changed(self) -> None:
-        """Look again at the lanes that were not ours."""
+        """Check the lanes again that this worker did not own."""
         waiting, self._waiting_for_owner = self._waiting_for_owner, set()
         for lane in waiting:
             self.wake(lane)
 
     def _call_runner(self) -> None:
-        """Have one more runner look for work, and another if a handler of that one has to wait."""
+        """Start one more runner, and another if its handler suspends."""
         while self._idle and self._idle[0].done():
             self._idle.popleft()
         if self._idle:
@@ -268,12 +271,12 @@ class Dispatcher:
             self._runners.add(runner)
             runner.add_done_callback(self._ended)
         else:
-            return  # whoever is ready first goes on with what there is
+            return  # the runner that is ready first continues with the remaining lanes
         self._called = True
         asyncio.get_running_loop().call_soon(self._look_again)
 
     def _look_again(self) -> None:
-        """Comes right behind the runner that was called: what is still there then waits for a handler that waits."""
+        """Runs right after the runner that was started: lanes still ready then wait behind a handler that suspended."""
         self._called = False
         if self._ready:
             self._call_runner()
@@ -283,7 +286,7 @@ class Dispatcher:
         if not runner.cancelled() and (error := runner.exception()):
             log.error("a runner of handlers ended by itself", exc_info=error)
 
-    # -- work is done ----------------------------------------------------------------------------------------------
+    # -- handling --------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -297,10 +300,10 @@ class Dispatcher:
             await idle
 
     async def _work(self) -> None:
-        """Handle what the lanes have, until none is ready.
+        """Handle the messages of the lanes until none is ready.
 
-        Each has its turn until it is empty or blocked, or its turn is over. Every message comes through here: what is
-        usual is done in place, what is not elsewhere.
+        Each lane has its turn until it is empty or blocked, or its turn is over. Every message passes through here: the
+        common case is inlined, the others are separate methods.
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
         ready, worker_id, handling, runner = self._ready, self._worker_id, self._handling, asyncio.current_task()
@@ -309,7 +312,7 @@ class Dispatcher:
             lane = ready.popleft()
             lane_id, items, order, limit = lane.id, lane.items, lane.order, lane.limit
             try:
-                if self.options.batch:  # a batch, or one message by itself
+                if self.options.batch:  # a batch, or a single message
                     turn = 0 if await self._handle_batch(lane) else 1
                 for _ in range(turn):
                     if lane.held or lane.waits or not order or (sequence := order[0]) > limit or self.paused:
@@ -324,7 +327,7 @@ class Dispatcher:
                         continue
                     attempt = lane.attempt(sequence) if lane.tries else 1
                     about = (message.subject, lane_id, worker_id, message.received_at, attempt, token)
-                    context = made(MessageContext, about)  # what `MessageContext(…)` comes to, in a third of the time
+                    context = made(MessageContext, about)  # the same as `MessageContext(…)`, in a third of the time
                     if attempt > 1 and await self._given_up(lane, message, context):
                         continue
                     lane.started = started = clock()
@@ -332,13 +335,14 @@ class Dispatcher:
                     error: BaseException | None = None
                     try:
                         await (self._on_trial if lane.suspect else call)(message, context)
-                    except FAILURES as exc:  # counted, and answered to the server
+                    except FAILURES as exc:  # counted, and reported to the server
                         error = failure_of(exc)
                     seconds = clock() - started
                     lane.started = None
                     if token_of(lane_id) != token:
-                        # Somebody else may have it now, and will handle the message: our answer could remove it. Or
-                        # only our lease is in doubt, and the message keeps its place until we know.
+                        # Another worker may own the partition now, and will handle the message: our acknowledgement
+                        # could remove it. Or only our lease is uncertain, and the message keeps its place until we
+                        # know.
                         lane.unsure = (sequence, token) if error is None else None
                         self._waiting_for_owner.add(lane)
                         break
@@ -355,10 +359,10 @@ class Dispatcher:
                 self.wake(lane)
 
     async def _handle_batch(self, lane: Lane) -> bool:
-        """Handle the next messages of a lane in one call; whether that was all that could be done with them.
+        """Handle the next messages of a lane in one call; returns whether nothing is left to do for them now.
 
-        False: the next message has to be handled by itself, as after a batch that failed, or cannot be handled now.
-        What fails in a batch is no try of a message yet: each is then handled by itself.
+        False: the next message must be handled alone, as after a batch that failed, or cannot be handled now. A failure
+        of a batch is no attempt of a message: each is then handled alone.
         """
         messages = [] if self.paused else lane.batch(self.options.batch)
         token = self._ownership.token(lane.id)
@@ -398,35 +402,48 @@ class Dispatcher:
             self._came_to_rest.set()
 
     def _was_done(self, lane: Lane, sequence: int, token: int) -> bool:
-        """Whether we handled the message under this very token: then nobody else had the partition meanwhile."""
+        """Whether we handled the message under this same token: then no other worker owned the partition meanwhile."""
         unsure, lane.unsure = lane.unsure, None
         return unsure == (sequence, token)
 
     def report(self) -> None:
-        """Tell how long handlers took since the last time."""
+        """Report the handler durations since the last call."""
         latencies: list[float] = []
-        with suppress(IndexError):  # until there are no more; the thread that serves metrics may take some, too
+        with suppress(IndexError):  # until it is empty; the thread that serves metrics may take some too
             while True:
                 latencies.append(self._latencies.popleft())
         self._metrics.handled(latencies)
 
     async def _given_up(self, lane: Lane, message: Message, context: MessageContext) -> bool:
-        """Whether the message was delivered too often to be tried once more."""
+        """Give up a message that was delivered too often, or given up before; whether it must not be handled now."""
+        unburied, lane.unburied = lane.unburied, None
+        if unburied and (unburied.sequence, unburied.token) == (message.sequence, context.fencing_token):
+            await self._bury_again(lane, message, context, unburied)
+            return True
         letter = verdicts.before_try(context.delivery_count, self.options.retries)
         if letter is None:
             return False
-        # What cannot be kept is tried once more: it may only have been unlucky, and must not hold up its lane for ever.
+        # If the dead letter cannot be stored the message is handled again: it may only have been unlucky, and must not
+        # block its lane forever.
         if not await self._kept(lane, message, context, letter, RuntimeError(letter.reason)):
             return False
         self._finish(lane, message.sequence)
         return True
+
+    async def _bury_again(self, lane: Lane, message: Message, context: MessageContext, one: Unburied) -> None:
+        """Store the dead letter of a message that was given up before; its handler is not called again."""
+        if await self._kept(lane, message, context._replace(delivery_count=one.attempt), one.letter, one.error):
+            self._finish(lane, message.sequence)
+            return
+        lane.unburied = one
+        self._wait(lane, message.sequence, self._answers.again(message, self.options.retries.delay(one.attempt)))
 
     async def _in_time(self, message: Any, context: MessageContext) -> Any:
         async with in_time(self.options.timeout):
             return await self._handler(message, context)
 
     async def _on_trial(self, message: Message, context: MessageContext) -> None:
-        """Handle a message that may kill this process: no other such at the same time, and written down before."""
+        """Handle a message that may kill this process: one at a time, and recorded before."""
         async with self._trial:
             await self._answers.on_trial(context.partition_id, message.sequence)
             try:
@@ -461,15 +478,17 @@ class Dispatcher:
         after = await self._after_failure(lane, message, context, error)
         if after is None:
             self._finish(lane, message.sequence)
-            return
+        else:
+            self._wait(lane, message.sequence, after)
+
+    def _wait(self, lane: Lane, sequence: int, seconds: float) -> None:
         lane.waits = True
-        timer = asyncio.get_running_loop().call_later(after, self._try_again, lane, message.sequence)
-        self._retries[lane.id] = timer
+        self._retries[lane.id] = asyncio.get_running_loop().call_later(seconds, self._try_again, lane, sequence)
 
     async def _after_failure(
         self, lane: Lane, message: Message, context: MessageContext, error: BaseException
     ) -> float | None:
-        """Seconds until the next try; None when there is none, since the message is kept as a dead letter."""
+        """Return the seconds until the next attempt; None when the message was stored as a dead letter."""
         self._metrics.failed(error)
         verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
         if not isinstance(verdict, GiveUp):
@@ -477,14 +496,19 @@ class Dispatcher:
             after = verdict.after
         elif await self._kept(lane, message, context, verdict, error):
             return None
-        else:  # it stays where it is, and its last try is made again
+        else:  # it keeps its place; without a dead-letter subject its last attempt is repeated
             after = self.options.retries.delay(context.delivery_count)
+            if self.options.keeps_letters:
+                attempt = context.delivery_count
+                lane.tries[message.sequence] = attempt
+                lane.unburied = Unburied(message.sequence, context.fencing_token, attempt, verdict, error)
+                return self._answers.again(message, after)
         self._failures.again(message, context, error, after)
         return self._answers.again(message, after)
 
     def _try_again(self, lane: Lane, sequence: int) -> None:
         self._retries.pop(lane.id, None)
-        if lane.order and lane.order[0] <= sequence:  # else it is gone; a lower one that came meanwhile is next
+        if lane.order and lane.order[0] <= sequence:  # otherwise it is gone; a lower one that arrived meanwhile is next
             lane.waits = False
             self.wake(lane)
 
@@ -493,7 +517,7 @@ class Dispatcher:
     ) -> bool:
         try:
             await self._answers.bury(message, context, letter, error)
-        except Exception as exc:  # noqa: BLE001 -- logged and counted, and the message is not lost: it is tried again
+        except Exception as exc:  # noqa: BLE001 -- logged and counted; the message is not lost: it is retried
             log.error("%s #%d could not be kept as a dead letter: %s", lane.id, message.sequence, exc)
             self._metrics.failed(exc)
             return False
@@ -501,10 +525,10 @@ class Dispatcher:
         self._failures.buried(message, letter, error)
         return True
 
-    # -- lanes come and go -----------------------------------------------------------------------------------------
+    # -- adding and removing lanes ---------------------------------------------------------------------------------
 
     async def quiet(self, lanes: Iterable[Lane]) -> None:
-        """Return when no handler of these lanes is running. They must be held, or this may take for ever."""
+        """Return when no handler of these lanes is running. The lanes must be held, or this may never return."""
         chosen = list(lanes)
         self._resting += 1
         try:
@@ -515,7 +539,7 @@ class Dispatcher:
             self._resting -= 1
 
     async def abandon(self, lanes: Iterable[Lane]) -> None:
-        """Cancel the handlers of these lanes that run. Their messages are not done; one that does not end is left."""
+        """Cancel the running handlers of these lanes. Their messages are not done; one that does not end is left."""
         stuck = [lane for lane in lanes if lane.busy]
         for lane in stuck:
             log.warning("%s: its handler has not ended in time, and is cancelled", lane.id)
@@ -526,7 +550,7 @@ class Dispatcher:
                 await self.quiet(stuck)
 
     def remove(self, lane: Lane) -> list[str]:
-        """The lane is no longer ours; returns where the server waits for an answer about what it still had."""
+        """Remove a lane that we no longer own; returns the reply subjects of its unanswered messages."""
         lane.held = True
         self._waiting_for_owner.discard(lane)
         self.lanes.pop(lane.id, None)
@@ -535,30 +559,30 @@ class Dispatcher:
         return self._let_go(lane, list(lane.items))
 
     def forget(self, lane: Lane) -> None:
-        """Everything that waits in the lane will be delivered again."""
+        """Drop everything that waits in the lane: it will be delivered again."""
         self._let_go(lane, list(lane.items))
 
     def relieve(self, limit: int) -> None:
-        """Make room: slow lanes that hold more than `limit` put messages aside."""
+        """Free memory: slow lanes that hold more than `limit` messages park some."""
         parked = relieve(self.lanes.values(), limit, time.perf_counter())
         self.held -= parked
         self.some_parked = self.some_parked or parked > 0
 
     @property
     def parked(self) -> int:
-        """Messages that lanes have put aside."""
+        """Number of parked messages in all lanes."""
         count = sum(len(lane.parked) for lane in self.lanes.values()) if self.some_parked else 0
         self.some_parked = count > 0
         return count
 
     def advance(self, lane: Lane, floor: int) -> None:
-        """Everything of the lane up to there is done elsewhere: acknowledge what came of it."""
+        """Acknowledge the lane's messages up to `floor`: they were done by another worker."""
         before = lane.holding
         self._ack(lane.advance(floor))
         self.held += lane.holding - before
 
     async def close(self) -> None:
-        """Stop. What is being handled is cancelled, and delivered again some day."""
+        """Stop. Running handlers are cancelled; their messages are delivered again later."""
         for timer in self._retries.values():
             timer.cancel()
         runners = list(self._runners)
@@ -569,7 +593,7 @@ class Dispatcher:
 
 
 def _by_message(answer: Any, messages: list[Message]) -> list[BaseException | None]:
-    """What a handler of batches says about each message: nothing at all means that all are done."""
+    """Return a batch handler's result for each message: no answer at all means that all are done."""
     if answer is None:
         return [None] * len(messages)
     errors = list(answer)

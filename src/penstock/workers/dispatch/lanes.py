@@ -1,11 +1,12 @@
-"""Order within a partition, partitions side by side: which message may be handled next. Pure, no clock.
+"""Decides which message of a partition may be handled next. Pure, no clock.
 
-Every partition has a lane: the messages that came and are not done, by stream sequence. Only its lowest one may be
-handled. While that one waits for its next try, everything above it waits too. Where a lane holds too much, its highest
-messages are put aside: they keep their places without their data, which is read from the stream again later.
+Every partition has a lane: its delivered, unfinished messages by stream sequence. Only the lowest one may be handled.
+While that one waits for its next attempt, everything above it waits too. When a lane holds too much, its highest
+messages are parked: they keep their places without their data, which is read from the stream again later.
 
-A partition that is added to a consumer has a backlog below that consumer's cursor. It is read from the stream into the
-lane, in order, and handled like everything else; what the consumer delivers waits above it until all of it is read.
+A partition that is added to a consumer has a backlog below that consumer's cursor. The backlog is read from the stream
+into the lane, in order, and handled like everything else; deliveries of the consumer wait above it until all of it is
+read.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import asyncio
 import heapq
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from penstock.consume.messages import Message
+from penstock.consume.verdicts import GiveUp
 
 REMEMBERED_SEQUENCES = 16_000
-"""Sequences of finished messages that are remembered, at least: a lost acknowledgement brings them once more.
+"""Minimum number of sequences of finished messages that are remembered: a lost acknowledgement causes redelivery.
 
-Up to 19,600 a set of numbers takes half a MiB; beyond, four times as much.
+A set of up to 19,600 numbers takes half a MiB; beyond, four times as much.
 """
 SLOW_SECONDS = 1.0
-"""Seconds of work in a lane beyond which it may have to put messages aside."""
+"""A lane with more seconds of work than this may have to park messages."""
 NEGLIGIBLE_SECONDS = 50e-6
-"""Seconds for a message that are not worth counting: however many wait, they do not wait for long."""
+"""Handling times below this are ignored: messages this fast never wait for long, however many there are."""
 AVERAGE_DECAY = 0.8
 """Weight of the previous value in the average latency."""
 NO_LIMIT = 1 << 63
@@ -33,19 +36,19 @@ NO_LIMIT = 1 << 63
 
 
 class Arrival(Enum):
-    """What a delivery turned out to be."""
+    """The kind of a delivery."""
 
     NEW = "new"
     BACK = "back"
-    """Its place was kept without its data: now it has both."""
+    """The message was parked: now its data is back."""
     SAME = "same"
-    """It was waiting here: only the newer delivery can be acknowledged."""
+    """The message was waiting in the lane: only the newer delivery can be acknowledged."""
     DONE = "done"
-    """It was finished before: only its acknowledgement is missing."""
+    """The message was finished before: only its acknowledgement is missing."""
 
 
 class Finished:
-    """Stream sequences that are done, the latest of them."""
+    """The latest stream sequences that are done."""
 
     def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
         self._size = remembered
@@ -60,65 +63,79 @@ class Finished:
         return sequence in self.new or sequence in self.old
 
     def turn(self) -> None:
-        """Forget the oldest, when there are enough."""
+        """Drop the oldest sequences when there are too many."""
         if len(self.new) >= self._size:
             self.old, self.new = self.new, set()
 
 
+class Unburied(NamedTuple):
+    """A message that was given up and whose dead letter is not stored yet: its handler is not called again for that."""
+
+    sequence: int
+    token: int
+    """Fencing token of the owner that gave it up."""
+    attempt: int
+    letter: GiveUp
+    error: BaseException
+
+
 class Lane:
-    """The messages of one partition that came and are not done."""
+    """The delivered, unfinished messages of one partition."""
 
     __slots__ = (
         "alone_through", "backlog", "busy", "floor", "handled", "held", "id", "items", "last_done", "latency", "limit",
-        "order", "parked", "read_until", "reading", "rested", "started", "suspect", "tries", "unsure", "waits",
+        "order", "parked", "read_until", "reading", "rested", "started", "suspect", "tries", "unburied",
+        "unsure", "waits",
     )  # fmt: skip
 
     def __init__(self, id_: str, floor: int = 0) -> None:
         self.id = id_
         self.floor = floor
-        """Everything of the partition up to this sequence is done, for certain."""
+        """Everything of the partition up to this sequence is certainly done."""
         self.last_done = floor
         self.handled = 0
         """Messages that are done."""
         self.limit = NO_LIMIT
-        """Messages above this sequence wait: the backlog below them has not been read. 0: it has not begun."""
+        """Messages above this sequence wait: the backlog below them was not read yet. 0: reading has not started."""
         self.read_until: int | None = None
-        """The end of the backlog: what lies above comes from the consumer. None while that is not known."""
+        """The end of the backlog: messages above it come from the consumer. None while that is not known."""
         self.backlog: set[int] = set()
         """Sequences that were read from the stream, and that the consumer has not delivered."""
         self.rested: asyncio.Event | None = None
-        """Set when nobody is at work here any more: whoever reads the backlog waits for it."""
+        """Set when no handler of the lane runs any more: the reader of the backlog waits for it."""
         self.held = False
-        """Nothing is handled: the partition is being drained, or has not begun."""
+        """Nothing is handled: the partition is being drained, or has not started."""
         self.busy = False
-        """Somebody handles a message of it, or it waits in line for that."""
+        """A runner handles a message of the lane, or the lane is queued for one."""
         self.items: dict[int, Message | None] = {}
-        """By sequence; None while only the place is kept."""
+        """Messages by sequence; None for a parked one."""
         self.parked: dict[int, str] = {}
-        """Put aside for lack of room: where to acknowledge each."""
+        """Parked messages, by sequence: the reply subject of each."""
         self.reading = False
-        """Whether messages that were put aside are being read from the stream."""
+        """Whether parked messages are being read from the stream."""
         self.tries: dict[int, int] = {}
-        """Tries of a sequence that have ended badly."""
+        """Failed attempts by sequence."""
         self.suspect = False
         """The next message may be what killed the worker that had the partition before."""
         self.alone_through = 0
-        """Up to there messages are handled by themselves, since a batch with them failed."""
+        """Messages up to this sequence are handled alone, since a batch with them failed."""
         self.waits = False
-        """The lowest message waits for its next try."""
+        """The lowest message waits for its next attempt."""
         self.latency = 0.0
-        """Seconds that a message takes here, on average."""
+        """Average seconds that a message takes to be handled."""
         self.started: float | None = None
-        """When the handler that is running was called."""
+        """When the running handler was called."""
         self.unsure: tuple[int, int] | None = None
-        """Handled under a token while it became uncertain whether that still counts: the sequence, and the token."""
+        """Sequence and token of a message that was handled while its token became uncertain."""
+        self.unburied: Unburied | None = None
+        """The lowest message, when it was given up and its dead letter could not be stored."""
         self.order: list[int] = []
-        """The sequences of `items`, as a heap: the lowest comes first."""
+        """The sequences of `items` as a heap, lowest first."""
 
-    # -- what comes ------------------------------------------------------------------------------------------------
+    # -- deliveries ------------------------------------------------------------------------------------------------
 
     def offer(self, message: Message, finished: Finished) -> Arrival:
-        """Take a delivery to its place."""
+        """Add a delivery to the lane."""
         sequence, items = message.sequence, self.items
         if sequence in items:
             known = items[sequence] is not None and sequence not in self.backlog
@@ -136,16 +153,16 @@ class Lane:
 
     @property
     def live(self) -> bool:
-        """Whether everything that is not done comes from the consumer."""
+        """Whether the consumer delivers everything that is not done."""
         return self.limit == NO_LIMIT
 
     def begin_reading(self, done: int, until: int) -> None:
-        """What lies between the two sequences is going to be read from the stream."""
+        """Start reading the backlog between the two sequences from the stream."""
         self.limit, self.read_until, self.rested = max(done, self.floor), until, asyncio.Event()
 
     def read(self, message: Message, finished: Finished) -> bool:
-        """Take the next message of the backlog to its place. A delivery of it that came is kept: only that one can be
-        acknowledged. Returns whether a message that was put aside has its data back."""
+        """Add the next message of the backlog. If it was also delivered, the delivery is kept: only that one can be
+        acknowledged. Returns whether a parked message has its data back."""
         sequence = self.limit = message.sequence
         if sequence in self.items:
             return self.bring_back(message)
@@ -154,24 +171,24 @@ class Lane:
         return False
 
     def end_reading(self) -> None:
-        """All of the backlog was read: what the consumer delivers follows."""
+        """Note that all of the backlog was read: deliveries of the consumer follow."""
         self.last_done = max(self.last_done, self.read_until or 0)
         self.limit, self.rested = NO_LIMIT, None
 
     def has_done(self, through: int) -> bool:
-        """Whether the backlog up to there was read, and is done."""
+        """Whether the backlog up to this sequence was read, and is done."""
         return self.live and not (self.order and self.order[0] <= through)
 
-    # -- what is next ----------------------------------------------------------------------------------------------
+    # -- next message ----------------------------------------------------------------------------------------------
 
     def next(self) -> Message | None:
-        """The message to handle now, if there is one."""
+        """Return the message to handle now, or None."""
         if self.held or self.waits or not self.order or self.order[0] > self.limit:
             return None
         return self.items[self.order[0]]
 
     def batch(self, most: int) -> list[Message]:
-        """The messages that may be handled together now, in order; none when the next has to be handled by itself."""
+        """Return the messages that may be handled together now, in order; empty when the next must be handled alone."""
         if self.held or self.waits or self.suspect or self.unsure or not self.order:
             return []
         found: list[Message] = []
@@ -183,13 +200,13 @@ class Lane:
         return found
 
     def attempt(self, sequence: int) -> int:
-        """Which try of the message the next one is."""
+        """Return the number of the next attempt of a message."""
         return self.tries.get(sequence, 0) + 1
 
-    # -- what became of it -----------------------------------------------------------------------------------------
+    # -- outcome ---------------------------------------------------------------------------------------------------
 
     def finish(self, sequence: int) -> str:
-        """It is done; returns where to acknowledge it, if that is known here."""
+        """Mark a message as done; returns its reply subject, if that is known here."""
         if self.order and self.order[0] == sequence and not (self.parked or self.tries or self.backlog):
             heapq.heappop(self.order)
             message = self.items.pop(sequence)
@@ -202,7 +219,7 @@ class Lane:
         return message.reply if message else ""
 
     def forget(self, sequences: Iterable[int]) -> list[str]:
-        """Let these go without having done them; returns where the server waits for an answer about each."""
+        """Drop messages that are not done; returns the reply subjects of those the server waits for."""
         replies = []
         for sequence in list(sequences):
             if sequence not in self.items:
@@ -214,7 +231,7 @@ class Lane:
         return replies
 
     def advance(self, floor: int) -> list[str]:
-        """Everything up to there is done elsewhere; returns where to acknowledge what came of it."""
+        """Drop everything up to `floor`, done by another worker; returns the reply subjects of delivered messages."""
         self.floor = max(self.floor, floor)
         self.last_done = max(self.last_done, floor)
         return self.forget([s for s in self.items if s <= floor])
@@ -233,49 +250,49 @@ class Lane:
         return message
 
     def took(self, seconds: float) -> None:
-        """A message took so long."""
+        """Record how long a message took."""
         average = self.latency + (1 - AVERAGE_DECAY) * (seconds - self.latency) if self.latency else seconds
         self.latency = average if average > NEGLIGIBLE_SECONDS else 0.0
 
-    # -- how far it is ---------------------------------------------------------------------------------------------
+    # -- progress --------------------------------------------------------------------------------------------------
 
     @property
     def holding(self) -> int:
-        """Messages here with their data that the consumer has delivered."""
+        """Number of messages in memory that the consumer has delivered."""
         return len(self.items) - len(self.parked) - len(self.backlog)
 
     def done(self, cursor: int) -> int:
-        """Everything of the partition up to this sequence is done.
+        """Return the sequence up to which everything of the partition is done.
 
-        `cursor`: the last sequence that came from the consumer. Whatever lies below it has come, so a live lane that
-        has nothing left is done up to there.
+        `cursor`: the last sequence that the consumer delivered. Everything below it was delivered, so a live lane
+        without messages is done up to there.
         """
-        if self.limit != NO_LIMIT:  # what the consumer has passed over is not done
+        if self.limit != NO_LIMIT:  # what the consumer skipped is not done
             return self.order[0] - 1 if self.order and self.order[0] <= self.limit else max(self.limit, self.floor)
         return self.order[0] - 1 if self.order else max(self.last_done, self.floor, cursor)
 
     def needs_from(self, cursor: int) -> int | None:
-        """The consumer may go on behind this sequence, as far as this lane is concerned; None when that is unknown."""
+        """Return the sequence after which the consumer may resume for this lane; None when that is unknown."""
         return self.done(cursor) if self.live else self.read_until
 
     def replies(self) -> Iterator[tuple[str, Message | None]]:
-        """Where to ask the server for patience."""
+        """Yield the reply subjects whose ack deadlines must be extended."""
         for sequence, message in self.items.items():
             if sequence not in self.backlog:
                 yield (message.reply, message) if message is not None else (self.parked[sequence], None)
 
-    # -- room ------------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------------
 
     def slow(self, now: float) -> bool:
-        """Whether what waits here waits for long: for a redelivery, for its owner, or for a slow handler."""
+        """Whether messages wait for long here: for a redelivery, for ownership, or for a slow handler."""
         blocked = self.waits or (bool(self.order) and (self.order[0] > self.limit or self.items[self.order[0]] is None))
         stuck = self.started is not None and now - self.started > SLOW_SECONDS
         return self.held or blocked or stuck or self.holding * self.latency > SLOW_SECONDS
 
     def park(self, keep: int) -> int:
-        """Put the highest messages aside, so that `keep` stay; says how many were. Each loses its data, not its place.
+        """Park the highest messages, so that `keep` stay; returns how many. Each loses its data, not its place.
 
-        The lowest one stays: it may be under way.
+        The lowest one stays: its handler may be running.
         """
         here = (s for s, m in self.items.items() if m is not None and s not in self.backlog)
         aside = sorted(here, reverse=True)[: -max(keep, 1)]
@@ -287,13 +304,13 @@ class Lane:
         return len(aside)
 
     def wanted_back(self, limit: int) -> list[int]:
-        """Sequences that were put aside and may come back now that there is room: the lowest, in order."""
+        """Return the lowest parked sequences that may be read again now that there is room, in order."""
         if not self.parked or self.reading or self.holding > limit // 2:
             return []
         return sorted(self.parked)[: limit - self.holding]
 
     def bring_back(self, message: Message) -> bool:
-        """A message that was put aside was read from the stream. False: nobody waits for it."""
+        """Restore a parked message that was read from the stream. False: the lane does not wait for it."""
         if (reply := self.parked.pop(message.sequence, None)) is None:
             return False
         self.items[message.sequence] = message._replace(reply=reply)
@@ -301,5 +318,5 @@ class Lane:
 
 
 def relieve(lanes: Iterable[Lane], limit: int, now: float) -> int:
-    """Make room: lanes that hold more than `limit` and are slow put messages aside. Says how many were."""
+    """Free memory: slow lanes that hold more than `limit` messages park some. Returns how many."""
     return sum(lane.park(limit) for lane in lanes if lane.holding > limit and lane.slow(now))

@@ -1,14 +1,14 @@
 """Workers of a group.
 
-identity       who a worker is, who leads, and for how long
-assignment     who gets which partition: strategies, when to decide, how it is published
-claims         who owns a partition and how far it is done, in KV
-handoff        the steps by which a partition changes hands, without I/O
-member         one life of a worker in its group
-leader         what the leader does besides: gives up the dead, assigns
-worker_group   a worker of a group, for programs: joins, and joins again
-overview       how a group stands, seen from outside
-operations     what an operator does with a group
-migration      from one consumer a partition to a group, step by step
-overlap        both sides of a migration at work at the same time
+identity       worker ids, leader election, and their leases
+assignment     assigns partitions to workers: strategies, timing, publication in KV
+claims         the owner and the progress of each partition, in KV
+handoff        the steps that move a partition to another worker, without I/O
+member         one worker under one id, from joining to leaving
+leader         the leader's duties: retires dead workers, assigns partitions
+worker_group   a worker of a group, for programs: joins and rejoins
+overview       the state of a group, read from outside
+operations     an operator's actions on a group
+migration      moves from one consumer per partition to a group, step by step
+overlap        runs both sides of a migration at the same time
 """

@@ -1,15 +1,15 @@
-"""Who gets which partition, when that is decided, and how it is written to KV.
+"""Assigns partitions to workers, decides when to do so, and publishes the assignment in KV.
 
-Every strategy keeps what it can: a partition stays with its owner unless the owner is gone, may not have it, or has
-more than its share. What is free goes where the strategy prefers it; a member below its share is then filled up.
+Every strategy moves as little as possible: a partition stays with its owner unless the owner is gone, may not have it,
+or has more than its share. Free partitions go where the strategy prefers; a member below its share is then filled up.
 
     ConsistentHash   a ring; shares may differ by `slack`, so that little moves when members come and go
     RoundRobin       partitions counted: shares differ by at most one
     Weighted         partitions weighed: shares follow the partitions' weights and the members' capacities
 
-A new assignment is not made with every change, but once things have settled (`Windows`). It is written as one atomic
-batch: a head with the version, and one key a worker. A leader that was replaced without noticing cannot publish: the
-head has a revision that it does not know.
+A new assignment is published not at every change, but once changes have settled (`Windows`). It is written as one
+atomic batch: a head with the version, and one key per worker. A leader that was replaced without noticing cannot
+publish: the head has a revision that it does not know.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ VNODES = 100
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that takes part."""
+    """A worker that can be assigned partitions."""
 
     id: str
     capacity: int = 1
-    """How much it can take, compared with others; only `Weighted` looks at it."""
+    """Relative capacity; only `Weighted` uses it."""
     labels: frozenset[str] = frozenset()
 
     def may_have(self, partition: Partition) -> bool:
@@ -53,15 +53,15 @@ class Assignment:
 
     owners: Mapping[str, str] = field(default_factory=dict)
     parked: tuple[str, ...] = ()
-    """Partitions that no member may have: none has one of their labels."""
+    """Partitions that no member may own: none has one of their labels."""
 
     def of(self, member: str) -> tuple[str, ...]:
-        """The partitions of a member, in order."""
+        """Return the partitions of a member, in order."""
         return tuple(sorted(p for p, owner in self.owners.items() if owner == member))
 
 
 class Strategy(Protocol):
-    """What a strategy says; `assign` does the rest."""
+    """The parameters of a strategy; `assign` does the rest."""
 
     @property
     def slack(self) -> float:
@@ -76,7 +76,7 @@ class Strategy(Protocol):
 
 
 class Preferences(Protocol):
-    """The order in which members are asked to take a partition; None: whoever has the least."""
+    """Returns the order in which members are considered for a partition; None: the member with the least load."""
 
     def __call__(self, partition: Partition) -> Iterator[str] | None: ...
 
@@ -116,7 +116,7 @@ class ConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """One after the other: every member has the same number of partitions, or one more."""
+    """Every member has the same number of partitions, or one more."""
 
     slack: float = 0.0
 
@@ -160,11 +160,12 @@ def assign(
     strategy: Strategy | None = None,
     pins: Mapping[str, str] | None = None,
 ) -> Assignment:
-    """The next assignment: every partition once, to a member that may have it, with as few moves as balance allows.
+    """Return the next assignment: every partition once, to a member that may own it, with as few moves as balance
+    allows.
 
-    The same input gives the same answer, whatever its order. Partitions with labels form pools with the members that
-    share one of them; the pool with the fewest members is served first, so that what can go anywhere fills the gaps.
-    `pins`: members that have partitions whatever the strategy says, as long as they are there and may.
+    The same input gives the same result, whatever its order. Partitions with labels form pools with the members that
+    share one of them; the pool with the fewest members is assigned first, so that unrestricted partitions fill the
+    gaps. `pins`: owners that override the strategy, as long as they are present and allowed.
     """
     rules = strategy or ConsistentHash()
     everyone = sorted(members, key=lambda m: m.id)
@@ -180,13 +181,13 @@ def assign(
 
 
 def moves(previous: Mapping[str, str], following: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The partitions that change hands: from whom, to whom."""
+    """Return the partitions whose owner changes, with the old and the new owner."""
     both = previous.keys() & following.keys()
     return {p: (previous[p], following[p]) for p in sorted(both) if previous[p] != following[p]}
 
 
 def hash_of(text: str) -> int:
-    """The same number for the same text in every process, unlike Python's own hash."""
+    """Return a hash that is the same in every process, unlike Python's own."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -204,7 +205,7 @@ def _pools(
 
 
 class _Pool:
-    """Partitions that the same members may have. `loads` holds what these members have of other pools already."""
+    """Partitions that the same members may own. `loads` holds the load of these members from other pools."""
 
     def __init__(
         self,
@@ -220,17 +221,17 @@ class _Pool:
         self._prefer = rules.preferences(members)
         self._loads = loads
         self._held: dict[str, list[str]] = {m.id: [] for m in members}
-        """This pool's partitions by member, those it is most to keep first."""
+        """This pool's partitions by member, the ones to keep longest first."""
         self._pins = {p: pins[p] for p in self._weights if pins.get(p) in self._held}
         total = sum(loads[m] for m in self._capacities) + sum(self._weights.values())
         level = total / sum(self._capacities.values())
         shares = {m: c * level for m, c in self._capacities.items()}
-        # Nobody is to be idle while another has two, whatever the slack.
+        # No member is idle while another has two, whatever the slack.
         self._high = {m: math.ceil(s * (1 + rules.slack)) if s > 1 else 1 for m, s in shares.items()}
         self._low = {m: max(math.floor(s * (1 - rules.slack)), min(math.floor(s), 1)) for m, s in shares.items()}
 
     def placed(self, previous: Mapping[str, str]) -> dict[str, str]:
-        """Owners by partition, and the loads with them."""
+        """Return the owners by partition, and add their loads."""
         kept = {p: m for p, m in {**previous, **self._pins}.items() if p in self._weights and m in self._held}
         for partition in sorted(kept, key=lambda p: (p not in self._pins, -self._weights[p], hash_of(p))):
             self._give(partition, kept[partition])
@@ -251,7 +252,7 @@ class _Pool:
         return partition
 
     def _shed(self, member: str) -> Iterator[str]:
-        """What is too much for a member, the last to be kept first; one that is heavier than a share stays."""
+        """Yield the partitions above a member's share, the last to be kept first; one heavier than a share stays."""
         for partition in reversed(list(self._held[member])):
             excess = self._loads[member] - self._high[member]
             if excess <= 0 or len(self._held[member]) == 1 or partition in self._pins:
@@ -271,7 +272,7 @@ class _Pool:
         return (self._loads[member] + more) / self._capacities[member]
 
     def _fill(self) -> None:
-        """Move partitions to members below their share, from whoever has the most and stays above its own."""
+        """Move partitions to members below their share, from the member with the most that stays above its own."""
         for member in sorted(self._held, key=lambda m: (self._level(m), m)):
             while self._loads[member] < self._low[member]:
                 found = self._spare(member)
@@ -280,7 +281,7 @@ class _Pool:
                 self._give(self._take(*found), member)
 
     def _spare(self, receiver: str) -> tuple[str, str] | None:
-        """The partition to move, and whose it is: its loss leaves that member no emptier than the receiver gets."""
+        """Return the partition to move and its owner: the move leaves the owner no emptier than the receiver gets."""
         for donor in sorted(self._held, key=lambda m: (-self._level(m), m)):
             for partition in [p for p in reversed(self._held[donor]) if p not in self._pins]:
                 weight = self._weights[partition]
@@ -301,15 +302,15 @@ class Situation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Windows:
-    """Seconds without a further change, by situation."""
+    """Seconds without a further change before a new assignment, by situation."""
 
     cold_start: float = 10.0
     planned: float = 3.0
     emergency: float = 0.0
     min_interval: float = 1.0
-    """Between two assignments, at least; an emergency does not wait for it."""
+    """Minimum seconds between two assignments; an emergency does not wait for it."""
     patience: float = 3.0
-    """Windows after which a change that does not end is acted on."""
+    """Number of windows after which ongoing changes are acted on."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.emergency <= self.planned <= self.cold_start or self.min_interval < 0 or self.patience < 1:
@@ -326,7 +327,7 @@ class Windows:
 
 
 class Stabilizer:
-    """One leader's patience."""
+    """Decides when a leader publishes a new assignment."""
 
     def __init__(self, windows: Windows, now: Callable[[], float] = time.monotonic) -> None:
         self._windows = windows
@@ -337,7 +338,7 @@ class Stabilizer:
         self._waiting = False
 
     def due(self, situation: Situation, shape: Hashable) -> bool:
-        """Whether to act now; `shape` is what the next assignment depends on: members and partitions."""
+        """Whether to publish now; `shape` is what the next assignment depends on: members and partitions."""
         if situation is Situation.NONE:
             self._waiting = False
             return False
@@ -353,7 +354,7 @@ class Stabilizer:
         return calm and rested
 
     def acted(self) -> None:
-        """A new assignment was published."""
+        """Note that a new assignment was published."""
         self._acted, self._waiting = self._now(), False
 
 
@@ -375,13 +376,13 @@ class Published:
     parked: tuple[str, ...] = ()
     stream: str = ""
     leader: str = ""
-    """Who made it."""
+    """The id of the leader that published it."""
     paused: bool = False
-    """Nothing is handled: an operator wants it so."""
+    """An operator paused the group: nothing is handled."""
     pins: Mapping[str, str] = field(default_factory=dict)
-    """By partition: the worker that an operator wants to have it, as long as that worker is there."""
+    """By partition: the worker that an operator pinned it to, as long as that worker is present."""
     revisions: Mapping[str, int] = field(default_factory=dict)
-    """Of all keys, for the next one."""
+    """The revisions of all keys, needed to publish the next version."""
 
     @property
     def by_id(self) -> dict[str, Partition]:
@@ -414,7 +415,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An assignment that is to be published."""
+    """An assignment to be published."""
 
     assignment: Assignment
     partitions: Mapping[str, Partition]
@@ -424,7 +425,7 @@ class Draft:
 
 
 def writes(before: Published, draft: Draft) -> list[Write]:
-    """The next version. Workers whose share has not changed are left out; the head is always written."""
+    """Return the writes of the next version: the head, and the workers whose share has changed."""
     version = before.version + 1
     shares: dict[str, list[Partition]] = {worker: [] for worker in (*before.partitions, *draft.members)}
     for partition, owner in draft.assignment.owners.items():
@@ -453,7 +454,7 @@ def _write(before: Published, key: str, version: int, value: Json) -> Write:
 
 
 class Share(NamedTuple):
-    """What one worker has to know of an assignment."""
+    """One worker's share of an assignment."""
 
     version: int
     partitions: tuple[Partition, ...] = ()
@@ -461,36 +462,37 @@ class Share(NamedTuple):
 
 
 class Assignments:
-    """The assignment of a group, read and written. Every version has a new head: until then, what was read holds."""
+    """Reads and writes the assignment of a group. Every version has a new head: while the head is unchanged, cached
+    shares are valid."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
         self._current = Published()
         self._shares: dict[str, tuple[int, tuple[Partition, ...]]] = {}
-        """By worker id: the revision of the head, and the partitions then."""
+        """By worker id: the revision of the head, and the partitions at that revision."""
 
     async def current(self) -> Published:
-        """All of it."""
+        """Read the whole assignment."""
         head = await self._bucket.get(HEAD)
         if head is None or head.revision != self._current.revisions.get(HEAD):
             self._current = Published.parse(await self._bucket.entries(ASSIGNMENT))
         return self._current
 
     async def stream(self) -> str | None:
-        """The stream that it is about; None when there is no assignment."""
+        """Return the stream of the assignment; None when there is no assignment."""
         head = await self._bucket.get(HEAD)
         return head.value.get("stream") if head else None
 
     async def wish(self, **wishes: Any) -> None:
-        """What an operator wants, written into the assignment that is in force, and kept in all that follow. Raises
-        `ConfigError` when there is none, and `WrongRevision` when another was made meanwhile."""
+        """Write an operator's settings into the current assignment; all later ones keep them. Raises `ConfigError` when
+        there is no assignment, and `WrongRevision` when another was published meanwhile."""
         head = await self._bucket.get(HEAD)
         if head is None:
             raise ConfigError("nothing is assigned yet: wait until the group's workers have their first partitions")
         await self._bucket.put(HEAD, {**head.value, **wishes}, head.revision)
 
     async def share(self, worker_id: str) -> Share | None:
-        """What concerns one worker; None when there is no assignment."""
+        """Return one worker's share; None when there is no assignment."""
         head = await self._bucket.get(HEAD)
         if head is None:
             return None

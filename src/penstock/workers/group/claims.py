@@ -1,22 +1,22 @@
-"""Who owns a partition and how far it is done: one KV key a partition, and one record a process.
+"""Ownership and progress of partitions: one KV key per partition, and one record per process.
 
-The key `claims.<partition>` is replaced only by whoever knows its revision, so of two that want it one is refused.
+The key `claims.<partition>` is replaced only with its known revision, so of two writers one is refused.
 
-    free      nobody's; everything of the partition up to `handoff` is done
-    taken     somebody's who catches up: `handoff` still says how far it is done, for certain
-    settled   somebody's whose consumer delivers whatever is not done: a crash now costs what is above its ack floor
-              (on a work queue the backlog may still be on its way then, and `handoff` stays where it was)
+    free      no owner; everything of the partition up to `handoff` is done
+    taken     its owner catches up: `handoff` still says how far it is certainly done
+    settled   its owner's consumer delivers everything not done: a crash now repeats what is above its ack floor
+              (on a work queue the backlog may not be delivered yet, and `handoff` stays where it was)
 
-The token is the revision with which the partition was taken. It only ever rises, also when the bucket is recreated.
+The token is the revision with which the partition was taken. It only increases, also when the bucket is recreated.
 
-While one message waits for its next try, or a partition is caught up with, the ack floor stands still, however much is
-done above it. So a process writes down from time to time how far each of its partitions is, all of them in one key
-`progress.<worker>.<incarnation>`. Who goes on with a partition, after a crash or a restart, passes over what is done by
-that record. A record counts only under the fencing token and for the stream that it was written about.
+While one message waits for its next attempt, or a partition catches up, the ack floor stands still, however much is
+done above it. So a process regularly records the progress of all its partitions in one key
+`progress.<worker>.<incarnation>`. The next owner, after a crash or a restart, skips what that record says is done. A
+record counts only under the fencing token and for the stream that it was written for.
 
-A message that kills its worker leaves no other trace. So after a crash the first message of each partition that had got
-nowhere is handled on trial: one at a time, and written down before. If the worker dies again, that was a try of this
-message and of no other.
+A message that kills its worker leaves no other trace. So after a crash the first message of each partition that made no
+progress is handled on trial: one at a time, and recorded before. If the worker dies again, that counts as an attempt of
+this message and of no other.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ log = logging.getLogger(__name__)
 PROGRESS = "progress"
 VERSION = 1
 RECORD_EVERY = 0.5
-"""Seconds between two records, while there is something to record."""
+"""Minimum seconds between two writes of the progress record."""
 ALONE = "penstock-workers"
 """The bucket of workers that belong to no group. No group's own bucket can have that name."""
 
 Tries = tuple[int, int]
-"""A sequence, and how many of its tries have ended badly; (0, 0) where none has."""
+"""A sequence and its number of failed attempts; (0, 0) when there are none."""
 NO_TRIES: Tries = (0, 0)
 Trial = tuple[str, int]
-"""A partition and a sequence: a message that is handled while no other is that may kill its worker."""
+"""Partition and sequence of a message on trial: only one message that may kill its worker is handled at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far one partition is."""
+    """Progress of one partition."""
 
     done: int
-    """Everything of it up to this stream sequence is done."""
+    """Everything of the partition up to this stream sequence is done."""
     tries: Tries = NO_TRIES
-    """Of the message that is next."""
+    """Failed attempts of the next message."""
     token: int = 0
-    """The fencing token that it was reached under."""
+    """The fencing token under which this progress was made."""
     suspect: bool = False
-    """Whether its worker died without having done anything of it: the next message may be what kills workers."""
+    """Whether its worker died before it finished any message of it: the next message may kill workers."""
 
     def to_json(self) -> list[int]:
         return [self.token, self.done, *self.tries]
@@ -75,18 +75,18 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """What one process of a worker wrote down last."""
+    """The last progress record of one process of a worker."""
 
     stream: str = ""
-    """Which stream it is about: when that was made. Another one of the same name has other messages."""
+    """The creation time of its stream: a recreated stream of the same name has other messages."""
     partitions: Mapping[str, Reached] = field(default_factory=dict)
     trial: Trial | None = None
-    """What was being handled under suspicion."""
+    """The message that was handled on trial."""
     ended: bool = False
-    """Whether the process has ended in order."""
+    """Whether the process shut down cleanly."""
 
     def of(self, partition: str, token: int, stream: str) -> Reached | None:
-        """How far a partition came under that token; None when the record does not say."""
+        """Return the progress of a partition under that token; None when the record does not say."""
         found = self.partitions.get(partition) if self.stream == stream else None
         return found if found and found.token == token else None
 
@@ -102,7 +102,7 @@ class ProgressRecord:
         return cls(str(raw["stream"]), partitions, trial, bool(raw.get("ended")))
 
     def tries(self, partition: str, before: Tries) -> Tries:
-        """The tries of a partition's next message, `before` counted, with the one that its worker died of, if any."""
+        """Return the failed attempts of the next message: `before`, plus the one its worker died of, if any."""
         if self.trial is None or self.trial[0] != partition:
             return before
         sequence = self.trial[1]
@@ -110,12 +110,12 @@ class ProgressRecord:
 
 
 def progress_key(worker_id: str, incarnation: str) -> str:
-    """The key of one process of a worker: a process that was replaced does not write over its successor's."""
+    """Return the key of one process of a worker: a replaced process does not overwrite its successor's record."""
     return f"{PROGRESS}.{worker_id}.{incarnation}"
 
 
 def records_in(entries: Mapping[str, Entry]) -> dict[str, ProgressRecord]:
-    """The records by key. One that cannot be read says nothing."""
+    """Return the records by key. An unreadable record counts as empty."""
     found = {}
     for key, entry in entries.items():
         if key.startswith(f"{PROGRESS}."):
@@ -127,19 +127,19 @@ def records_in(entries: Mapping[str, Entry]) -> dict[str, ProgressRecord]:
 
 
 class ProgressRecorder:
-    """The record of one process. Written over without a condition: nobody else has its key."""
+    """Writes the record of one process. Overwrites without a revision check: no other process uses its key."""
 
     def __init__(self, bucket: Bucket, key: str) -> None:
         self.key = key
         self.trial: Trial | None = None
-        """What is on trial now."""
+        """The message on trial now."""
         self._bucket = bucket
         self._last = ProgressRecord()
         self._there = False
-        """Whether the bucket is known to be there."""
+        """Whether the bucket is known to exist."""
 
     async def load(self) -> ProgressRecord:
-        """What is there."""
+        """Read the stored record."""
         try:
             entry = await self._bucket.get(self.key)
         except StreamNotFound:
@@ -149,11 +149,11 @@ class ProgressRecorder:
 
     @property
     def is_due(self) -> bool:
-        """Whether what is written down about a trial is no longer so."""
+        """Whether the stored trial is out of date."""
         return self._last.trial != self.trial
 
     async def save(self, stream: str, partitions: Mapping[str, Reached], ended: bool = False) -> None:
-        """Write down how far partitions are, unless that is what is there."""
+        """Record the progress of partitions, unless it is unchanged."""
         record = ProgressRecord(stream, partitions, self.trial, ended)
         if record == self._last or not stream:
             return
@@ -165,7 +165,7 @@ class ProgressRecorder:
 
 
 async def clear(bucket: Bucket, keys: Iterable[str]) -> None:
-    """Remove records that nobody needs any more."""
+    """Delete records that are no longer needed."""
     for key in keys:
         if entry := await bucket.get(key):
             await bucket.delete(key, entry.revision)
@@ -179,30 +179,30 @@ _ESCAPED = re.compile(rb"/([0-9A-F]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One partition's claim as it was read."""
+    """The claim on one partition, as it was read."""
 
     partition: str
     handoff: int
     """Everything of the partition up to this stream sequence is done."""
     owner: str | None = None
     incarnation: str | None = None
-    """Which process of that worker id."""
+    """The process of that worker id."""
     settled: bool = False
     holders: tuple[str, ...] = ()
-    """Workers that had it before, and whose consumers keep it covered until an owner has settled."""
+    """Previous owners whose consumers keep covering it until the new owner has settled."""
     acquired: int | None = None
-    """The revision with which the owner took it; None when that is this very revision."""
+    """The revision with which the owner took it; None when that is this revision."""
     tries: Tries = NO_TRIES
-    """Tries of the message behind `handoff` that ended badly."""
+    """Failed attempts of the first message after `handoff`."""
     suspect: bool = False
-    """Its last owner died without having done anything of it."""
+    """Its last owner died before it finished any message of it."""
     stream: str = ""
-    """When the stream was made that it is about; empty when that was not written down."""
+    """The creation time of its stream; empty when that was not recorded."""
     revision: int = 0
 
     @property
     def token(self) -> int:
-        """The owner's fencing token."""
+        """Fencing token of the owner."""
         return self.acquired or self.revision
 
     def is_of(self, owner: str, incarnation: str) -> bool:
@@ -213,19 +213,19 @@ class Claim:
         held = f", held by {', '.join(self.holders)}" if self.holders else ""
         return f"claim {self.partition}: {state}, done up to {self.handoff}{held}, revision {self.revision}"
 
-    # -- what may become of it -----------------------------------------------------------------------------------------
+    # -- transitions ---------------------------------------------------------------------------------------------------
 
     def taken(self, owner: str, incarnation: str) -> Self:
-        """Somebody takes it."""
+        """Return the claim as taken by a worker."""
         return replace(self, owner=owner, incarnation=incarnation, settled=False, acquired=None)
 
     def settled_at(self, through: int) -> Self:
-        """Its owner has caught up to there, and its consumer delivers the rest."""
+        """Return the claim as settled: its owner has caught up to there, and its consumer delivers the rest."""
         handoff = max(self.handoff, through)
         return replace(self, settled=True, handoff=handoff, holders=(), acquired=self.token)
 
     def freed(self, reached: Reached) -> Self:
-        """Its owner lets go, or is dead."""
+        """Return the claim as free: its owner released it, or is dead."""
         done = max(self.handoff, reached.done)
         tries = reached.tries if reached.tries[0] else self.tries
         held = (*(name for name in self.holders if name != self.owner), self.owner)
@@ -234,7 +234,7 @@ class Claim:
         return replace(free, holders=holders, handoff=done, tries=tries)
 
     def about(self, stream: str) -> Self:
-        """What it says about a stream that was made then: of another one with the same name nothing is done."""
+        """Return the claim for the stream created then: of another one with the same name nothing is done."""
         if self.stream in ("", stream):
             return replace(self, stream=stream)
         return replace(self, stream=stream, handoff=0, tries=NO_TRIES)
@@ -246,7 +246,7 @@ class Claim:
         return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
 
     def write(self) -> Write:
-        """The claim as it should be, in place of the revision that was read."""
+        """Return the write that replaces the revision that was read."""
         return Write(claim_key(self.partition), self.to_json(), self.revision)
 
     @classmethod
@@ -258,7 +258,7 @@ class Claim:
 
 
 def claim_key(partition: str) -> str:
-    """The key of a partition's claim; what a key of a KV bucket cannot have in it is written as `/` and its bytes."""
+    """Return the key of a partition's claim; characters that KV keys cannot have become `/` and their bytes."""
     return f"{CLAIMS}.{_NOT_IN_KEYS.sub(lambda found: _escaped(found[0]), partition)}"
 
 
@@ -273,7 +273,7 @@ def _partition_of(key: str) -> str:
 
 
 def claims_in(entries: Mapping[str, Entry]) -> dict[str, Claim]:
-    """The claims by partition, of all keys of the family."""
+    """Return the claims by partition, from all keys of the family."""
     found = {}
     for key, entry in entries.items():
         if key.startswith(f"{CLAIMS}."):
@@ -289,7 +289,8 @@ def claims_in(entries: Mapping[str, Entry]) -> dict[str, Claim]:
 async def store(bucket: Bucket, changed: Iterable[Claim]) -> list[Claim]:
     """Write claims in atomic batches; returns those that were written, with their new revisions.
 
-    A batch in which one claim has changed meanwhile is refused as a whole: its claims are then written one by one.
+    If one claim of a batch has changed meanwhile, the server refuses the whole batch: its claims are then written one
+    by one.
     """
     waiting, written = iter(changed), list[Claim]()
     while chunk := list(islice(waiting, BATCH)):
@@ -312,7 +313,7 @@ async def _store_chunk(bucket: Bucket, chunk: Sequence[Claim]) -> list[Claim]:
 
 
 class KVClaims:
-    """The claims of one worker on partitions, and the `Ownership` that it asks for every message."""
+    """One worker's claims on partitions, and the `Ownership` that is checked for every message."""
 
     def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, lease: Lease) -> None:
         self._bucket = bucket
@@ -320,45 +321,46 @@ class KVClaims:
         self._incarnation = incarnation
         self._lease = lease
         self.mine: dict[str, Claim] = {}
-        """What we own, as far as we know."""
+        """The partitions that we own, as far as we know."""
         self.made = 0
         """Partitions claimed so far."""
         self.lost = 0
-        """Partitions that turned out to be another's."""
+        """Partitions that turned out to be owned by another worker."""
         self._left: dict[str, int] = {}
-        """What we no longer own, and the revision up to which a claim says nothing about that."""
+        """Partitions we no longer own, with the revision up to which claims are stale."""
 
     @property
     def certain(self) -> bool:
-        """Whether our lease lasts: only then is anything ours."""
+        """Whether our lease is valid: without it we own nothing."""
         return self._lease.valid
 
     def token(self, partition_id: str) -> int | None:
-        """The fencing token, while we own the partition and our lease lasts."""
+        """Return the fencing token while we own the partition and our lease is valid."""
         claim = self.mine.get(partition_id)
         return claim.token if claim and self._lease.valid else None
 
     def before(self, partition_id: str) -> Reached:
-        """How far a partition was when we took it, and what is known of its next message."""
+        """Return the progress of a partition when we took it, and what is known of its next message."""
         claim = self.mine.get(partition_id)
         return Reached(claim.handoff, claim.tries, suspect=claim.suspect) if claim else Reached(0)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
     async def take(self, free: Iterable[Claim]) -> list[Claim]:
-        """Take those of these claims that nobody has changed meanwhile. When it fails, see `found_again`."""
+        """Take those of these claims that have not changed meanwhile. When it fails, see `found_again`."""
         got = await store(self._bucket, (claim.taken(self._worker_id, self._incarnation) for claim in free))
         self.mine |= {claim.partition: claim for claim in got}
         self.made += len(got)
         return got
 
     async def settle(self, through: Mapping[str, int]) -> list[Claim]:
-        """These are caught up to there. What turns out to be another's is no longer ours; see `lost`."""
+        """Mark partitions as caught up to these sequences. Those that another worker owns are dropped; see `lost`."""
         wanted = [self.mine[p].settled_at(sequence) for p, sequence in through.items() if p in self.mine]
         return await self._change(wanted)
 
     async def give(self, handoffs: Mapping[str, Reached]) -> list[Claim]:
-        """Let these go. Nothing of them may be done any more: drain first. What could not be written stays ours."""
+        """Release partitions. No message of them may be handled any more: drain first. A claim that could not be
+        written stays ours."""
         wanted = [self.mine[p].freed(done) for p, done in handoffs.items() if p in self.mine]
         freed = await store(self._bucket, wanted)
         for claim in freed:
@@ -374,29 +376,30 @@ class KVClaims:
         return got
 
     async def _look_at(self, refused: Set[str]) -> None:
-        """These have another revision than we knew: another's, or our own from a write whose answer was lost."""
+        """Re-read claims with an unknown revision: another worker's, or our own after a write whose answer was lost."""
         found = claims_in(await self._bucket.values([claim_key(p) for p in sorted(refused)]))
         ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
         self.mine |= ours
         self.drop(refused - ours.keys())
 
     def found_again(self, found: Mapping[str, Claim]) -> set[str]:
-        """Own what the bucket says is ours and we did not know of, since the answer to a write was lost.
+        """Adopt claims that the bucket says are ours and that we did not know, since the answer to a write was lost.
 
-        Returns those. How far they are is not certain here: they have to be caught up with from their handoff sequence.
-        A claim from before we let go of the partition was read from a replica that lags.
+        Returns them. Their progress is not known here: they must catch up from their handoff sequence. A claim from
+        before we released the partition was read from a lagging replica.
         """
         ours = {p: claim for p, claim in found.items() if claim.is_of(self._worker_id, self._incarnation)}
         new = {p for p in ours.keys() - self.mine.keys() if ours[p].revision > self._left.get(p, 0)}
         self.mine |= {p: replace(ours[p], settled=False) for p in new}
         return new
 
-    # -- after a time without connection -------------------------------------------------------------------------------
+    # -- after a lost connection ---------------------------------------------------------------------------------------
 
     def compare(self, found: Mapping[str, Claim]) -> set[str]:
-        """What of ours is another's by now, or has no claim at all; it is for the caller to `drop` or `renew` them.
+        """Return which of our partitions another worker owns by now, or have no claim; the caller must `drop` or
+        `renew` them.
 
-        A claim that is older than the one we wrote was read from a replica that lags, and says nothing.
+        A claim that is older than the one we wrote was read from a lagging replica, and is ignored.
         """
         return {p for p, own in self.mine.items() if p not in found or self._is_anothers(found[p], own)}
 
@@ -404,14 +407,14 @@ class KVClaims:
         return found.revision > own.revision and not found.is_of(self._worker_id, self._incarnation)
 
     def drop(self, partitions: Iterable[str]) -> None:
-        """Own these no longer, since others do."""
+        """Drop partitions that other workers own."""
         for partition in partitions:
             if own := self.mine.pop(partition, None):
                 self._left[partition] = own.revision
                 self.lost += 1
 
     async def assert_again(self, done: Callable[[str], int], missing: Iterable[str]) -> list[Claim]:
-        """Claim anew what we own and whose claims are gone with their bucket; `done` says how far each has come."""
+        """Claim again what we own when its claims were lost with the bucket; `done` returns the progress of each."""
         wanted = []
         for partition in missing:
             old = self.mine[partition]

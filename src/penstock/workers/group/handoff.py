@@ -1,7 +1,7 @@
-"""What has to be done, in which order, so that a partition changes hands and nothing of it is lost. Pure.
+"""The steps that move a partition to another worker without losing a message, and their order. Pure.
 
-One consumer has one cursor for all its filters: a subject that is added later never gets what lies below the cursor.
-So the new owner reads that part from the stream itself, and the order of the steps keeps it there until then.
+One consumer has one cursor for all its filters: a subject that is added later never gets what lies below the cursor. So
+the new owner reads that part from the stream itself, and the order of the steps keeps it stored until then.
 
     old owner                                        new owner
     1. drain: finish what is under way, hold the rest
@@ -12,18 +12,18 @@ So the new owner reads that part from the stream itself, and the order of the st
                                                      6. settle the claim
     7. remove the subjects from its consumer
 
-A crash of the old owner before 2 leaves its claim: the leader frees it with what is known of it. That is the record in
-which the owner wrote down how far it was (`progress.py`), and the consumer's ack floor, which is a true handoff
-sequence as long as the claim is settled and the subjects are among the filters. A crash of the new owner between 3 and
-6 leaves the handoff sequence in the claim, and what was caught up with in the record. The next owner starts there.
+A crash of the old owner before 2 leaves its claim: the leader frees it with the known progress. That is the record in
+which the owner wrote its progress (`progress.py`), and the consumer's ack floor, which is a true handoff sequence as
+long as the claim is settled and the subjects are among the filters. A crash of the new owner between 3 and 6 leaves the
+handoff sequence in the claim, and what was caught up in the record. The next owner starts there.
 
-Whoever comes back with the id of a dead worker has its consumer, too. Before it changes the filters it frees what was
-its predecessor's, as the leader would, and on an Interest stream it keeps covered what its predecessor held.
+A process that restarts with the id of a dead worker also has its consumer. Before it changes the filters it frees its
+predecessor's claims, as the leader would, and on an Interest stream it keeps covering what its predecessor held.
 
-Where the retentions differ is step 7:
+Step 7 depends on the retention:
 
     limits      any time after 2: the stream keeps everything
-    workqueue   right after 2, since filters must not overlap: step 4 is refused, and tried again, until then
+    workqueue   right after 2, since filters must not overlap: step 4 is refused, and retried, until then
     interest    only after 6: the stream deletes what no consumer has a filter for, and so what was not handled yet
 """
 
@@ -41,7 +41,7 @@ from penstock.workers.partitions import Partition
 
 
 class Retention(StrEnum):
-    """What a stream keeps."""
+    """The retention policy of a stream."""
 
     LIMITS = "limits"
     WORKQUEUE = "workqueue"
@@ -50,30 +50,30 @@ class Retention(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one worker knows when it looks at its partitions."""
+    """What one worker knows about its partitions."""
 
     worker: str
     wanted: frozenset[str] | None
-    """What the assignment gives it; None while there is no assignment: then everything stays."""
+    """The partitions assigned to it; None while there is no assignment: then everything stays."""
     claims: Mapping[str, Claim]
     running: frozenset[str]
-    """What it owns and works on."""
+    """The partitions that it owns and works on."""
     held: frozenset[str]
-    """What it has freed while its consumer still covers it."""
+    """Partitions that it has freed and that its consumer still covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the worker can do now."""
+    """The steps that the worker can take now."""
 
     give: tuple[str, ...] = ()
-    """Steps 1 and 2."""
+    """Partitions for steps 1 and 2."""
     take: tuple[Claim, ...] = ()
-    """Steps 3 to 6."""
+    """Claims for steps 3 to 6."""
     let_go: tuple[str, ...] = ()
-    """Step 7."""
+    """Partitions for step 7."""
     wait: tuple[str, ...] = ()
-    """Assigned to us, and still another's."""
+    """Partitions assigned to us that another worker still owns."""
 
     @property
     def nothing(self) -> bool:
@@ -81,7 +81,7 @@ class Steps:
 
 
 def next_steps(view: View, retention: Retention) -> Steps:
-    """The steps that are due. Asked again whenever something has changed."""
+    """Return the steps that are due. Called again whenever something has changed."""
     wanted = view.running if view.wanted is None else view.wanted
     missing = sorted(wanted - view.running)
     take = [view.claims[p] for p in missing if p in view.claims and view.claims[p].owner is None]
@@ -97,8 +97,8 @@ def next_steps(view: View, retention: Retention) -> Steps:
 def may_let_go(claim: Claim | None, worker: str, retention: Retention) -> bool:
     """Whether a worker that does not work on a partition may remove its subjects from its consumer.
 
-    Never while the claim says that it is its own: were it to die then, its ack floor would count for the partition.
-    Without a claim, as after the loss of the bucket, an Interest stream keeps only what somebody covers.
+    Never while the claim names this worker as owner: if it died then, its ack floor would count for the partition.
+    Without a claim, as after the loss of the bucket, an Interest stream keeps only what a consumer covers.
     """
     if claim is None:
         return retention is not Retention.INTEREST
@@ -106,9 +106,9 @@ def may_let_go(claim: Claim | None, worker: str, retention: Retention) -> bool:
 
 
 def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) -> int | None:
-    """How far the consumers of a worker say that a partition is done; None when they do not.
+    """Return how far a partition is done according to a worker's consumers; None when they do not cover it.
 
-    A consumer that does not have the subjects has moved past them without a word, and says nothing about them.
+    A consumer without the subjects in its filters has moved past them, and says nothing about them.
     """
     if partition is None or not all(
         any(subjects.covered(subject, one.filters) for one in consumers) for subject in partition.subjects
@@ -118,8 +118,8 @@ def ack_floor(partition: Partition | None, consumers: Collection[ConsumerInfo]) 
 
 
 def after_crash(claim: Claim, floor: int | None, record: ProgressRecord | None) -> Claim:
-    """The claim of a dead worker, freed. `floor`: what `ack_floor` says; None when the consumer is gone too. `record`:
-    what its process wrote down last.
+    """Return the claim of a dead worker, freed. `floor`: the result of `ack_floor`; None when the consumer is gone too.
+    `record`: the last progress record of its process.
 
     While the owner was catching up, its ack floor says nothing about this partition: only the record and the claim do.
     """
@@ -138,7 +138,7 @@ def freed(
     consumers: Mapping[str, Collection[ConsumerInfo]],
     records: Mapping[str, ProgressRecord],
 ) -> list[Claim]:
-    """The claims of dead workers, freed with what their consumers, by worker id, and their records say."""
+    """Return the claims of dead workers, freed with the progress in their consumers (by worker id) and records."""
     return [
         after_crash(
             claim,
@@ -150,12 +150,12 @@ def freed(
 
 
 def left_behind(claims: Mapping[str, Claim], worker: str, incarnation: str) -> list[Claim]:
-    """Claims of the process that had this worker id before."""
+    """Return the claims of the process that had this worker id before."""
     return [claim for claim in claims.values() if claim.owner == worker and claim.incarnation != incarnation]
 
 
 def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]) -> list[Claim]:
-    """Claims of owners that are gone, given up, or other processes than the ones that have their ids now."""
+    """Return the claims whose owners are gone, retired, or replaced by another process with the same id."""
 
     def gone(claim: Claim) -> bool:
         record = workers.get(claim.owner or "")
@@ -165,8 +165,8 @@ def dead_claims(claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord]
 
 
 def is_needed(worker: str, claims: Collection[Claim], retention: Retention) -> bool:
-    """Whether the consumer of a worker that is gone must stay: its ack floor is still to be read, or, on an Interest
-    stream, it alone keeps messages from being deleted."""
+    """Whether the consumer of a dead worker must stay: its ack floor is still to be read, or, on an Interest stream, it
+    alone keeps messages from being deleted."""
     owned = any(claim.owner == worker for claim in claims)
     keeps = retention is Retention.INTEREST and any(worker in claim.holders for claim in claims)
     return owned or keeps

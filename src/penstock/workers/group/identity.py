@@ -1,17 +1,17 @@
-"""Who a worker is, and who leads: ids and the lead are keys in KV that their holders renew.
+"""Worker ids and leader election: both are KV keys that their holders renew.
 
-Leases are by one's own clock: no clock of another machine is ever compared with ours. Whoever holds a key writes it
-again and again. The holder trusts its lease for `ttl` seconds from when it *asked* for the last renewal that worked;
-everybody else lets the key be for `ttl` seconds from when they *saw* it change last. The second always ends later.
+Leases use the local clock: clocks of two machines are never compared. The holder writes its key regularly. It trusts
+its lease for `ttl` seconds from when it *asked* for the last successful renewal; every other process leaves the key
+alone for `ttl` seconds from when it *saw* the key change last. The second period always ends later.
 
 The key `workers.<id>` goes through these states:
 
-    active    renewed by its worker, every time with the revision of the last: a second holder is noticed at once
-    leaving   its worker hands over its partitions and goes
-    retired   the leader has given it up: whoever it was cannot renew it any more
+    active    renewed by its worker, each time with the last revision: a second holder is noticed at once
+    leaving   its worker hands over its partitions and stops
+    retired   the leader declared the worker dead: it cannot renew the key any more
     (absent)  free to be claimed, once the leader has handed over what it left behind
 
-A worker that starts again under the same `instance` name takes its id back at once, and stops the one before. The
+A worker that restarts with the same `instance` name takes its id back at once, and stops the previous process. The
 holder of the key `leader.lease` leads.
 """
 
@@ -42,7 +42,7 @@ clock: Clock = time.monotonic
 
 
 class Lease:
-    """What the holder knows. It is not valid before the first renewal."""
+    """The lease as its holder sees it. Not valid before the first renewal."""
 
     def __init__(self, ttl: float, now: Clock = clock) -> None:
         self.ttl = ttl
@@ -54,13 +54,14 @@ class Lease:
         return self._now() < self._until
 
     def renewed(self, asked_at: float) -> None:
-        """A renewal that was sent at that time has worked."""
+        """Note that a renewal sent at that time succeeded."""
         self._until = max(self._until, asked_at + self.ttl)
 
     def unanswered(self, asked_at: float) -> None:
-        """No server is there at all: nobody else could take over either, so what was valid then lasts.
+        """Extend the lease when no server is reachable: no other process could take over either, so a lease that was
+        valid then stays valid.
 
-        A process that was stopped for longer than its lease asked before it was stopped, and gets nothing by this.
+        A process that was suspended for longer than its lease sent its request before that, and gains nothing by this.
         """
         if asked_at < self._until:
             self._until = max(self._until, asked_at + self.ttl)
@@ -70,7 +71,7 @@ class Lease:
 
 
 class Sightings:
-    """What everybody else knows: when each key was last seen to change."""
+    """Leases as other processes see them: when each key was last seen to change."""
 
     def __init__(self, ttl: float, now: Clock = clock) -> None:
         self.ttl = ttl
@@ -78,7 +79,7 @@ class Sightings:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def look(self, revisions: Mapping[str, int]) -> None:
-        """These are the keys there are, with their revisions; others are forgotten."""
+        """Record the existing keys with their revisions; others are forgotten."""
         now = self._now()
         self._seen = {
             key: seen if (seen := self._seen.get(key)) and seen[0] == revision else (revision, now)
@@ -86,15 +87,15 @@ class Sightings:
         }
 
     def quiet(self, key: str) -> float:
-        """Seconds since a key was first seen with its revision; 0 for one that was not."""
+        """Return the seconds since a key was first seen with its revision; 0 for an unknown key."""
         return self._now() - self._seen[key][1] if key in self._seen else 0.0
 
     def seen(self) -> dict[str, tuple[int, float]]:
-        """The keys with their revisions, and since when they have had them."""
+        """Return the keys with their revisions, and since when they have had them."""
         return dict(self._seen)
 
     def learn(self, seen: Mapping[str, tuple[int, float]]) -> None:
-        """What somebody else in this process has seen, and we have not."""
+        """Add what another component of this process has seen and we have not."""
         self._seen = {**seen, **self._seen}
 
     def silent(self, key: str) -> bool:
@@ -103,7 +104,7 @@ class Sightings:
 
     def forget_heartbeats(self) -> None:
         """Discard heartbeat history after a pause of our own, so that no worker is declared dead because *we* were not
-        watching: everybody gets a whole lease from now on."""
+        watching: every worker gets a whole lease from now on."""
         now = self._now()
         self._seen = {key: (revision, now) for key, (revision, _) in self._seen.items()}
 
@@ -112,16 +113,16 @@ WORKERS = "workers"
 VERSION = 1
 ACTIVE, LEAVING, RETIRED = "active", "leaving", "retired"
 CONTENDED_IDS = 32
-"""Ids among which one is drawn, once another was quicker."""
+"""Number of free ids to choose from at random after another process claimed the first choice."""
 LOOKS_PER_LEASE = 5
-"""Looks at the pool during one lease, while all of its ids are taken."""
+"""Reads of the pool during one lease while all of its ids are taken."""
 
 
 class ClaimLost(PenstockError):
-    """The worker's id is no longer its own: it must stop, since another may do its work already."""
+    """The worker lost its id: it must stop, since another worker may do its work already."""
 
     def __init__(self, worker_id: str, why: str, replaced: bool = False) -> None:
-        """`replaced`: by another process of the same instance, which goes on in its place."""
+        """`replaced`: another process of the same instance has taken over."""
         super().__init__(worker_id, why)
         self.worker_id = worker_id
         self.why = why
@@ -133,12 +134,12 @@ class ClaimLost(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What a worker says about itself with every heartbeat."""
+    """What a worker reports about itself with every heartbeat."""
 
     instance: str
     """A name that stays over restarts."""
     incarnation: str = ""
-    """This one process of that name."""
+    """Identifies one process of that name."""
     state: str = ACTIVE
     labels: frozenset[str] = frozenset()
     capacity: int = 1
@@ -146,13 +147,13 @@ class WorkerRecord:
     pid: int = 0
     beat: int = 0
     applied: int = 0
-    """Version of the assignment it has carried out."""
+    """Version of the assignment it has applied."""
     mode: str = "starting"
     """`working`, `moving` while partitions change hands, or `degraded`."""
     failures: int = 0
-    """Consumer updates that failed in a row: a sign for whoever leads, and for whoever looks."""
+    """Consumer updates that failed in a row, for the leader and for operators."""
     troubles: tuple[str, ...] = ()
-    """What somebody should look at: updates that fail, partitions that do not fit, handlers that do not end."""
+    """Problems for an operator: updates that fail, partitions that do not fit, handlers that do not end."""
 
     def to_json(self) -> Json:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -170,7 +171,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdPool:
-    """The ids there are: `<prefix>-0` and so on."""
+    """The possible ids: `<prefix>-0` and so on."""
 
     prefix: str = "worker"
     size: int = 1000
@@ -187,7 +188,7 @@ def worker_key(worker_id: str) -> str:
 
 
 def workers_in(entries: Mapping[str, Entry]) -> dict[str, WorkerRecord]:
-    """The records by worker id, of all keys of the family."""
+    """Return the records by worker id, from all keys of the family."""
     prefix, found = f"{WORKERS}.", {}
     for key, entry in entries.items():
         if key.startswith(prefix):
@@ -199,7 +200,7 @@ def workers_in(entries: Mapping[str, Entry]) -> dict[str, WorkerRecord]:
 
 
 def candidates(pool: IdPool, taken: Mapping[str, WorkerRecord], instance: str, silent: frozenset[str]) -> list[str]:
-    """The ids worth a try, best first: our own from before, free ones, then those that nobody renews."""
+    """Return the ids to try, best first: our previous one, free ones, then those that are no longer renewed."""
     own = [i for i, record in taken.items() if record.instance == instance and record.state != RETIRED]
     free = [i for i in pool.ids if i not in taken]
     stale = [i for i in pool.ids if i in silent and taken[i].state != RETIRED]
@@ -218,17 +219,17 @@ class Identity:
         self.id = ""
         self.lost: ClaimLost | None = None
         self.made_again = 0
-        """How often our key was gone with the whole bucket, and had to be made again."""
+        """How often our key was lost with the whole bucket, and was created again."""
         self._revision = 0
         self._writing = asyncio.Lock()
 
     @property
     def incarnation(self) -> str:
-        """What tells this process from one that had, or has, the same id."""
+        """Distinguishes this process from another that had, or has, the same id."""
         return self.record.incarnation
 
     async def claim(self) -> str:
-        """Claim an id, however long it takes for one to be free."""
+        """Claim an id; waits until one is free."""
         sightings, crowd = Sightings(self.lease.ttl), 1
         while True:
             entries = await self._bucket.entries(WORKERS)
@@ -239,9 +240,7 @@ class Identity:
                 worker_id = random.choice(found)
                 if await self._try(worker_id, entries.get(worker_key(worker_id))):
                     return worker_id
-                crowd = (
-                    CONTENDED_IDS  # others want the same: a hundred that start together would try a hundred ids each
-                )
+                crowd = CONTENDED_IDS  # contended: a hundred that start together would try a hundred ids each
             else:
                 await asyncio.sleep(self.lease.ttl / LOOKS_PER_LEASE)
 
@@ -259,7 +258,7 @@ class Identity:
         return True
 
     async def renew(self, **changes: Any) -> None:
-        """Renew the claim, with what has changed about us. Raises `ClaimLost` for good when it is another's."""
+        """Renew the claim, with what has changed in our record. Raises `ClaimLost` when another process owns the id."""
         async with self._writing:
             if self.lost:
                 raise self.lost
@@ -272,12 +271,12 @@ class Identity:
             self.lease.renewed(asked)
 
     async def _once_more(self, key: str, value: Json, conflict: WrongRevision) -> None:
-        """The key has another revision. If it has none at all, the bucket was lost with it, and we are still we."""
+        """Handle a refused renewal. If the key does not exist, the bucket was lost with it, and we keep our id."""
         found = await self._bucket.get(key)
         try:
             if found or not self.lease.valid:
                 raise conflict
-            self._revision = await self._bucket.put(key, value, 0)  # refused where the leader has deleted the key
+            self._revision = await self._bucket.put(key, value, 0)  # refused if the leader deleted the key
             self.made_again += 1
         except WrongRevision:
             self.lease.end()
@@ -292,11 +291,11 @@ class Identity:
         return ClaimLost(self.id, "its lease ran out")
 
     def unanswered(self, asked_at: float) -> None:
-        """A renewal got no answer."""
+        """Note that a renewal got no answer."""
         self.lease.unanswered(asked_at)
 
     async def retire(self) -> None:
-        """Give the id up. It is free again once the leader has cleared away what bears its name."""
+        """Give up the id. It is free again once the leader has deleted what belongs to it."""
         async with self._writing:
             self.lease.end()
             if not self.lost:
@@ -312,7 +311,7 @@ LEADER_KEY = "leader.lease"
 
 
 class Election:
-    """One worker's candidature. `step` once every third of the lease, or sooner."""
+    """One worker's part in the leader election. Call `step` once every third of the lease, or sooner."""
 
     def __init__(self, bucket: Bucket, worker_id: str, incarnation: str, ttl: float) -> None:
         self._bucket = bucket
@@ -326,15 +325,15 @@ class Election:
         self.changes = 0
         """How often a new leader was seen."""
         self.leader: str | None = None
-        """The last one seen."""
+        """The last leader seen."""
 
     @property
     def leading(self) -> bool:
-        """Whether we lead, by our own clock: a leader that was stopped for too long knows that it is none."""
+        """Whether we lead, by our own clock: a leader that was suspended for too long knows that it no longer leads."""
         return self._lease.valid
 
     async def step(self) -> bool:
-        """Renew our lead, or take it when nobody has it; returns whether we lead."""
+        """Renew our leadership, or take it when it is free; returns whether we lead."""
         async with self._writing:
             if not self._resigned:
                 await self._step()
@@ -352,8 +351,8 @@ class Election:
             self._see(str(entry.value["worker"]))
 
     async def _look(self, entry: Entry | None) -> None:
-        """Whoever follows a leader that is silent watches its worker, too: so the next leader knows since when it is
-        silent, and does not give it a whole lease once more."""
+        """Also watch the worker key of a silent leader: so the next leader knows since when it is silent, and does not
+        give it another whole lease."""
         seen = {LEADER_KEY: entry.revision} if entry else {}
         if entry and not self._is_mine(entry.value) and self._sightings.quiet(LEADER_KEY) > self._sightings.ttl / 2:
             key = worker_key(str(entry.value.get("worker")))
@@ -362,11 +361,11 @@ class Election:
         self._sightings.look(seen)
 
     def silent_since(self) -> dict[str, tuple[int, float]]:
-        """The keys of workers that were watched: their revision, and when it was first seen."""
+        """Return the watched worker keys: their revision, and when it was first seen."""
         return self._sightings.seen()
 
     async def resign(self) -> None:
-        """Let another lead at once, and never lead again."""
+        """Release leadership at once, and never lead again."""
         async with self._writing:
             self._resigned = True
             if self._lease.valid:
@@ -385,7 +384,7 @@ class Election:
             put = self._bucket.put(LEADER_KEY, value, revision) if revision else self._bucket.create(LEADER_KEY, value)
             self._revision = await put
         except WrongRevision:
-            self._lease.end()  # another was quicker; the next step sees who
+            self._lease.end()  # another worker took it first; the next step sees which
             return
         self._lease.renewed(asked)
         self._see(self._me["worker"])

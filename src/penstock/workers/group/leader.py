@@ -1,14 +1,14 @@
-"""What the leader does besides its own work: gives up the dead, and decides who has what.
+"""The leader's duties besides its own messages: retire dead workers, and assign partitions.
 
-One `step` reads the group, and does the next thing in this order. A leader that dies in between leaves a group that
-the next one goes on with from the same place.
+One `step` reads the group, and does what is due in this order. If a leader dies in between, the next one continues from
+the same place.
 
-    1. retire        the id of a worker that is silent: from here on it cannot renew it, and stops by itself
+    1. retire        the id of a silent worker: from here on the worker cannot renew it, and stops
     2. free          its claims, with the handoff sequence that its consumer's ack floor is
-    3. clear away    its consumer, once nobody needs it any more; then its id is free for another
-    4. claim         partitions that are new are made known, free, with where they begin
-    5. assign        once things have settled, the next assignment, as one atomic batch
-    6. release       what the holder of an Interest stream keeps, once an owner's consumer does
+    3. delete        its consumer, once it is not needed any more; then its id is free for another worker
+    4. claim         create free claims for new partitions, with their first sequence
+    5. assign        once changes have settled, publish the next assignment as one atomic batch
+    6. release       what the holder of an Interest stream keeps, once an owner's consumer keeps it
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ log = logging.getLogger(__name__)
 
 
 HOLDS = "penstock.holds"
-"""Metadata: the group or the worker that a holder is for."""
+"""Consumer metadata: the group or the worker that a holder belongs to."""
 
 
 def holder_name(prefix: str) -> str:
-    """The consumer that holds messages for a group, or for a worker that is alone."""
+    """Return the name of the consumer that holds messages for a group, or for a worker without a group."""
     return f"{prefix}-holder"
 
 
 class Holder:
-    """The holding consumer of a group, or of a worker that is alone; does nothing where none is needed."""
+    """The holding consumer of a group, or of a worker without a group; does nothing where none is needed."""
 
     def __init__(self, jetstream: JetStream, stream: str, prefix: str, source: PartitionSource) -> None:
         self.stream = ""
-        """Which stream the last end was of: another one of its name has other messages."""
+        """Creation time of the stream at the last `end`: a recreated stream of the same name has other messages."""
         self._jetstream = jetstream
         self._stream = stream
         self._prefix = prefix
@@ -60,7 +60,7 @@ class Holder:
         self._needed = self._filter is not None
 
     async def begin(self) -> None:
-        """Make the consumer if it is needed; one that is there stays where it is, with the pattern's filter."""
+        """Create the consumer if it is needed; an existing one keeps its position, with the pattern's filter."""
         if self._filter is None:
             return
         info = await self._jetstream.stream_info(self._stream)
@@ -73,7 +73,7 @@ class Holder:
             await self._jetstream.create_consumer(self._stream, self._config())
 
     async def end(self) -> int:
-        """The stream's end, to be asked for before partitions are looked for."""
+        """Return the stream's last sequence; call it before partitions are discovered."""
         if not self._needed:
             return 0
         info = await self._jetstream.stream_info(self._stream)
@@ -81,13 +81,13 @@ class Holder:
         return info.state.last_seq
 
     async def release(self, through: int) -> None:
-        """Hold nothing up to there any more. Never moves back."""
+        """Stop holding messages up to `through`. Never moves back."""
         if not self._needed or not through:
             return
         name = holder_name(self._prefix)
         try:
             info = await self._jetstream.consumer_info(self._stream, name)
-        except ConsumerNotFound:  # gone with its stream, or somebody deleted it
+        except ConsumerNotFound:  # gone with its stream, or deleted
             await self.begin()
             return
         if info.ack_floor_stream_seq < through:
@@ -104,29 +104,29 @@ class Holder:
 
 
 async def delete_holder(jetstream: JetStream, stream: str, prefix: str) -> None:
-    """Hold nothing any more: the group is no more."""
+    """Delete the holding consumer of a group that was deleted."""
     with suppress(ConsumerNotFound):
         await jetstream.delete_consumer(stream, holder_name(prefix))
 
 
 def covered_through(end: int, handoffs: Collection[int | None]) -> int:
-    """Up to where nothing needs to be held. `handoffs`: of the partitions without an owner that has caught up, how far
-    each is done; None where that is not known. Pure."""
+    """Return the sequence up to which nothing needs to be held. `handoffs`: for partitions without an owner that has
+    caught up, how far each is done; None where that is not known. Pure."""
     return 0 if None in handoffs else min([end, *(handoff or 0 for handoff in handoffs)])
 
 
 BEGUN = "group.begun"
 """The key that says where in the stream the group began."""
 PROBLEMS = "assignment.problems"
-"""The key with what the leader finds wrong with the partitions."""
+"""The key with the problems that the leader finds in the partitions."""
 AUDIT_EVERY = 20
-"""Steps after which all claims are looked at, even if nothing seems to have happened."""
+"""Number of steps after which all claims are checked, even if nothing seems to have changed."""
 
 
 def situation(
     published: Published, workers: Mapping[str, WorkerRecord], partitions: Collection[Partition]
 ) -> Situation:
-    """Why there should be another assignment. Pure."""
+    """Return why a new assignment is needed. Pure."""
     if not published.version:
         return Situation.COLD_START
     if any(member not in workers or workers[member].state == RETIRED for member in published.members):
@@ -135,7 +135,7 @@ def situation(
     parked = set(published.parked)
     expected = {p for p in partitions if p.id not in parked}
     active = {worker for worker, record in workers.items() if record.state == ACTIVE}
-    # What is parked may have found a worker: then the members have changed too.
+    # A worker may now be allowed to own a parked partition: then the members have changed too.
     changed = active != set(published.members) or assigned != expected or not parked <= {p.id for p in partitions}
     by_id, owners = {p.id: p for p in partitions}, published.owners
     wished = [
@@ -147,7 +147,7 @@ def situation(
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What a leader sees when it clears away; the workers and their entries change with what it does."""
+    """The state a leader cleans up by; the workers and their entries change with its actions."""
 
     workers: dict[str, WorkerRecord]
     entries: dict[str, Entry]
@@ -156,23 +156,23 @@ class _Scene:
     records: Mapping[str, ProgressRecord]
 
     def after_crash(self, dead: Iterable[Claim]) -> list[Claim]:
-        """The claims of dead workers, freed with what their consumers and their records say."""
+        """Return the claims of dead workers, freed with the progress in their consumers and records."""
         return handoff.freed(dead, {one.id: one for one in self.partitions}, self.consumers, self.records)
 
     def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
-        """Subjects of partitions that no owner covers for certain."""
+        """Return the subjects of partitions that no owner is known to cover."""
         open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
         return [subject for partition in open_ for subject in partition.subjects]
 
 
 def problems_in(entry: Entry | None) -> tuple[str, ...]:
-    """What was written down."""
+    """Return the stored problems."""
     found = entry.value.get("problems") if entry else None
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
 class Leader:
-    """The leader's part of one member. It keeps nothing that the next leader could not read."""
+    """The leader's part of one member. All its state can be read again by the next leader."""
 
     def __init__(
         self, control: Control, bucket: Bucket, options: GroupOptions, source: PartitionSource, worker_id: str
@@ -188,31 +188,37 @@ class Leader:
         self._unclaimed = Sightings(2 * options.ttl)
         self._stabilizer = Stabilizer(options.windows)
         self.holder = Holder(control.jetstream, options.stream, options.group, source)
-        """Keeps what no partition is known for yet."""
+        """Keeps messages whose partition is not known yet."""
         self._steps = 0
         self._failing: dict[str, int] = {}
-        """Workers whose updates failed when we last looked, and how often in a row."""
+        """Workers whose consumer updates failed at the last check, and how often in a row."""
         self.problems: list[str] = []
-        """What is wrong with partitions that the source names."""
+        """Problems with partitions of the source."""
         self._problems_written: list[str] | None = None
         self.published = 0
-        """Assignments made."""
+        """Assignments published."""
         self.freed = 0
         """Partitions taken from dead workers."""
 
     async def begin(self) -> None:
-        """What must be there before anybody hears that this worker has joined: where new begins, and the holder."""
+        """Create what must exist before this worker announces itself: the group's start sequence, and the holder."""
         await self._first_sequence()
         await self.holder.begin()
 
     def forget_heartbeats(self) -> None:
-        """Discard heartbeat history after a pause of our own: no worker is declared dead for it."""
+        """Discard heartbeat history after a pause of our own, so that no worker is declared dead because of it."""
         self._sightings.forget_heartbeats()
         self._orphans.forget_heartbeats()
         self._unclaimed.forget_heartbeats()
 
+    async def has_assigned_all(self) -> bool:
+        """Whether the assignment has every current partition; an older one may have fewer."""
+        known = (await self._assignments.current()).by_id
+        partitions, _ = usable(await self._source.partitions(), known)
+        return all(partition.id in known for partition in partitions)
+
     async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
-        """Do what is due; returns whether a new assignment was published. `seen`: what we saw before we led."""
+        """Do what is due; returns whether it published an assignment. `seen`: worker keys watched before we led."""
         entries = await self._bucket.entries(identity.WORKERS)
         self._sightings.learn(seen)
         await self._retire(entries)
@@ -231,7 +237,7 @@ class Leader:
         return assigned
 
     async def _release(self, partitions: Collection[Partition], end: int) -> None:
-        """Whatever has an owner that has caught up is kept by that one's consumer."""
+        """Release what the holder need not keep: the consumer of an owner that has caught up keeps it."""
         claims, stream = claims_in(await self._bucket.entries(claim_store.CLAIMS)), self.holder.stream
         found = [claims.get(partition.id) for partition in partitions]
         known = [claim if claim and claim.stream == stream else None for claim in found]
@@ -239,7 +245,7 @@ class Leader:
         await self.holder.release(covered_through(end, open_))
 
     async def _write_problems(self) -> None:
-        """Keep what is wrong with the partitions where `group show` sees it."""
+        """Store the problems of the partitions where `group show` reads them."""
         if self.problems == self._problems_written:
             return
         if self.problems or await self._bucket.get(PROBLEMS):
@@ -259,7 +265,7 @@ class Leader:
         self._steps += 1
         return self._steps % AUDIT_EVERY == 1
 
-    # -- the dead ------------------------------------------------------------------------------------------------------
+    # -- dead workers --------------------------------------------------------------------------------------------------
 
     async def _retire(self, entries: dict[str, Entry]) -> None:
         self._sightings.look({key: entry.revision for key, entry in entries.items()})
@@ -278,7 +284,7 @@ class Leader:
     async def _clear_away(self, scene: _Scene, retention: Retention) -> None:
         await self._adopt_orphans(scene)
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
-        # In this order: whoever takes a claim was known before, so nobody's is mistaken for that of a dead one.
+        # In this order: a worker is known before it takes a claim, so no live worker's claim counts as a dead one's.
         alive = workers_in(await self._bucket.entries(identity.WORKERS))
         claims |= await self._free(handoff.dead_claims(claims, alive), scene)
         await self._forget(claims, alive, scene)
@@ -298,35 +304,35 @@ class Leader:
         return {claim.partition: claim for claim in done}
 
     async def _remove(self, worker_id: str, consumers: Iterable[ConsumerInfo], entry: Entry) -> None:
-        """First the consumer, then the id: nobody can have the id while its consumer is being deleted."""
+        """Delete first the consumer, then the id: no worker can claim the id while its consumer is being deleted."""
         current = await self._bucket.get(worker_key(worker_id))
         if current is None or current.revision != entry.revision:
-            return  # another leader was quicker, and the id may be somebody's by now
+            return  # another leader was first, and a worker may have the id by now
         for consumer in consumers:
             with suppress(ConsumerNotFound):
                 await self._control.jetstream.delete_consumer(self._options.stream, consumer.name)
-        with suppress(WrongRevision):  # another leader was quicker
+        with suppress(WrongRevision):  # another leader was first
             await self._bucket.delete(worker_key(worker_id), entry.revision)
 
     async def _disown(self, claims: Mapping[str, Claim], scene: _Scene) -> dict[str, Claim]:
-        """Nobody has to keep covering partitions that are none any more: nobody will take them."""
+        """Clear the holders of partitions that no longer exist: no worker will take them."""
         listed = {partition.id for partition in scene.partitions}
         ended = [c for p, c in claims.items() if p not in listed and c.owner is None and c.holders]
         done = await claim_store.store(self._bucket, (replace(claim, holders=()) for claim in ended))
         return {claim.partition: claim for claim in done}
 
     async def _forget(self, claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord], scene: _Scene) -> None:
-        """Remove the records of processes that are gone and own nothing any more."""
+        """Delete the records of processes that are gone and own nothing any more."""
         alive = {progress_key(worker, record.incarnation) for worker, record in workers.items()}
         needed = {progress_key(claim.owner, claim.incarnation or "") for claim in claims.values() if claim.owner}
-        with suppress(WrongRevision):  # another leader was quicker
+        with suppress(WrongRevision):  # another leader was first
             await claim_store.clear(self._bucket, scene.records.keys() - alive - needed)
 
     async def _claim_again(self, claims: Mapping[str, Claim], scene: _Scene) -> None:
-        """Create claims of assigned partitions that somebody has deleted.
+        """Create the claims of assigned partitions again after they were deleted.
 
-        Not at once: an owner that is alive writes its claim again by itself. One that died before that waits for a
-        claim when it comes back, as does whoever the partition is assigned to.
+        Not at once: a live owner writes its claim again by itself. An owner that died before that waits for a claim
+        when it restarts, as does the worker that the partition is assigned to.
         """
         assigned = (await self._assignments.current()).owners
         missing = {p.id: p for p in scene.partitions if p.id in assigned and p.id not in claims}
@@ -342,35 +348,35 @@ class Leader:
         written = {claim.partition for claim in await claim_store.store(self._bucket, wanted)}
         for claim in wanted:
             if claim.partition not in written:  # a deleted key leaves a marker, which `create` replaces
-                with suppress(WrongRevision):  # somebody has written it meanwhile
+                with suppress(WrongRevision):  # another process has written it meanwhile
                     await self._bucket.create(claim_key(claim.partition), claim.to_json())
 
     async def _adopt_orphans(self, scene: _Scene) -> None:
-        """Consumers whose worker is not known, as after the loss of the bucket, are cleared away like a dead one's.
+        """Delete consumers of unknown workers, as after the loss of the bucket, like those of dead workers.
 
-        Not at once: after that loss the living come back first, each under its id.
+        Not at once: after that loss live workers come back first, each under its id.
         """
         orphans = scene.consumers.keys() - scene.workers.keys()
         self._orphans.look(dict.fromkeys(orphans, 0))
         for worker_id in [w for w in orphans if self._orphans.silent(w)]:
             record = WorkerRecord(instance="unknown", state=RETIRED)
-            with suppress(WrongRevision):  # somebody has claimed the id meanwhile, and the consumer with it
+            with suppress(WrongRevision):  # a worker has claimed the id meanwhile, and the consumer with it
                 revision = await self._bucket.create(worker_key(worker_id), record.to_json())
                 scene.workers[worker_id] = record
                 scene.entries[worker_key(worker_id)] = Entry(record.to_json(), revision)
 
-    # -- the living ----------------------------------------------------------------------------------------------------
+    # -- live workers --------------------------------------------------------------------------------------------------
 
     async def _assign(self, workers: Mapping[str, WorkerRecord], partitions: Collection[Partition]) -> bool:
         published = await self._assignments.current()
         members = [record.member(w) for w, record in sorted(workers.items()) if record.state == ACTIVE]
         now = situation(published, workers, partitions)
         phase = await migration.phase(self._bucket)
-        if phase == migration.LEGACY and published.owners:  # the partitions are others' again
+        if phase == migration.LEGACY and published.owners:  # the old consumers have the partitions again
             await self._publish(published, Assignment(), (), members)
             return True
         if phase not in migration.AT_WORK:
-            return False  # the partitions are still others'
+            return False  # the old consumers still have the partitions
         if not self._stabilizer.due(now, (tuple(members), tuple(partitions))) or not members:
             return False
         owners = await self._claimed(partitions)
@@ -392,7 +398,7 @@ class Leader:
         self.published += 1
 
     async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:
-        """Make sure that every partition has a claim; returns the owners there are."""
+        """Create missing claims; returns the current owners by partition."""
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         missing = [p for p in partitions if p.id not in claims]
         if missing:
@@ -400,7 +406,7 @@ class Leader:
         return {p: claim.owner for p, claim in claims.items() if claim.owner}
 
     async def _first_sequence(self) -> int:
-        """New is what came since the group began, also of a partition that is first seen later."""
+        """Return where "new" starts: when the group began, also for a partition that is first seen later."""
         if self._options.start == "all":
             return 0
         info = await self._control.jetstream.stream_info(self._options.stream)
@@ -411,16 +417,17 @@ class Leader:
         try:
             value = {"stream": identity_, "sequence": first}
             await (self._bucket.put(BEGUN, value, entry.revision) if entry else self._bucket.create(BEGUN, value))
-        except WrongRevision:  # another worker was quicker
+        except WrongRevision:  # another worker was first
             return await self._first_sequence()
         return first
 
 
 def first_claim(partition: Partition, consumers: Collection[ConsumerInfo], start: int) -> Claim:
-    """The claim of a partition that has none: new, or it went with the bucket and somebody's consumer knows of it.
+    """Return the claim of a partition without one: it is new, or its claim was lost with the bucket and a consumer
+    covers it.
 
-    A consumer whose worker has not caught up with the partition has passed over messages of it: its ack floor says
-    nothing. When there is no other that covers it, everything begins anew.
+    A consumer whose worker has not caught up with the partition has skipped messages of it: its ack floor says nothing.
+    When no other consumer covers it, the partition starts from the beginning.
     """
     covering = [c for c in consumers if any(subjects.covered(s, c.filters) for s in partition.subjects)]
     if not covering:

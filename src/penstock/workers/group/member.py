@@ -1,7 +1,7 @@
-"""One life of a worker in its group: from the claim of an id to its end, by choice or by loss.
+"""One worker under one id in its group: from claiming the id until it leaves or loses the id.
 
-Three loops run side by side, so that none waits for another: the heartbeat, the look at one's own partitions, and the
-leader's look at everybody's, while this worker leads.
+Three loops run concurrently, so that none waits for another: the heartbeat, the check of the worker's own partitions,
+and the leader's check of the whole group, while this worker leads.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from penstock.workers.group.claims import (
 from penstock.workers.group.handoff import Retention, Steps, View
 from penstock.workers.group.identity import ACTIVE, LEAVING, WORKERS, ClaimLost, Election, Identity, clock, workers_in
 from penstock.workers.group.leader import Leader
+from penstock.workers.group.overview import look
 from penstock.workers.options import GroupOptions
 from penstock.workers.partitions import NoPartitionList, Partition
 from penstock.workers.pull import filters
@@ -55,18 +56,18 @@ WORKING, MOVING, DEGRADED = "working", "moving", "degraded"
 
 
 class WorkerFailed(PenstockError):
-    """One of the worker's own loops has ended: this process should end too, and be started anew."""
+    """One of the worker's own loops has ended: this process should end too, and be restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberStatistics:
-    """How a member stands."""
+    """The state of a member."""
 
     worker_id: str
     mode: str
     leads: bool
     version: int
-    """Of the assignment it works by."""
+    """Version of the assignment it works by."""
     partitions: tuple[str, ...]
     waiting_for: tuple[str, ...]
     held: tuple[str, ...]
@@ -82,7 +83,7 @@ class MemberStatistics:
 
 
 class Member:
-    """A worker with an id. `run` returns when it has left, and raises `ClaimLost` when it is no longer itself."""
+    """A worker with an id. `run` returns when it has left, and raises `ClaimLost` when it has lost its id."""
 
     def __init__(self, control: Control, options: GroupOptions, identity: Identity, bucket: Bucket) -> None:
         self._control = control
@@ -95,24 +96,24 @@ class Member:
         self._election = Election(bucket, identity.id, identity.incarnation, options.ttl)
         self._leader = Leader(control, bucket, options, options.source(control, bucket), identity.id)
         self._known: dict[str, Partition] = {}
-        """Every partition that we have had to do with."""
+        """Every partition that we have owned, covered or been assigned."""
         self._wanted: frozenset[str] | None = None
         self._version = 0
         self._covered: set[str] = set()
-        """What our consumer has the subjects of."""
+        """Partitions whose subjects our consumer filters by."""
         self._held: set[str] = set()
         self._draining: dict[str, asyncio.Task[Reached | None]] = {}
-        """What is to be given away: each by itself, so that a handler that takes long holds up no other partition."""
+        """Partitions to be released: each is drained separately, so that a slow handler holds up no other partition."""
         self._again: set[str] = set()
-        """Whose backlog is to be read in any case: they were another's while our consumer still covered them."""
+        """Partitions whose backlog is always read: another worker owned them while our consumer still covered them."""
         self._catching_up: set[str] = set()
-        """What our worker has, and may have a backlog of."""
+        """Partitions of our worker that may have a backlog."""
         self._has_inherited = False
-        """Whether nothing is left of the process that had our id before."""
+        """Whether all claims of the process that had our id before are freed."""
         self._inherited_cover: set[str] = set()
-        """What the consumer of that process has to go on covering."""
+        """Partitions that the consumer of that process must keep covering."""
         self._alone = False
-        """We leave, and nobody is there to take over: then everything is freed for whoever comes."""
+        """We leave, and no other worker is there to take over: then everything is freed for the next one."""
         self._recheck = True
         self._steps = Steps()
         self._look = asyncio.Event()
@@ -121,20 +122,20 @@ class Member:
         self._checked_at = clock()
         self._retention: Retention | None = None
         self._stream = ""
-        """When the stream was made."""
+        """The creation time of the stream."""
         self.mode = WORKING
         self.handed_over = 0
         self.caught_up = 0
         self._warned: set[str] = set()
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """What must be there before anybody hears that this worker has joined."""
+        """Create what must exist before this worker announces that it joined."""
         await self._leader.begin()
 
     async def run(self, worker: Worker) -> None:
-        """Take part until `leave` is done, or until the id is lost."""
+        """Run until `leave` is done, or until the id is lost."""
         self._worker = worker
         worker.told = self._reached
         await worker.start()
@@ -153,7 +154,7 @@ class Member:
             await worker.stop()
 
     async def leave(self) -> None:
-        """Hand over everything, and go. What nobody takes in time is left free, where the next owner will find it."""
+        """Hand over all partitions, and stop. Those that no worker takes in time are left free for the next owner."""
         if self.identity.lost or self._left.is_set():
             return
         try:
@@ -173,14 +174,14 @@ class Member:
         await self.identity.retire()
 
     async def _to_be_covered(self) -> bool:
-        """Whether others have yet to cover what we cover. On an Interest stream our consumer stays when we go, for what
-        nobody can take: nothing of it would be kept for whoever comes."""
+        """Whether other workers have yet to cover what we cover. On an Interest stream our consumer stays when we stop,
+        for partitions that no worker can take: without it their messages would not be kept for the next owner."""
         if self._retention is Retention.INTEREST and self._covered:
             return not self._alone and not self._covered.issubset((await self._assignments.current()).parked)
         return bool(self._covered)
 
     async def _others(self) -> bool:
-        """Whether somebody is left to hand over to."""
+        """Whether another worker is left to hand over to."""
         workers = workers_in(await self._bucket.entries(WORKERS))
         return any(record.state == ACTIVE for record in workers.values())
 
@@ -209,8 +210,8 @@ class Member:
         return self._control.connection.opened, self.identity.made_again
 
     def _healthy(self) -> None:
-        """After a time away, or in a new bucket, nothing that we remember is certain. It is looked at again, too, once
-        a lease."""
+        """Re-check our claims after a lost connection or in a new bucket, when nothing we remember is certain. They are
+        also re-checked once per lease."""
         self._recheck = self._recheck or clock() - self._checked_at > self._options.ttl
         if self.mode == DEGRADED or self._epoch != self._epoch_seen:
             log.info("%s: coordination is back", self.identity.id)
@@ -221,8 +222,8 @@ class Member:
         self.mode = MOVING if self._moving else WORKING
 
     async def _degraded(self, why: PenstockError) -> bool:
-        """Coordination is away: what is ours stays ours, and nothing else changes until it is back. Returns whether a
-        server says how the bucket stands."""
+        """Enter degraded mode when coordination is unavailable: we keep our partitions, and nothing else changes until
+        it is back. Returns whether a server reported the state of the bucket."""
         if self.mode != DEGRADED:
             log.warning(
                 "%s: degraded, goes on with its %d partitions: %s", self.identity.id, len(self.claims.mine), why
@@ -240,13 +241,13 @@ class Member:
         busy = self._catching_up or self._held or self._draining
         return bool(busy or self._steps.wait or not self._steps.nothing)
 
-    # -- what is written down ------------------------------------------------------------------------------------------
+    # -- progress record -----------------------------------------------------------------------------------------------
 
     def _reached(self) -> dict[str, Reached]:
         mine = self.claims.mine
         return {p: replace(r, token=mine[p].token) for p, r in self._worker.reached().items() if p in mine}
 
-    # -- our own partitions --------------------------------------------------------------------------------------------
+    # -- this worker's partitions --------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         while True:
@@ -268,7 +269,7 @@ class Member:
             return
 
     async def _step(self) -> None:
-        """Look at the assignment and at the claims it concerns, and take the steps that are due."""
+        """Read the assignment and its claims, and take the steps that are due."""
         if failure := self._worker.failure:
             raise WorkerFailed(f"{self.identity.id} cannot go on: {failure}") from failure
         if self._worker.remade or (self._stream and self._worker.stream not in ("", self._stream)):
@@ -276,7 +277,7 @@ class Member:
         retention = await self._learn()
         if not self.identity.lease.valid:
             return
-        self._held |= self._covered - self.claims.mine.keys()  # also what turned out to be another's
+        self._held |= self._covered - self.claims.mine.keys()  # also partitions that turned out to be another worker's
         if self.assigned and not self._has_inherited:
             await self._inherit(retention)
         found = await self._relevant_claims()
@@ -296,7 +297,7 @@ class Member:
         await self._settle()
 
     async def _learn(self) -> Retention:
-        """What the assignment gives us, and what kind of stream it is about."""
+        """Read our share of the assignment, and the retention of its stream."""
         if self._retention is None:
             stream = await self._control.jetstream.stream_info(self._options.stream)
             self._retention = Retention(stream.config.get("retention", "limits"))
@@ -316,7 +317,7 @@ class Member:
         return self._retention
 
     async def _relevant_claims(self) -> dict[str, Claim]:
-        """The claims of all that we own, should own, or still cover; none when there is nothing to compare."""
+        """Return the claims of what we own, should own, or still cover; none when there is nothing to compare."""
         concerned = (self._wanted or frozenset()) | self.claims.mine.keys() | self._held
         quiet = not self._held and (self._wanted is None or self._wanted == self.claims.mine.keys())
         if quiet and not self._recheck and all(claim.settled for claim in self.claims.mine.values()):
@@ -324,7 +325,7 @@ class Member:
         return claims_in(await self._bucket.values([claim_key(p) for p in sorted(concerned)]))
 
     async def _check(self, found: Mapping[str, Claim]) -> None:
-        """After a time without connection: what is another's by now is dropped, what has no claim gets one again."""
+        """After a lost connection: drop what another worker owns by now, and claim again what has no claim."""
         if not self._recheck:
             return
         changed = self.claims.compare(found)
@@ -340,24 +341,24 @@ class Member:
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     async def _stay(self, partitions: Collection[str]) -> None:
-        """What was to be given away, could not be, and is not to be given away any more goes on."""
+        """Resume partitions that were to be released, could not be, and need not be any more."""
         staying = self._draining.keys() & set(partitions)
         for partition in staying:
             self._draining.pop(partition).cancel()
         try:
             await self._worker.resume(staying)
-        except HookFailed:  # they rest until the next look
+        except HookFailed:  # they stay held until the next check
             self._drain_all(staying)
             raise
 
     async def _give(self, partitions: Collection[str]) -> frozenset[str]:
-        """1. drain, each by itself, 2. free the claims of those that are. Returns what is no longer ours."""
+        """1. drain each partition separately, 2. free the drained ones. Returns what is no longer ours."""
         if not partitions:
             return frozenset()
         self._drain_all(partitions)
         await asyncio.wait([self._draining[p] for p in partitions], timeout=self._options.look_soon)
         ended = {p: self._draining[p] for p in partitions if self._draining[p].done()}
-        for partition in [p for p, task in ended.items() if task.exception()]:  # it is drained once more
+        for partition in [p for p, task in ended.items() if task.exception()]:  # it is drained again
             log.info("%s: %s is given away later: %s", self.identity.id, partition, ended.pop(partition).exception())
             self._draining.pop(partition)
         known = {p: reached for p, task in ended.items() if (reached := task.result())}
@@ -377,7 +378,7 @@ class Member:
                 self._draining[partition] = asyncio.create_task(self._drain(partition), name=f"drain {partition}")
 
     async def _drain(self, partition: str) -> Reached | None:
-        """Finish what is being handled of it; returns how far it is, or None when it had not begun."""
+        """Finish the running handlers of a partition; returns its progress, or None when it had not started."""
         return (await self._worker.drain([partition])).get(partition)
 
     async def _let_go(self, partitions: Collection[str]) -> None:
@@ -389,19 +390,19 @@ class Member:
             self._held -= set(partitions)
 
     async def _take(self, free: Collection[Claim]) -> None:
-        """3. take the claim."""
+        """3. take the claims."""
         if not free:
             return
-        # It may have been recreated since, unnoticed by a worker that had nothing of it.
+        # The stream may have been recreated, unnoticed by a worker that owned nothing of it.
         self._stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
         taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in free)}
         self._again |= self._held & taken
         self._held -= taken
 
     async def _inherit(self, retention: Retention) -> None:
-        """Free what belongs to the process that had our id before us, with how far it came, before the filters of its
-        consumer, which is ours now, are changed: its ack floor counts for the claims. On an Interest stream its filters
-        may be all that keeps messages which nobody has handled: then they stay."""
+        """Free the claims of the process that had our id before us, with their progress, before the filters of its
+        consumer, now ours, change: its ack floor counts for the claims. On an Interest stream its filters may be all
+        that keeps unhandled messages: then they stay."""
         jetstream, options, id_ = self._control.jetstream, self._options, self.identity.id
         self._known |= (await self._assignments.current()).by_id
         consumers = await group_consumers(jetstream, options.stream, options.group)
@@ -410,7 +411,7 @@ class Member:
         keys = {progress_key(id_, claim.incarnation or "") for claim in left}
         records = records_in(await self._bucket.values(sorted(keys))) if keys else {}
         freed = await store(self._bucket, handoff.freed(left, self._known, consumers, records))
-        self._has_inherited = len(freed) == len(left)  # else the leader was quicker with some: look again
+        self._has_inherited = len(freed) == len(left)  # otherwise the leader freed some first: check again
         claims |= {claim.partition: claim for claim in freed}
         if id_ in consumers and retention is Retention.INTEREST:
             self._inherited_cover |= {p for p, c in claims.items() if id_ in c.holders and p in self._known}
@@ -421,7 +422,7 @@ class Member:
         self._held |= left
 
     async def _settle(self) -> None:
-        """4. add the subjects, 5. have the backlog read and handled, 6. settle the claims of those that are done."""
+        """4. add the subjects, 5. read and handle the backlog, 6. settle the claims of those that are done."""
         open_ = {p: c for p, c in self.claims.mine.items() if not c.settled and p not in self._draining}
         self._catching_up &= open_.keys()
         if new := open_.keys() - self._catching_up:
@@ -429,7 +430,7 @@ class Member:
             self._again -= new
             self._catching_up |= new
         if done := open_.keys() - self._worker.behind:
-            is_queue = self._retention is Retention.WORKQUEUE  # there what is not done may still be on its way
+            is_queue = self._retention is Retention.WORKQUEUE  # there what is not done may not be delivered yet
             through = {p: open_[p].handoff if is_queue else self._worker.done_through(p) for p in done}
             self.caught_up += len(await self.claims.settle(through))
 
@@ -437,7 +438,7 @@ class Member:
         await self._worker.update([self._known[p] for p in sorted(partitions)], again)
         self._covered = set(partitions)
 
-    # -- everybody's partitions ----------------------------------------------------------------------------------------
+    # -- leading the group ---------------------------------------------------------------------------------------------
 
     async def _lead(self) -> None:
         while True:
@@ -450,12 +451,12 @@ class Member:
                         self._say("the partitions", ConfigError(problem))
             except PenstockError as exc:
                 self._leader.forget_heartbeats()
-                self._election.forget_heartbeats()  # a leader that could not write either must not be given up for it
+                self._election.forget_heartbeats()  # do not declare a leader dead that could not write either
                 self._say("nobody is given up and nothing assigned for now", exc)
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
 
     def _say(self, what: str, error: PenstockError) -> None:
-        """What does not pass by itself, such as too many subjects, is a warning, the first time."""
+        """Log an error; one that does not resolve by itself, such as too many subjects, is a warning the first time."""
         lasting = isinstance(error, ConfigError | NoPartitionList) and str(error) not in self._warned
         if lasting:
             self._warned.add(str(error))
@@ -464,18 +465,27 @@ class Member:
     def count(self, metrics: WorkerMetrics) -> None:
         """Add the group's numbers to those of its worker.
 
-        `in` are claims that it took, `out` those that it gave: what it has is the difference, or was lost.
+        `in`: claims that it took, `out`: claims that it released; it owns the difference, less what it lost.
         """
         metrics.claims, metrics.leader_changes = len(self.claims.mine), self._election.changes
         metrics.handoffs.update({"in": self.claims.made - metrics.handoffs["in"]})
         metrics.handoffs.update({"out": self.handed_over - metrics.handoffs["out"]})
 
-    # -- how it stands -------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def assigned(self) -> bool:
-        """Whether there is an assignment, and we have seen it."""
+        """Whether we have read an assignment."""
         return self._wanted is not None
+
+    async def has_assigned_all(self) -> bool:
+        """Whether there is an assignment that has every partition."""
+        return self.assigned and await self._leader.has_assigned_all()
+
+    async def others_have_nothing_left(self) -> bool:
+        """Whether no partition moves, and no worker of the group has messages left."""
+        found = await look(self._control, self._options.group)
+        return found.waits_for is None and not found.moves and not any(worker.lag for worker in found.workers)
 
     def statistics(self) -> MemberStatistics:
         return MemberStatistics(
@@ -499,9 +509,10 @@ class Member:
 
 
 def _is_away_for_all(error: PenstockError, answered: bool) -> bool:
-    """Whether nobody else could renew or take over either: no server runs, or one says that the bucket takes nothing.
+    """Whether no other worker could renew or take over either: no server runs, or one says that the bucket accepts no
+    writes.
 
-    Silence says nothing of the kind: we alone may be cut off.
+    A timeout does not prove that: only our connection may be cut.
     """
     if isinstance(error, BrokerUnreachable):
         return error.refused

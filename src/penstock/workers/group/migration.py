@@ -1,18 +1,18 @@
-"""From one consumer a partition to one a worker, step by step, with a way back before the last.
+"""Migrates from one consumer per partition to one per worker, step by step; every step but the last can be undone.
 
-    shadow    write down the partitions, one for each old consumer; workers of the group may start, and get nothing yet
-    compare   count what each old consumer has before it, and what its partition would have: nothing may be missing
+    shadow    record the partitions, one for each old consumer; workers of the group may start, and get nothing yet
+    compare   count what each old consumer has left, and what its partition would have: nothing may be missing
     drain     pause the old consumers, and wait until everything they delivered is acknowledged
     switch    each partition's claim gets its old consumer's ack floor as handoff sequence; then the group may begin
-    overlap   the same without `drain` before it, while the old consumers go on: whoever handles a message first leaves
-              a mark, and the other side passes it over (`workers.overlap`). Then `drain` and `switch` end it
+    overlap   the same without `drain` before it, while the old consumers run: the first side to handle a message leaves
+              a mark, and the other side skips it (`workers.overlap`). Then `drain` and `switch` end it
     clean_up  delete the old consumers, once every partition has a settled owner
-    roll_back the group gives its partitions back, and the old consumers go on behind what it has done; on an Interest
+    roll_back the group releases its partitions, and the old consumers resume after what it has done; on an Interest
               stream the group's workers must have stopped
 
-The flag is the key `migration.state` of the group's bucket: while it says anything but `unified`, nothing is assigned.
+The flag is the key `migration.state` of the group's bucket: while it has any value but `unified`, nothing is assigned.
 A step may be repeated. On a WorkQueue stream `switch` has to delete the old consumers, since filters must not overlap;
-their configurations are kept under the key, and `roll_back` makes them again.
+their configurations are stored under the key, and `roll_back` creates them again.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ AT_WORK = frozenset({None, OVERLAP, UNIFIED})
 """Phases in which the group assigns its partitions."""
 PAUSE = timedelta(days=3650)
 LOOK_EVERY = 0.2
-"""Seconds between two looks whether the group has given its partitions back."""
+"""Seconds between two checks whether the group has released its partitions."""
 END = 1 << 63
-"""Beyond every sequence."""
+"""Above every sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """One partition as its old consumer and as the group would see it."""
+    """One partition as its old consumer and the group see it."""
 
     partition: str
     consumer: str
     unprocessed: int
-    """What the old consumer has not acknowledged."""
+    """Messages that the old consumer has not acknowledged."""
     in_flight: int
     counted: int
-    """Messages behind its ack floor that the group would begin with."""
+    """Messages above its ack floor that the group would start with."""
     left_to_group: int | None = None
-    """During an overlap: messages that the group has not passed."""
+    """During an overlap: messages that the group has not handled."""
 
     @property
     def missing(self) -> bool:
-        """Whether the group would see less than is left to do."""
+        """Whether the group would see fewer messages than are left."""
         return self.counted < self.unprocessed
 
 
 def partition_of(consumer: ConsumerInfo, prefix: str) -> Partition:
-    """The partition of an old consumer: the rest of its name, with its filters."""
+    """Return the partition of an old consumer: the rest of its name, with its filters."""
     if not consumer.filters:
         raise ConfigError(
             f"consumer {consumer.name!r} reads all of its stream, and so is not the consumer of a partition"
@@ -77,7 +77,7 @@ def partition_of(consumer: ConsumerInfo, prefix: str) -> Partition:
 
 
 def handoffs(consumers: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim]) -> list[Claim]:
-    """The free claims to write, by partition. Pure. A partition that the group has had already keeps its claim."""
+    """Return the free claims to write. Pure. A partition that the group has owned already keeps its claim."""
     made = []
     for partition, consumer in consumers.items():
         known = claims.get(partition)
@@ -87,9 +87,9 @@ def handoffs(consumers: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim])
 
 
 def unmarked(consumers: Collection[ConsumerInfo], delivered: Mapping[str, int], marks: int) -> str | None:
-    """Why an overlap may not begin yet: messages that the old side has handled without leaving a mark. Pure.
+    """Return why an overlap may not start yet: messages that the old side has handled without leaving a mark. Pure.
 
-    `delivered`: how far each old consumer had come at `shadow`, by when the old side must have left its marks.
+    `delivered`: the position of each old consumer at `shadow`, by when the old side must have left its marks.
     """
     if late := sorted(consumer.name for consumer in consumers if consumer.name not in delivered):
         return f"{', '.join(late[:5])} came after `shadow`; repeat it, then try again"
@@ -107,7 +107,7 @@ def unmarked(consumers: Collection[ConsumerInfo], delivered: Mapping[str, int], 
 def not_passed(
     legacy: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim], consumers: Collection[ConsumerInfo]
 ) -> list[str]:
-    """Partitions of which the group has not come as far as the old consumer had: there its marks still count. Pure."""
+    """Return the partitions where the group is behind the old consumer: there its marks still count. Pure."""
     busy = _floors(consumer for consumer in consumers if consumer.unprocessed)
     return sorted(
         partition
@@ -131,7 +131,7 @@ class Migration:
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     async def shadow(self) -> list[Partition]:
-        """Write down partitions and flag. Nothing about the old consumers changes."""
+        """Record the partitions and the flag. The old consumers do not change."""
         found = await self._legacy()
         if not found:
             raise ConfigError(f"stream {self._stream!r} has no consumers whose names begin with {self._prefix!r}")
@@ -144,7 +144,7 @@ class Migration:
         return partitions
 
     async def compare(self) -> list[Parity]:
-        """What both sides have before them now."""
+        """Count what both sides have left now."""
         found = await self._legacy()
         partitions = {c.name: partition_of(c, self._prefix) for c in found}
         floors = {partitions[c.name].id: c.ack_floor_stream_seq for c in found}
@@ -157,14 +157,14 @@ class Migration:
         ]
 
     async def _left_to_group(self, partitions: Collection[Partition]) -> dict[str, int]:
-        """What each partition has behind its owner's ack floor, or behind its handoff sequence while it has none."""
+        """Count each partition's messages above its owner's ack floor, or its handoff sequence without an owner."""
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         floors = _floors(await self._of_group())
         done = {p: max(c.handoff, floors.get(c.owner or "", 0) if c.settled else 0) for p, c in claims.items()}
         return await self._behind(partitions, done)
 
     async def _behind(self, partitions: Collection[Partition], done: Mapping[str, int]) -> dict[str, int]:
-        """Messages of each partition behind what is done of it."""
+        """Count the messages of each partition above what is done."""
         await self._control.ready()
         measured = await stored.measure(self._control.connection, self._jetstream, self._stream, partitions, done)
         return {
@@ -177,19 +177,19 @@ class Migration:
     async def drain(self, force: bool = False) -> int:
         """Pause the old consumers; returns how many messages they have delivered that are not acknowledged yet.
 
-        `force`: nobody will acknowledge them any more. The group handles them again, and all that was acknowledged
-        behind the first of them.
+        `force`: they will never be acknowledged. The group handles them again, and everything that was acknowledged
+        above the first of them.
         """
         now = await self._require(SHADOW, DRAINED, OVERLAP)
         for consumer in await self._legacy():
             await self._jetstream.pause_consumer(self._stream, consumer.name, PAUSE)
         left = sum(consumer.ack_pending for consumer in await self._legacy())
         if not left or force:
-            await self._flag(now if now == OVERLAP else DRAINED, forced=force)  # in an overlap the group goes on
+            await self._flag(now if now == OVERLAP else DRAINED, forced=force)  # in an overlap the group keeps running
         return left
 
     async def overlap(self) -> int:
-        """Let the group begin while the old consumers go on; returns how many partitions there are.
+        """Start the group while the old consumers run; returns the number of partitions.
 
         Both sides handle through `workers.overlap`, the old one since before `shadow`. Not for work queues.
         """
@@ -218,7 +218,7 @@ class Migration:
         return len(by_partition)
 
     async def switch(self) -> int:
-        """Hand the partitions over to the group; returns how many. From here on the group assigns them."""
+        """Hand the partitions over to the group; returns how many. From then on the group assigns them."""
         now = await self._require(DRAINED, UNIFIED, OVERLAP)
         found = await self._legacy()
         forced = (await self._state()).get("forced", False)
@@ -245,26 +245,26 @@ class Migration:
         return len(found)
 
     async def _clear_marks(self, legacy: Mapping[str, ConsumerInfo], claims: Mapping[str, Claim]) -> None:
-        """Once the group has passed everything that the old side can have done."""
+        """Delete the marks once the group has passed everything that the old side can have done."""
         if open_ := not_passed(legacy, claims, await self._of_group()):
             raise ConfigError(f"the group has yet to pass what was done of {', '.join(open_[:5])}; try again later")
         await self._jetstream.delete_stream(self._marks.stream)
 
     async def roll_back(self, within: float = 0.0) -> int:
-        """Let the old consumers go on behind what the group has done; returns how many. Workers of the group have so
-        many seconds to give their partitions back; with none, and on an Interest stream, they must have stopped."""
+        """Resume the old consumers after what the group has done; returns how many. Workers of the group have `within`
+        seconds to release their partitions; with 0, and on an Interest stream, they must have stopped."""
         state, retention = await self._state(), await self._retention()
         came_from = state.get("from") if state["phase"] == LEGACY else state["phase"]
         if retention is Retention.INTEREST or not within:
             claims = await self._given_back(0.0)
             await self._flag(LEGACY, **{"from": came_from})
         else:
-            await self._flag(LEGACY, **{"from": came_from})  # with this the group's leader takes its partitions away
+            await self._flag(LEGACY, **{"from": came_from})  # on this flag the group's leader unassigns its partitions
             claims = await self._given_back(within)
         if retention is not Retention.INTEREST:
             await self._delete(await self._of_group())
         present = {consumer.name for consumer in await self._legacy()}
-        if came_from == OVERLAP:  # then the old consumers get everything, and pass over what is marked
+        if came_from == OVERLAP:  # then the old consumers get everything, and skip what is marked
             claims = {}
         for name, config in state["legacy"].items():
             await self._restore(name, config, claims.get(name.removeprefix(self._prefix)), retention, name in present)
@@ -273,7 +273,7 @@ class Migration:
         return len(state["legacy"])
 
     async def _given_back(self, within: float) -> dict[str, Claim]:
-        """The claims, once nobody owns any."""
+        """Return the claims once none has an owner."""
         deadline = clock() + within
         while True:
             claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
@@ -290,12 +290,12 @@ class Migration:
         current = await self._jetstream.consumer_info(self._stream, name)
         if claim and claim.handoff > current.ack_floor_stream_seq and retention is not Retention.WORKQUEUE:
             await self._jetstream.reset_consumer(self._stream, name, claim.handoff + 1)
-        if claim and retention is Retention.INTEREST:  # a reset leaves behind what it passes over
+        if claim and retention is Retention.INTEREST:  # a reset leaves skipped messages unacknowledged
             for subject in current.filters:
                 await self._jetstream.purge_stream(self._stream, subject=subject, before_seq=claim.handoff + 1)
         await self._jetstream.resume_consumer(self._stream, name)
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- current state -------------------------------------------------------------------------------------------------
 
     async def _legacy(self) -> list[ConsumerInfo]:
         consumers = await self._jetstream.consumers(self._stream)
@@ -306,7 +306,8 @@ class Migration:
         return [consumer for some in found.values() for consumer in some]
 
     async def load(self) -> tuple[int, float]:
-        """What the group has before it, and what share of what it has out is not out for the first time."""
+        """Return how many messages the group has left, and the share of its unacknowledged messages that are
+        redeliveries."""
         consumers = await self._of_group()
         out = sum(consumer.ack_pending for consumer in consumers)
         again = sum(consumer.redelivered for consumer in consumers)
@@ -341,7 +342,7 @@ class Migration:
         await self._bucket.put(MIGRATION_KEY, {**await self._state(), "phase": to, **more})
 
     async def _write_down(self, consumers: Collection[ConsumerInfo]) -> None:
-        """How the old consumers are, for the way back, and how far they are."""
+        """Store the configurations of the old consumers, for `roll_back`, and their positions."""
         legacy = {c.name: {k: v for k, v in c.config.items() if k != "pause_until"} for c in consumers}
         delivered = {c.name: c.delivered_stream_seq for c in consumers}
         state = {"v": 1, "phase": SHADOW, "stream": self._stream, "legacy": legacy, "delivered": delivered}
@@ -349,7 +350,7 @@ class Migration:
 
 
 async def phase(bucket: Bucket) -> str | None:
-    """How far a migration to the group has come; None when there is none."""
+    """Return the phase of a migration to the group; None when there is none."""
     entry = await bucket.get(MIGRATION_KEY)
     return str(entry.value["phase"]) if entry else None
 
@@ -359,7 +360,7 @@ def _group_of(consumer: ConsumerInfo) -> str:
 
 
 def _floors(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:
-    """How far each worker of the group is: the least of its consumers' ack floors."""
+    """Return the progress of each worker of the group: the lowest of its consumers' ack floors."""
     found: dict[str, int] = {}
     for consumer in consumers:
         worker = _noted(consumer, "worker")

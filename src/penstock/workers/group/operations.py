@@ -1,8 +1,8 @@
-"""What an operator does with a group: list, pause, move a partition, seek, delete.
+"""An operator's actions on a group: list, pause, move a partition, seek, delete.
 
-Pauses and moves are written into the assignment that is in force, and every later one keeps them: workers and leader
-see them with their next look. Seeking and deleting are for groups that have no workers: whoever still ran would go on
-with what it remembers.
+Pauses and moves are written into the current assignment, and every later one keeps them: workers and leader see them at
+their next check. Seek and delete need a group without workers: a running worker would continue with the state it has in
+memory.
 """
 
 from __future__ import annotations
@@ -28,56 +28,56 @@ from penstock.workers.options import RESERVED, bucket_name, overlap_bucket
 from penstock.workers.pull.consumer import WORK_QUEUE, group_consumers, stream_identity
 
 TRIES = 5
-"""Writes of a wish, while leaders make new assignments at the same time."""
+"""Attempts to write a setting while leaders publish new assignments at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """A partition that was sent somewhere else."""
+    """A partition whose position was changed."""
 
     partition: str
     before: int
-    """Everything up to there was done."""
+    """Everything up to this sequence was done."""
     after: int
-    """Everything up to there counts as done now."""
+    """Everything up to this sequence counts as done now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What went with a group."""
+    """What was deleted with a group."""
 
     consumers: tuple[str, ...]
     bucket: str
 
 
 class Groups:
-    """The groups of a server, in the hands of an operator."""
+    """An operator's access to the groups of a server."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._jetstream = control.jetstream
 
     async def names(self) -> list[str]:
-        """What may be groups, by the names of their buckets."""
+        """Return the names of possible groups, by the names of their buckets."""
         prefix = stream_of(bucket_name(""))
         found = await self._jetstream.stream_names()
         return sorted({name.removeprefix(prefix) for name in found if name.startswith(prefix)} - RESERVED)
 
     async def all(self) -> list[GroupOverview]:
-        """Every group there is, by name."""
+        """Return every group, by name."""
         return [
             await look(self._control, name) for name in await self.names() if await group_exists(self._control, name)
         ]
 
     async def pause(self, group: str) -> None:
-        """Have its workers begin no message until `resume`; they keep their partitions."""
+        """Stop its workers from starting handlers until `resume`; they keep their partitions."""
         await self._wish(group, paused=True)
 
     async def resume(self, group: str) -> None:
         await self._wish(group, paused=False)
 
     async def move(self, group: str, partition: str, worker: str | None) -> None:
-        """Have a worker own a partition for as long as it is there; None: whoever the strategy chooses."""
+        """Pin a partition to a worker for as long as that worker is present; None: the strategy chooses."""
         found = await self._published(group)
         if partition not in found.owners and partition not in found.parked:
             raise ConfigError(f"group {group!r} has no partition {partition!r}; `group show --partitions` lists them")
@@ -92,10 +92,10 @@ class Groups:
     async def seek(
         self, group: str, first: int, partitions: Collection[str] = (), *, force: bool = False
     ) -> list[Sought]:
-        """Have partitions (none named: all) go on with the first message at or above a sequence.
+        """Move partitions (none named: all) to the first message at or above a sequence.
 
         Raises `ConfigError` while the group has workers, unless `force` says that they are dead; and on a work queue,
-        where what is done is gone, and what is skipped would stay.
+        where finished messages are deleted, and skipped ones would stay.
         """
         bucket = await self._without_workers(group, force)
         published = await self._published(group)
@@ -114,26 +114,26 @@ class Groups:
         written = {claim.partition for claim in await claim_store.store(bucket, made)}
         if missed := sorted({claim.partition for claim in made} - written):
             raise ConfigError(f"{', '.join(missed[:5])} changed meanwhile: does a worker run after all?")
-        if stream.config.get("retention") != Retention.INTEREST:  # there it is they that keep messages
+        if stream.config.get("retention") != Retention.INTEREST:  # there the consumers keep messages
             await self._forget_consumers(group, published.stream)
         return [Sought(claim.partition, claim.handoff, first - 1) for claim in chosen]
 
     async def delete(self, group: str, *, force: bool = False) -> Deleted:
-        """Delete its consumers and all that is known of it; messages stay, except what an Interest stream kept for
-        this group only. Raises `ConfigError` while it has workers, unless `force` says that they are dead."""
+        """Delete its consumers and its buckets; messages stay, except what an Interest stream kept for this group only.
+        Raises `ConfigError` while it has workers, unless `force` says that they are dead."""
         bucket = await self._without_workers(group, force)
         stream = (await self._published(group)).stream
         names = await self._forget_consumers(group, stream) if stream else []
         if stream:
             with suppress(StreamNotFound):
                 await delete_holder(self._jetstream, stream, group)
-        for one in (overlap_bucket(group), bucket.name):  # the group's own at last: until then it can be done again
+        for one in (overlap_bucket(group), bucket.name):  # the group's own last: until then this can be repeated
             with suppress(StreamNotFound):
                 await self._jetstream.delete_stream(stream_of(one))
         return Deleted(tuple(names), bucket.name)
 
     async def _forget_consumers(self, group: str, stream: str) -> list[str]:
-        """Without its workers the consumers of a group say only how far it came, which its claims do."""
+        """Delete the consumers of a stopped group: they only hold its progress, which its claims hold too."""
         try:
             found = await group_consumers(self._jetstream, stream, group)
         except StreamNotFound:
@@ -175,5 +175,5 @@ class Groups:
 
 
 def _sought(claim: Claim, done: int, stream: str) -> Claim:
-    """The claim, free, with what counts as done. Pure."""
+    """Return the claim, free, with the sequence that counts as done. Pure."""
     return replace(claim.freed(Reached(done)), handoff=done, tries=NO_TRIES, stream=stream)

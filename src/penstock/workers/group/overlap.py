@@ -1,16 +1,16 @@
-"""Two sides that both get every message, and one of them handles it: for as long as both have to run.
+"""Lets two sides receive every message while only one of them handles it, for as long as both have to run.
 
-Each message has a key `<subject>.<stream sequence>` in the bucket `penstock-overlap_<group>`. Whoever is first writes
-it, and every later write states the revision that it replaces, so that of two that want the same one is refused:
+Each message has a key `<subject>.<stream sequence>` in the bucket `penstock-overlap_<group>`. The first side creates
+it, and every later write states the revision that it replaces, so that of two writers one is refused:
 
-    begun   somebody handles the message, and writes the key again and again meanwhile
-    open    a try has failed: whoever comes next may begin at once
-    done    nobody handles it again
+    begun   a side handles the message, and renews the key meanwhile
+    open    an attempt has failed: either side may start at once
+    done    the message is not handled again
 
-Who finds `begun` waits, in its turn, so that each side keeps the order of its partitions. Who sees that nobody writes
-the key any more takes over, and is told that there were tries before: one that was killed may have had its effect.
+A side that finds `begun` waits, so that each side keeps the order of its partitions. When the key is no longer renewed
+it takes over, and is told of the earlier attempts: one that was killed may have had its effect.
 
-The bucket forgets a key after its window. A message that is older cannot be decided, and is refused.
+Keys expire after the window. An older message cannot be decided, and is refused.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ BEGUN, OPEN, DONE = "begun", "open", "done"
 WINDOW = 3600.0
 LEASE = 10.0
 RENEWALS = 3
-"""Writes of a key during one lease, while its message is handled."""
+"""Renewals of a key during one lease while its message is handled."""
 SAFE = 0.9
-"""Share of the window within which a key is there for certain, whatever the clocks say."""
+"""Share of the window within which a key certainly exists, whatever the clocks say."""
 LOOKS = Backoff(first=0.01, most=0.1)
-"""Between two looks at a message that the other side handles."""
+"""Delays between two reads of a key while the other side handles its message."""
 
 
 class WindowPassed(PenstockError):
-    """A message is so old that its key may be forgotten already."""
+    """A message is so old that its key may have expired."""
 
     def __init__(self, key: str, window: float) -> None:
         super().__init__(key, window)
@@ -67,7 +67,7 @@ class WindowPassed(PenstockError):
 
 
 class TurnLost(Unavailable):
-    """The other side has taken a message over that this one still handled: it was stopped, or cut off, for too long."""
+    """The other side took over a message that this one still handled: it was suspended, or cut off, for too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,16 @@ class Turn:
     """The right to handle one message."""
 
     key: str
-    """Subject and sequence: an id for the effect."""
+    """Subject and sequence: an idempotency key for the effect."""
     token: int
     """Larger for every later turn of the same message."""
     tries: int
-    """Tries before this one that did not say that they were done. One that was killed may have had its effect: look."""
+    """Earlier attempts that did not report completion. One that was killed may have had its effect: check."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """A key that we have written."""
+    """A key that this process has written."""
 
     turn: Turn
     id: str
@@ -96,17 +96,17 @@ class _Held:
 
 @dataclass(slots=True)
 class OverlapCounts:
-    """What one side has done."""
+    """Counters of one side."""
 
     handled: int = 0
     left: int = 0
     """Messages that the other side had done."""
     taken_over: int = 0
-    """Messages that somebody else had begun."""
+    """Messages that another process had started."""
 
 
 class Overlap:
-    """One process's part in an overlap; `open` makes one. Old and new side do the same."""
+    """One process's part in an overlap, created by `open`. Old and new side do the same."""
 
     def __init__(self, control: Control, group: str, name: str, lease: float) -> None:
         self.counts = OverlapCounts()
@@ -124,11 +124,11 @@ class Overlap:
     async def open(
         cls, settings: Settings, group: str, *, name: str = "", lease: float = LEASE, window: float = WINDOW
     ) -> AsyncIterator[Overlap]:
-        """Take part in the overlap on the way to this group, on a connection of its own.
+        """Join the overlap of the migration to this group, on a separate connection.
 
-        `lease`: seconds after which a process that does not write its keys any more is taken for dead; shorter than the
-        `ack_wait` of the old consumers. `window`: seconds that a key is kept; longer than either side can be behind.
-        Who comes first decides it. Once the migration is cleaned up, everything is handled as if there were no overlap.
+        `lease`: seconds after which a process that does not renew its keys counts as dead; shorter than the `ack_wait`
+        of the old consumers. `window`: seconds that a key is kept; longer than either side can be behind. The first
+        process decides it. Once the migration is cleaned up, everything is handled as if there were no overlap.
         """
         control = await Control.connect(settings)
         try:
@@ -147,7 +147,7 @@ class Overlap:
         self._window = seconds(info.config["max_age"])
 
     async def _is_over(self) -> bool:
-        """Whether the migration is done, and its keys are cleared away."""
+        """Whether the migration is done, and its keys are deleted."""
         if not self._over and not await self._bucket.exists():
             there = await self._group.exists()
             self._over = there and await migration.phase(self._group) == migration.UNIFIED
@@ -158,9 +158,9 @@ class Overlap:
     # -- one message ---------------------------------------------------------------------------------------------------
 
     def around(self, handler: Handler) -> AsyncHandler:
-        """A handler for a group's worker that handles only what the other side has not.
+        """Return a handler for a group's worker that handles only what the other side has not.
 
-        Tries of the other side count as tries: `delivery_count` says so.
+        Attempts of the other side count: `delivery_count` includes them.
         """
         call = HandlerRunner(handler).call
 
@@ -175,13 +175,13 @@ class Overlap:
     async def turn(self, subject: str, sequence: int, stored_at: datetime) -> AsyncIterator[Turn | None]:
         """Handle the message inside, and acknowledge it afterwards; None: it is done, only acknowledge it.
 
-        1. the key says `begun` (crash after: who waits takes over once the lease has passed, and sees `tries`)
-        2. what stands inside has its effect (crash after: the same, and the effect may be there)
+        1. the key says `begun` (crash after: the other side takes over once the lease has expired, and sees `tries`)
+        2. the body of the `async with` has its effect (crash after: the same, and the effect may have happened)
         3. the key says `done` (crash after: it is delivered again, and found done)
         4. the message is acknowledged, outside
 
-        What is raised inside opens the message for anybody at once, and is raised on. Raises `WindowPassed` for a
-        message that is too old, and `TurnLost` at the end of one that was taken over meanwhile.
+        An exception inside sets the key to `open` at once, and propagates. Raises `WindowPassed` for a message that is
+        too old, and `TurnLost` at the end of one that was taken over meanwhile.
         """
         held = await self._begin(f"{subject}.{sequence}", stored_at)
         if held is None:
@@ -205,7 +205,7 @@ class Overlap:
         looks, waits, entry = Sightings(self._lease), LOOKS.delays(), None
         while True:
             if may_begin(entry, looks.silent(key)):
-                with suppress(WrongRevision):  # somebody was quicker; the next look tells how far they are
+                with suppress(WrongRevision):  # the other side was first; the next read tells its state
                     return await self._take(key, entry, stored_at)
             elif entry and entry.value["state"] == DONE:
                 return None
@@ -226,11 +226,11 @@ class Overlap:
             await asyncio.sleep(self._lease / RENEWALS)
             async with held.writing:
                 if not held.ended:
-                    with suppress(Unavailable, OutcomeUnknown):  # nobody else could take it over either
+                    with suppress(Unavailable, OutcomeUnknown):  # the other side could not take it over either
                         await self._write(held, BEGUN)
 
     async def _done(self, held: _Held) -> None:
-        """Say it until it is heard, for as long as nobody could have taken over."""
+        """Write `done`, with retries for as long as the other side cannot have taken over."""
         waits, until = LOOKS.delays(), clock() + self._lease
         async with held.writing:
             held.ended = True
@@ -248,23 +248,23 @@ class Overlap:
         async with held.writing:
             held.ended = True
             if not held.lost:
-                with suppress(PenstockError):  # the lease ends all the same
+                with suppress(PenstockError):  # the lease expires anyway
                     await self._write(held, OPEN)
 
     async def _write(self, held: _Held, state: str) -> bool:
-        """Whether the message is still ours."""
+        """Write the key; returns whether the message is still ours."""
         key, value = held.turn.key, self._value(state, held.turn.tries + 1, held.id)
         try:
             held.revision = await self._put(key, value, held.revision)
         except WrongRevision:
             found = await self._bucket.get(key)
             held.lost = found is None or found.value["id"] != held.id
-            if found and not held.lost:  # our own, of which we had no answer
+            if found and not held.lost:  # our own write whose answer was lost
                 held.revision = await self._put(key, value, found.revision)
         return not held.lost
 
     async def _put(self, key: str, value: Json, revision: int) -> int:
-        """The new revision; 0 once the overlap is over, and there is nothing to write to."""
+        """Write a key; returns its new revision, or 0 once the overlap is over and the bucket is gone."""
         if self._over:
             return 0
         try:
@@ -286,5 +286,5 @@ def may_begin(entry: Entry | None, silent: bool) -> bool:
 
 
 def passed(stored_at: datetime, since: datetime, window: float, now: datetime) -> bool:
-    """Whether a key that was written may be forgotten: none is older than its message, or than the bucket. Pure."""
+    """Whether a written key may have expired: no key is older than its message, or than the bucket. Pure."""
     return now - max(stored_at, since) > timedelta(seconds=SAFE * window)

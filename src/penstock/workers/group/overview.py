@@ -1,4 +1,4 @@
-"""How a group stands, seen from outside: workers, partitions, owners, lag, and what is on the move."""
+"""The state of a group, read from outside: workers, partitions, owners, lag, and moves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAMILIES = (identity.WORKERS, claim_store.CLAIMS, assignment.ASSIGNMENT, "leader
 
 @dataclass(frozen=True, slots=True)
 class WorkerOverview:
-    """One worker."""
+    """The state of one worker."""
 
     id: str
     state: str
@@ -36,37 +36,37 @@ class WorkerOverview:
     labels: tuple[str, ...]
     leads: bool
     partitions: int
-    """That it owns."""
+    """Number of partitions that it owns."""
     applied: int
     """Version of the assignment it works by."""
     lag: int | None
-    """Messages that its consumers have before them or out; None when it has no consumer."""
+    """Messages that its consumers have not delivered or not acknowledged; None when it has no consumer."""
     redelivered: int
     failures: int = 0
     """Updates of its consumer that failed in a row."""
     troubles: tuple[str, ...] = ()
-    """What somebody should look at."""
+    """Problems for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionOverview:
-    """One partition."""
+    """The state of one partition."""
 
     id: str
     subjects: tuple[str, ...]
     assigned: str | None
-    """Whose it should be; None when nobody may have it."""
+    """The worker it is assigned to; None when no worker may own it."""
     owner: str | None
     handoff: int
     token: int | None
-    """Of its owner."""
+    """Fencing token of its owner."""
     move: str | None
-    """What it waits for, while it changes hands."""
+    """What it waits for while its owner changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOverview:
-    """A group at one moment."""
+    """A snapshot of a group."""
 
     group: str
     stream: str
@@ -77,10 +77,10 @@ class GroupOverview:
     waits_for: str | None = None
     """What must happen before anything is assigned; None when it is."""
     problems: tuple[str, ...] = ()
-    """What the leader finds wrong with the partitions."""
+    """Problems that the leader finds in the partitions."""
     paused: bool = False
     pins: Mapping[str, str] = field(default_factory=dict)
-    """Partitions that `group move` put where they are."""
+    """Partitions pinned by `group move`."""
 
     @property
     def moves(self) -> tuple[PartitionOverview, ...]:
@@ -89,13 +89,13 @@ class GroupOverview:
 
 
 async def group_exists(control: Control, group: str) -> bool:
-    """Whether there is a group of that name. Other buckets may have names like those of groups."""
+    """Whether a group of that name exists. Other buckets may have names like those of groups."""
     bucket = Bucket(control, bucket_name(group))
     return await bucket.exists() and bool(await bucket.entries(*FAMILIES, "partitions"))
 
 
 async def look(control: Control, group: str) -> GroupOverview:
-    """Read all of a group. Raises `ConfigError` when there is none of that name."""
+    """Read the state of a group. Raises `ConfigError` when there is none of that name."""
     bucket = Bucket(control, bucket_name(group))
     if not await bucket.exists():
         raise ConfigError(f"there is no group {group!r} on this server: no worker of that name has ever joined")
@@ -106,7 +106,7 @@ async def look(control: Control, group: str) -> GroupOverview:
 
 @dataclass(frozen=True, slots=True)
 class GroupShares:
-    """What is assigned and what is claimed: most of a large group, and what changes least."""
+    """The assignment and the claims: most of a large group, and what changes least."""
 
     published: Published
     claims: Mapping[str, Claim]
@@ -127,9 +127,9 @@ def overview(
     consumers: Mapping[str, Collection[ConsumerInfo]],
     ownership: GroupShares | None = None,
 ) -> GroupOverview:
-    """The group that these keys and consumers, by worker id, make up. Pure.
+    """Build the overview of a group from its keys, and its consumers by worker id. Pure.
 
-    `ownership` of the same entries, where it is known already.
+    `ownership`: computed from the same entries, if already known.
     """
     known = ownership or GroupShares.of(entries)
     published = known.published
@@ -153,7 +153,7 @@ def overview(
 def _waits_for(
     group: str, version: int, workers: Mapping[str, WorkerRecord], leader: str | None, migrating: Entry | None
 ) -> str | None:
-    """What must happen before the group has an assignment. Pure."""
+    """Return what must happen before the group has an assignment. Pure."""
     phase = str(migrating.value["phase"]) if migrating else None
     if phase == migration.LEGACY:
         return f"`penstock group migrate {group} shadow`: its migration was rolled back"
@@ -212,7 +212,7 @@ def _partition(name: str, subjects: tuple[str, ...], assigned: str | None, claim
 
 
 def movement(assigned: str | None, claim: Claim | None) -> str | None:
-    """What a partition waits for; None when it is where it should be. Pure."""
+    """Return what a partition waits for; None when its assigned worker has settled. Pure."""
     if assigned is None:
         return "parked: no worker has its labels"
     if claim is None or claim.owner is None:
@@ -227,6 +227,6 @@ def _family(entries: Mapping[str, Entry], family: str) -> dict[str, Entry]:
 
 
 def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """`worker-2` before `worker-10`."""
+    """Sort key that puts `worker-2` before `worker-10`."""
     parts = name.replace(".", "-").split("-")
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts)

@@ -1,4 +1,4 @@
-"""A group of workers on one stream: each handles its share of the partitions, and shares move without a loss.
+"""A group of workers on one stream: each handles its share of the partitions, and shares move without loss.
 
 async with WorkerGroup(settings, GroupOptions(group="billing", stream="BILLING", source=...), handle) as group:
     await group.until_stopped()
@@ -31,13 +31,13 @@ from penstock.workers.worker import Worker
 log = logging.getLogger(__name__)
 
 REJOIN_AFTER = 0.5
-"""Seconds, at most, before a worker that has lost its id claims another."""
+"""Maximum seconds before a worker that has lost its id claims another."""
 JOIN_WITHIN = 60.0
-"""Seconds in which a server that was reached may be without a leader, or busy, before joining is given up."""
+"""Seconds that joining is retried while a reachable server has no leader, or is busy."""
 
 
 def check_times(options: GroupOptions, consumer: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` when the group's consumers could not be, or would be gone too early."""
+    """Raise `ConfigError` when the group's consumers could not be created, or would be deleted too early."""
     made = ConsumerOptions(stream=options.stream, worker_id="x", prefix=options.group, **consumer)
     if made.inactive_threshold <= options.ttl:
         raise ConfigError(
@@ -49,8 +49,8 @@ def check_times(options: GroupOptions, consumer: Mapping[str, Any]) -> None:
 class WorkerGroup:
     """One worker of a group. For one event loop; `async with` joins and leaves.
 
-    Handlers get a fencing token with every message: whatever keeps their effects should refuse a token lower than the
-    highest it has seen for the partition. Without that, an owner that was cut off may do something twice.
+    Handlers get a fencing token with every message: the store of their effects should refuse a token lower than the
+    highest it has seen for the partition. Without that, an owner that was cut off may repeat an effect.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WorkerGroup:
         consumer: Mapping[str, Any] | None = None,
         worker: WorkerOptions | None = None,
     ) -> None:
-        """`consumer` are fields of `ConsumerOptions`, besides its names; `worker` says how handlers are called."""
+        """`consumer`: fields of `ConsumerOptions` except its names; `worker`: how handlers are called."""
         self.options = options
         self.member: Member | None = None
         self.worker: Worker | None = None
@@ -79,7 +79,7 @@ class WorkerGroup:
         self._leaving = False
 
     async def _check_stream(self, control: Control, bucket: Bucket) -> None:
-        """Raise when the stream is not there, or is another than the group's: its partitions would go unhandled."""
+        """Raise when the stream does not exist, or is not the group's: its partitions would not be handled."""
         await control.jetstream.stream_info(self.options.stream)
         stream = await Assignments(bucket).stream()
         if stream and stream != self.options.stream:
@@ -88,7 +88,7 @@ class WorkerGroup:
                 f"give this one another name, or delete bucket {bucket.name!r} if that group is no more"
             )
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Join the group: returns once an id is claimed. Partitions come with the next assignment."""
@@ -135,16 +135,17 @@ class WorkerGroup:
 
     def _may_rejoin(self, exc: PenstockError) -> bool:
         if isinstance(exc, ClaimLost) and exc.replaced:
-            return False  # else the two would take the id from each other for ever
+            return False  # otherwise the two would take the id from each other forever
         passing = isinstance(exc, ClaimLost | Unavailable | OutcomeUnknown) or is_retryable(exc)
         return self._joined.is_set() and self.options.rejoin and passing
 
     def _may_join(self, exc: PenstockError, join_by: float) -> bool:
-        """Whoever mistyped an address should hear of it; one that was right may be without a leader for a while."""
+        """Whether to retry joining: a wrong address should fail, but a server that was reached may be without a leader
+        for a while."""
         return not self._joined.is_set() and self._reached and is_retryable(exc) and time.monotonic() < join_by
 
     async def _take_part(self) -> None:
-        """One life under one id, with connections of its own."""
+        """Run under one id, with separate connections."""
         control = await Control.connect(self._settings)
         self._reached = True
         try:
@@ -160,7 +161,7 @@ class WorkerGroup:
             self.worker = self._make_worker(identity.id, self.member)
             await self.member.prepare()
             self._joined.set()
-            if self._leaving:  # told so while it was about to take part again
+            if self._leaving:  # `stop` was called while it was rejoining
                 await self.member.leave()
                 return
             await self.member.run(self.worker)
@@ -171,7 +172,7 @@ class WorkerGroup:
         claims = member.claims
 
         async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
-            """Where a consumer that must be made begins: behind what the claims say is done."""
+            """Return the start of a consumer to be created: after what the claims say is done."""
             if any(claims.token(p.id) is None for p in partitions if p.id in claims.mine):
                 raise Unavailable(
                     f"{worker_id} lost its lease and cannot create a consumer until its claims are confirmed again; "
@@ -194,22 +195,33 @@ class WorkerGroup:
             permitted=lambda: claims.certain,
         )
 
-    # -- how it stands -------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def worker_id(self) -> str | None:
-        """The id it has now."""
+        """The current worker id."""
         return self.member.identity.id if self.member else None
 
+    async def has_nothing_left(self) -> bool:
+        """Whether every partition has an owner and ours are handled; without partitions of our own, whether all others'
+        are.
+
+        False before the first assignment.
+        """
+        if self.worker is None or self.member is None or not await self.member.has_assigned_all():
+            return False
+        own = self.worker.partitions
+        return await (self.worker.has_nothing_left() if own else self.member.others_have_nothing_left())
+
     def metrics(self) -> list[WorkerMetrics]:
-        """Its numbers for `consume.metrics.serve`; none before it has joined."""
+        """Return its metrics for `consume.metrics.serve`; empty before it has joined."""
         if self.worker is None or self.member is None:
             return []
         self.member.count(self.worker.metrics)
         return [self.worker.metrics]
 
     def health(self) -> Health:
-        """Whether it should be started anew, and what it waits for before it can handle messages."""
+        """Return whether it should be restarted, and what it waits for before it can handle messages."""
         if self._running is None or self._running.done():
             return Health(broken=f"this worker of group {self.options.group!r} does not run")
         if self.worker is None or self.member is None:
@@ -221,7 +233,7 @@ class WorkerGroup:
         return Health(waiting="" if self.member.assigned else "waits for its first assignment")
 
     def statistics(self) -> MemberStatistics:
-        """How this worker stands. Raises before it has joined."""
+        """Return the state of this worker. Raises before it has joined."""
         if self.member is None:
             raise PenstockError(f"this worker has not joined group {self.options.group!r} yet; call start first")
         return self.member.statistics()

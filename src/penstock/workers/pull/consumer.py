@@ -1,11 +1,11 @@
-"""The one durable consumer of a worker: its filters follow the partitions, and nothing else of it ever changes.
+"""The durable consumer of a worker: its filters follow the partitions, and nothing else of it changes.
 
-Changes are collected for a short window, applied at most once an interval, and left out when they change nothing. When
-an update fails the consumer goes on with its last good filters: nobody stops pulling because of it.
+Changes are collected for a short window, applied at most once per interval, and skipped when they change nothing. When
+an update fails the consumer keeps its last good filters, and the worker keeps pulling.
 
-A subject that is added to a living consumer has its backlog passed over: the consumer's one cursor is beyond it. The
-update that adds it also notes it in the consumer's metadata, in one step, and `all_caught_up` takes the note away. So a
-worker that dies in between finds out when it comes back.
+A subject that is added to an existing consumer has its backlog skipped: the consumer's one cursor is beyond it. The
+update that adds it also records it in the consumer's metadata, in one request, and `all_caught_up` clears that. So a
+worker that dies in between finds the backlog when it restarts.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ log = logging.getLogger(__name__)
 
 
 class UpdateFailed(Unavailable):
-    """A consumer could not be updated; it goes on with its last good filters, and the change is tried again."""
+    """A consumer could not be updated; it keeps its last good filters, and the change is retried."""
 
 
 class UpdateStatus(Enum):
-    """What became of an update."""
+    """The result of an update."""
 
     CREATED = "created"
-    """At least one consumer had to be made."""
+    """At least one consumer was created."""
     UPDATED = "updated"
     SKIPPED = "skipped"
-    """The filters are as they should be already."""
+    """The filters were already correct."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """The filters are now those of the partitions given, or of those given to a later call."""
+    """The result of `update`: the filters are now those of its partitions, or of a later call's."""
 
     status: UpdateStatus
     subjects: int
-    """Filter subjects now."""
+    """Number of filter subjects now."""
     added: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     passed_over: frozenset[str] = frozenset()
-    """Subjects whose backlog will not be delivered: they were added to a consumer that existed, now or by an earlier
+    """Subjects whose backlog will not be delivered: they were added to an existing consumer, now or by an earlier
     update, and `all_caught_up` was not called since."""
 
 
 SHOWN = 5
-"""Subjects of a change that a line has room for."""
+"""Maximum number of changed subjects shown in one line."""
 
 
 def difference(before: Set[str], after: Set[str]) -> str:
-    """What an update changes, in a line. Pure."""
+    """Describe what an update changes, in one line. Pure."""
     signed = (
         [f"+{subject}" for subject in sorted(after - before)],
         [f"-{subject}" for subject in sorted(before - after)],
@@ -78,7 +78,7 @@ Permission = Callable[[], bool]
 
 
 def always() -> bool:
-    """For a worker whose names nobody else can have."""
+    """Permit every change: for a worker whose names no other process can have."""
     return True
 
 
@@ -88,17 +88,17 @@ Trouble = Callable[[PenstockError, int], None]
 
 WORK_QUEUE = "workqueue"
 BEHIND = "penstock.behind"
-"""Metadata: the subjects whose backlog was passed over and is not caught up with."""
+"""Consumer metadata: the subjects whose backlog was skipped and is not caught up with."""
 WRITTEN_AGAIN = "penstock.written-again"
-"""Metadata: when the consumer was last written without a change."""
+"""Consumer metadata: when the consumer was last written without a change."""
 
 
 class StreamRemade(Unavailable):
-    """The stream is another one than before: what was done of it says nothing about this one."""
+    """The stream was recreated: progress on the old one does not apply to it."""
 
 
 def stream_identity(stream: StreamInfo) -> str:
-    """What tells a stream from another one that had its name: when it was made."""
+    """Return what distinguishes a stream from an earlier one of the same name: its creation time."""
     return stream.created.isoformat() if stream.created else ""
 
 
@@ -117,26 +117,26 @@ class WorkerConsumer:
         before_removal: Callable[[str], None] = lambda name: None,
         before_creation: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`permitted` is asked before anything is changed: another process may have our names by now.
+        """`permitted` is called before every change: another process may have our names by now.
 
-        `before_removal` is told of a consumer that is going to be removed, so that nobody pulls from it, and
-        `before_creation` of one that is going to be made: what came from another one of its name says nothing about it.
+        `before_removal` is called with a consumer that will be deleted, so that pulling from it stops, and
+        `before_creation` with one that will be created: deliveries of an earlier one of its name do not apply to it.
         """
         self.options = options
         self.failures = 0
         """Updates that failed since the last good one."""
         self.trouble = ""
-        """What the last of them was to change, and why it could not."""
+        """What the last failed update was to change, and why it failed."""
         self.applied: Shards = ()
-        """The filters that the server has, as far as is known."""
+        """The filters that the server has, as far as we know."""
         self.created = ""
-        """When the stream was made, so that another one of its name is told from it; known after the first contact."""
+        """Creation time of the stream, to recognise a recreated one; known after the first contact."""
         self.remade = False
-        """Whether the stream was deleted and made again: nothing that was known of it counts any more."""
+        """Whether the stream was deleted and created again: nothing known of the old one applies."""
         self.retention = ""
-        """The stream's; known after the first contact."""
+        """The stream's retention; known after the first contact."""
         self.direct = False
-        """Whether messages of the stream can be read many at a time, without a consumer; known with it."""
+        """Whether the stream allows batched direct get; known after the first contact."""
         self._jetstream = jetstream
         self._positions = positions or no_positions()
         self._metrics = metrics or WorkerMetrics(options.worker_id, options.consumer)
@@ -155,11 +155,11 @@ class WorkerConsumer:
         self._doubtful = False
         """Whether a write failed: the server may have other filters than `applied`."""
         self._behind: frozenset[str] = frozenset()
-        """Subjects whose backlog was passed over."""
+        """Subjects whose backlog was skipped."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The consumers that there are now."""
+        """The names of the current consumers."""
         return tuple(self.options.name(i) for i, shard in enumerate(self.applied) if shard)
 
     @property
@@ -169,10 +169,10 @@ class WorkerConsumer:
     # -- updates ---------------------------------------------------------------------------------------------------
 
     async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:
-        """Make the filters those of these partitions, together with what others ask for meanwhile.
+        """Set the filters to those of these partitions; concurrent calls share one update.
 
         Returns when the server has them. Raises `SubjectCapExceeded` at once, with nothing changed; `UpdateFailed`
-        after several tries, with the last good filters in place and the change still to be made.
+        after several attempts, with the last good filters in place and the change still pending.
         """
         chosen = tuple(partitions)
         found = filters.subject_set(chosen)
@@ -184,7 +184,7 @@ class WorkerConsumer:
         target = filters.plan(chosen, self.applied, options.max_subjects, options.max_consumers, options.universe)
         self._partitions = chosen
         if self._desired is not None:
-            self._metrics.update_skipped()  # an update that was not made yet is replaced by this one
+            self._metrics.update_skipped()  # this one replaces an update that was not sent yet
         elif target == self.applied and not self._doubtful:
             self._metrics.update_skipped()
             return self._outcome(UpdateStatus.SKIPPED, self.applied, self.applied)
@@ -196,7 +196,7 @@ class WorkerConsumer:
         return await waiting
 
     def fits(self, partitions: Collection[Partition]) -> bool:
-        """Whether consumers that have these partitions, and no others, stay below the cap."""
+        """Whether consumers with exactly these partitions stay below the cap."""
         options = self.options
         try:
             filters.plan(partitions, (), options.max_subjects, options.max_consumers, options.universe)
@@ -205,7 +205,7 @@ class WorkerConsumer:
         return True
 
     def forget(self) -> None:
-        """Know nothing of the stream and of the consumers any more."""
+        """Drop all cached state of the stream and the consumers."""
         self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
         self._behind = frozenset()
 
@@ -234,11 +234,11 @@ class WorkerConsumer:
             if self._desired == target:
                 self._desired = None
                 self._answer(outcome)
-            else:  # somebody asked for more meanwhile: they all hear of the last one
+            else:  # `update` was called again meanwhile: all callers get the last result
                 await asyncio.sleep(self._time_to_wait())
 
     def _time_to_wait(self) -> float:
-        """Seconds until the next update: the window, or longer when the last one was just made."""
+        """Return the seconds until the next update: the window, or longer right after the last one."""
         return max(self.options.window, self._last_applied + self.options.min_interval - _now())
 
     def _failed(self, error: PenstockError, tries: int) -> None:
@@ -269,7 +269,7 @@ class WorkerConsumer:
     # -- the server ------------------------------------------------------------------------------------------------
 
     async def _write(self, target: Shards) -> UpdateOutcome:
-        """Bring every consumer to its filters; removals first, so that a work queue never sees an overlap."""
+        """Update the filters of every consumer; removals first, so that a work queue never sees an overlap."""
         before, created = self.applied, False
         async with self._writing:
             doubtful, self._doubtful = self._doubtful, True
@@ -290,7 +290,7 @@ class WorkerConsumer:
         return UpdateOutcome(status, len(new), new - old, old - new, self._behind)
 
     async def _adopt(self) -> None:
-        """Learn what an earlier run of this worker left: subjects that its consumer has are not passed over."""
+        """Read the consumers of an earlier run of this worker: subjects that they filter by are not skipped."""
         async with self._writing:
             if self._adopted:
                 return
@@ -313,14 +313,14 @@ class WorkerConsumer:
         return True
 
     async def _put(self, shard: int, subjects: frozenset[str]) -> bool:
-        """Update the consumer, or make it when it is not there; says whether it was made.
+        """Update the consumer, or create it when it does not exist; returns whether it was created.
 
-        What it has, and what is noted of it, is read from the server: an update whose answer was lost counts too.
+        Its filters and metadata are read from the server: an update whose answer was lost counts too.
         """
         behind = frozenset[str]()
 
         def change(config: Json) -> Json:
-            """Only what may change: a field that the server refuses to change is written back as it was read."""
+            """Change only what may change: a field that the server refuses to change is written back as it was read."""
             nonlocal behind
             self._ask_permission()
             single = config.pop("filter_subject", None)
@@ -339,7 +339,7 @@ class WorkerConsumer:
         return False
 
     async def all_caught_up(self) -> None:
-        """What was passed over has been read: take the notes away."""
+        """Clear the metadata about skipped backlogs: they have been read."""
         if not self._behind or self._desired is not None:
             return
         async with self._writing:
@@ -349,12 +349,12 @@ class WorkerConsumer:
             self._behind = frozenset()
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
-        """Make the consumer so that it begins behind what is done of every partition."""
+        """Create the consumer so that it starts after what is done of every partition."""
         if stream_identity(await self._jetstream.stream_info(self.options.stream)) != self.created:
             self.remade = True
             raise StreamRemade(f"stream {self.options.stream!r} was deleted and made again")
-        start, done = None, await self._positions(self._partitions)  # raises when they are no longer ours
-        if self.retention != WORK_QUEUE:  # there what is done is gone, and a consumer must begin at the beginning
+        start, done = None, await self._positions(self._partitions)  # raises when we no longer own them
+        if self.retention != WORK_QUEUE:  # there finished messages are deleted, and a consumer must deliver all
             start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
         self._ask_permission()
@@ -362,14 +362,14 @@ class WorkerConsumer:
         return await self._jetstream.create_consumer(self.options.stream, config)
 
     async def _remove(self, shard: int) -> None:
-        """A consumer without filters would read the whole stream: one that has nothing to read goes."""
+        """Delete a consumer that has no subjects left: without filters it would read the whole stream."""
         self._ask_permission()
         self._before_removal(self.options.name(shard))
         with suppress(ConsumerNotFound):
             await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
 
     async def present(self) -> dict[str, ConsumerInfo]:
-        """The consumers as the server has them; one that has vanished is made again, from the positions."""
+        """Return the consumers as the server has them; one that has vanished is created again, from the positions."""
         found = {}
         async with self._writing:
             for shard, subjects in enumerate(self.applied):
@@ -384,7 +384,7 @@ class WorkerConsumer:
         return found
 
     async def allow_pending(self, count: int) -> None:
-        """Let the server have so many unacknowledged messages out; for messages that wait without being held here."""
+        """Set `max_ack_pending` on the server, for messages that wait without being held in memory."""
         self._max_ack_pending = max(count, self.options.max_ack_pending)
         async with self._writing:
             self._ask_permission()
@@ -393,19 +393,19 @@ class WorkerConsumer:
                 await self._jetstream.update_consumer(self.options.stream, name, change)
 
     async def replicas(self) -> list[ReplicaInfo]:
-        """The replicas of the consumers, as those who lead them see them."""
+        """Return the replicas of the consumers, as their leaders see them."""
         infos = [await self._jetstream.consumer_info(self.options.stream, name) for name in self.names]
         return [replica for info in infos for replica in info.replicas]
 
     async def write_again(self) -> None:
-        """Have every server look at the configuration again: a note changes, and nothing else."""
+        """Make every server read the configuration again: only a metadata value changes."""
         async with self._writing:
             self._ask_permission()
             for name in self.names:
                 await self._jetstream.update_consumer(self.options.stream, name, _written_again)
 
     async def reset(self, name: str, first: int | None) -> None:
-        """Have a consumer go on at a sequence, or behind its ack floor, and count its deliveries from 1."""
+        """Reset a consumer to a sequence, or to after its ack floor; its delivery count restarts at 1."""
         async with self._writing:
             self._ask_permission()
             await self._jetstream.reset_consumer(self.options.stream, name, first)
@@ -423,7 +423,7 @@ def _now() -> float:
 
 
 async def group_consumers(jetstream: JetStream, stream: str, group: str) -> dict[str, list[ConsumerInfo]]:
-    """The consumers of a group's workers, by worker id."""
+    """Return the consumers of a group's workers, by worker id."""
     found: dict[str, list[ConsumerInfo]] = {}
     for consumer in await jetstream.consumers(stream):
         metadata = consumer.config.get("metadata") or {}
@@ -433,7 +433,7 @@ async def group_consumers(jetstream: JetStream, stream: str, group: str) -> dict
 
 
 def passed_over(info: ConsumerInfo) -> list[str]:
-    """The subjects of a consumer whose backlog its worker has not caught up with, by the consumer's own note."""
+    """Return the subjects whose backlog a worker has not caught up with, from its consumer's metadata."""
     return _noted(info.config)
 
 
@@ -468,17 +468,17 @@ def _replaced(shards: Shards, index: int, subjects: frozenset[str]) -> Shards:
 
 LOOK_EVERY = 10.0  # seconds
 TIMES = 3
-"""So often a consumer is written again, one look after the other: what is in its way may be written later."""
+"""Number of times a consumer is written again, once per check: what blocks one write may itself be written later."""
 
 
 class Absence:
-    """Whether a node was away, and how often consumers were written since. Pure."""
+    """Tracks whether a node was away, and how often consumers were written since. Pure."""
 
     def __init__(self) -> None:
-        self._due = TIMES  # who has just come does not know whether somebody was away before
+        self._due = TIMES  # at the start it is unknown whether a node was away before
 
     def over(self, away: bool) -> bool:
-        """One look: whether consumers are to be written now."""
+        """Record one check; returns whether to write the consumers now."""
         if away:
             self._due = TIMES
             return False
@@ -487,20 +487,20 @@ class Absence:
 
 
 class NodeWatch:
-    """Looks at the replicas of a worker's consumers from time to time."""
+    """Checks the replicas of a worker's consumers periodically."""
 
     def __init__(self, consumer: WorkerConsumer) -> None:
         self._consumer = consumer
         self._absence = Absence()
 
     async def run(self) -> None:
-        """Look for as long as the worker lives."""
+        """Check for as long as the worker runs."""
         while True:
             await asyncio.sleep(LOOK_EVERY)
             try:
                 await self._look()
             except PenstockError as exc:
-                self._absence.over(away=True)  # somebody does not answer
+                self._absence.over(away=True)  # a server does not answer
                 log.info("%s: its replicas cannot be looked at now: %s", self._consumer.options.consumer, exc)
 
     async def _look(self) -> None:

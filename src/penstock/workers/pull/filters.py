@@ -1,4 +1,4 @@
-"""From partitions to the filter subjects of a worker's consumers: deduplicated, compressed, placed. Pure."""
+"""Computes the filter subjects of a worker's consumers from its partitions: deduplicated, compressed, placed. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 from penstock.workers.partitions import Partition
 
 Shards = tuple[frozenset[str], ...]
-"""The filter subjects of the first consumer, of the second, and so on; empty ones have no consumer."""
+"""The filter subjects of each consumer, first to last; an empty set has no consumer."""
 
 
 class SubjectCapExceeded(ConfigError):
@@ -33,15 +33,15 @@ class SubjectCapExceeded(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class SubjectSet:
-    """The filters that a set of partitions needs, each once."""
+    """The deduplicated filters of a set of partitions."""
 
     subjects: frozenset[str]
     duplicates: int
-    """Subjects that came more than once, or that another one covers: a sign that partitions overlap."""
+    """Subjects that occur more than once, or that another one covers: a sign that partitions overlap."""
 
 
 def subject_set(partitions: Iterable[Partition]) -> SubjectSet:
-    """The subjects of all partitions; the server refuses filters of one consumer that overlap, so covered ones go."""
+    """Return the subjects of all partitions; covered ones are dropped, since the server refuses overlapping filters."""
     listed = [subject for partition in partitions for subject in partition.subjects]
     unique = set(listed)
     wide = [subject for subject in unique if not subjects.is_literal(subject)]
@@ -51,10 +51,10 @@ def subject_set(partitions: Iterable[Partition]) -> SubjectSet:
 
 
 def compressed(wanted: frozenset[str], universe: Collection[str], cap: int) -> frozenset[str]:
-    """At most `cap` filters, if wildcards can make it so few; else as few as they can.
+    """Return at most `cap` filters, if wildcards can achieve that; otherwise as few as they can.
 
-    A wildcard stands only where every subject of `universe` that it matches is wanted: a worker must not be sent what
-    belongs to another. Subjects that are not in the universe must not exist in the stream.
+    A wildcard is used only where every subject of `universe` that it matches is wanted: a worker must not receive
+    another's messages. Subjects that are not in the universe must not exist in the stream.
     """
     others = [subject for subject in universe if not subjects.covered(subject, wanted)]
     filters = wanted
@@ -64,7 +64,8 @@ def compressed(wanted: frozenset[str], universe: Collection[str], cap: int) -> f
 
 
 def _best_wildcard(filters: frozenset[str], others: Sequence[str]) -> str | None:
-    """The wildcard in one token that replaces most filters, and overlaps neither others nor the filters it leaves."""
+    """Return the wildcard in one token that replaces most filters, and overlaps neither others nor the remaining
+    filters."""
     replaced: Counter[str] = Counter()
     for filter_ in filters:
         tokens = filter_.split(".")
@@ -81,7 +82,7 @@ def _best_wildcard(filters: frozenset[str], others: Sequence[str]) -> str | None
 
 
 def placed(wanted: frozenset[str], current: Shards, cap: int, most: int) -> Shards:
-    """The subjects on at most `most` consumers with at most `cap` each. Raises `SubjectCapExceeded`.
+    """Distribute the subjects over at most `most` consumers with at most `cap` each. Raises `SubjectCapExceeded`.
 
     A subject stays on the consumer that has it: moving it would be a handoff from one cursor to another.
     """
@@ -103,11 +104,11 @@ def placed(wanted: frozenset[str], current: Shards, cap: int, most: int) -> Shar
 def fitting(
     partitions: Collection[Partition], kept: Collection[str], fits: Callable[[list[Partition]], bool]
 ) -> list[Partition]:
-    """As many of the partitions as fit, those that are kept first, then by id. Pure."""
+    """Return as many of the partitions as fit, kept ones first, then by id. Pure."""
     ordered = sorted(partitions, key=lambda partition: (partition.id not in kept, partition.id))
     if fits(ordered):
         return ordered
-    few, many = 0, len(ordered)  # so few fit, so many do not
+    few, many = 0, len(ordered)  # this many fit, this many do not
     while many - few > 1:
         half = (few + many) // 2
         few, many = (half, many) if fits(ordered[:half]) else (few, half)
@@ -115,9 +116,9 @@ def fitting(
 
 
 def plan(partitions: Iterable[Partition], current: Shards, cap: int, most: int, universe: Collection[str]) -> Shards:
-    """What each consumer of the worker should filter by. Wildcards only when a universe is given, and only if needed.
+    """Return the filters of each consumer of the worker. Wildcards only when a universe is given, and only if needed.
 
-    Compression is not used once there is more than one consumer: it would have to know what lies on which.
+    Compression is not used with more than one consumer: it would have to know which subjects are on which.
     """
     wanted = subject_set(partitions).subjects
     if universe and len(wanted) > cap:
@@ -126,7 +127,7 @@ def plan(partitions: Iterable[Partition], current: Shards, cap: int, most: int, 
 
 
 def left_out(count: int) -> list[str]:
-    """Partitions that are not served for lack of room."""
+    """Describe partitions that are not served because of the subject cap."""
     if not count:
         return []
     return [

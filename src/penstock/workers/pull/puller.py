@@ -1,4 +1,4 @@
-"""The worker's pull loop: one session after the other, where what they bring goes, and what keeps them going."""
+"""The worker's pull loop: runs one session after the other, routes messages to lanes, and does periodic maintenance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_REMEMBERED_SUBJECTS = 100_000
-"""Subjects below wildcards that are remembered with their lane."""
+"""Maximum number of subjects below wildcards whose lane is cached."""
 
 
 class Routes:
@@ -55,7 +55,7 @@ class Routes:
         self._found: dict[str, Lane | None] = {}
 
     def add(self, partition: Partition, lane: Lane) -> None:
-        """Messages of the partition's subjects go to this lane."""
+        """Route the partition's subjects to this lane."""
         for subject in partition.subjects:
             if subjects.is_literal(subject):
                 self.literal[subject] = lane
@@ -64,14 +64,14 @@ class Routes:
         self._found.clear()
 
     def remove(self, partition: Partition) -> None:
-        """Its subjects lead nowhere."""
+        """Remove the routes of a partition."""
         for subject in partition.subjects:
             self.literal.pop(subject, None)
         self._wild = [(filter_, lane) for filter_, lane in self._wild if filter_ not in partition.subjects]
         self._found.clear()
 
     def lane(self, subject: str) -> Lane | None:
-        """The lane of a subject; None when it belongs to nobody here."""
+        """Return the lane of a subject; None when this worker does not handle it."""
         if (lane := self.literal.get(subject)) or not self._wild:
             return lane
         if subject not in self._found:
@@ -86,11 +86,11 @@ def _first(wild: Iterable[tuple[str, Lane]], subject: str) -> Lane | None:
 
 
 class NoDeadLetters(ConfigError):
-    """A message should be given up, and nobody said where to."""
+    """A message should be given up, and no dead-letter subject is configured."""
 
 
 class SessionAnswers:
-    """Answers over the session of the moment; what is done without one is acknowledged by the next."""
+    """Answers over the current session; messages finished without one are acknowledged by the next."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class SessionAnswers:
         on_trial: Callable[[str, int], Awaitable[None]],
         worker: str | None = None,
     ) -> None:
-        """`reader` names the whole group on dead letters: their replay is for whichever worker has the partition.
+        """`reader` names the whole group in dead letters: their replay goes to the current owner of the partition.
 
-        `worker` is one that belongs to no group: it gives up for itself alone, whoever else has that name.
+        `worker`: a worker without a group; it gives up for itself alone, whatever other worker has that name.
         """
         self.session: PullSession | None = None
         self._on_trial = on_trial
         self.acks: list[str] = []
-        """What is done and not yet acknowledged; every session takes from here, so none of them is lost with one."""
+        """Finished messages to be acknowledged; all sessions take from here, so none is lost with a session."""
         self._connection = connection
         self._stream = stream
         self._reader = reader
@@ -130,7 +130,7 @@ class SessionAnswers:
         await self._on_trial(partition_id, sequence)
 
     async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
-        """Store the message with its reason below the subject for dead letters."""
+        """Store the message with its reason below the dead-letter subject."""
         if self._dlq is None:
             raise NoDeadLetters(f"{letter.reason}; name a subject for dead letters (dlq) to get past such a message")
         reader = GivenUpBy(self._stream, self._reader, self._worker)
@@ -138,9 +138,9 @@ class SessionAnswers:
 
 
 LOOK_INTERVAL = 0.1
-"""Seconds between two maintenance passes while messages wait here."""
+"""Seconds between two maintenance passes while messages wait in memory."""
 IDLE_LOOK_INTERVAL = 0.5
-"""The same while none wait: waking up would cost an idle worker more than its messages do."""
+"""The same while none wait: more wakeups would cost an idle worker more than its messages do."""
 BUSY_MESSAGES = 500
 """Messages since the last pass after which the next one comes soon, so that batch sizes follow the handlers."""
 EXTENSIONS_PER_ACK_WAIT = 3
@@ -157,7 +157,7 @@ class Upkeep:
         options: WorkerOptions,
         read: Callable[[Lane, list[int]], object],
     ) -> None:
-        """`read` begins to read messages from the stream that a lane has put aside."""
+        """`read` starts to read a lane's parked messages from the stream."""
         self.batch = BatchSize(capacity(consumer.options.max_ack_pending))
         self._dispatcher = dispatcher
         self._consumer = consumer
@@ -169,10 +169,10 @@ class Upkeep:
         self._handled = self._seen = 0
         self.long_running = LongRunning()
         self._message_size = 0.0
-        """Bytes of a message, about; at once as large as those that come, and only slowly less."""
+        """Approximate bytes of a message; rises at once to the size of received ones, and falls slowly."""
 
     def room(self) -> int:
-        """Messages that may still come, besides those that were asked for."""
+        """Return how many more messages may be requested."""
         return self._most - self._dispatcher.held
 
     @property
@@ -182,27 +182,27 @@ class Upkeep:
 
     @property
     def _kept(self) -> int:
-        """Messages that a slow partition may hold: of large ones fewer, so that it leaves room for others."""
+        """Messages that a slow partition may hold: fewer if they are large, so that it leaves room for others."""
         large = self._most < capacity(self._consumer.options.max_ack_pending)
         return min(self._options.max_in_flight, max(1, self._most // 4)) if large else self._options.max_in_flight
 
     def request_bytes(self, max_payload: int) -> int:
-        """Bytes that one request may bring."""
+        """Return `max_bytes` for one pull request."""
         return request_bytes(self._options.max_bytes, max_payload)
 
     def came(self, batch: list[Message]) -> None:
-        """Learn how large messages are."""
+        """Update the average message size."""
         size = sum([len(message.data) for message in batch]) / len(batch)
         self._message_size = max(size, AVERAGE_DECAY * self._message_size)
 
     def pause(self, session: PullSession | None) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next pass."""
         since, self._seen = self._dispatcher.handled - self._seen, self._dispatcher.handled
         waits = self._dispatcher.held or self._dispatcher.some_parked
         return LOOK_INTERVAL if waits or since > BUSY_MESSAGES or session is None else IDLE_LOOK_INTERVAL
 
     async def look(self, session: PullSession) -> None:
-        """One look. Raises what the server refuses."""
+        """Do one maintenance pass. Raises when the server refuses a request."""
         self._dispatcher.owners_changed()
         self._observe()
         self.long_running.look(self._dispatcher.lanes.values())
@@ -223,7 +223,7 @@ class Upkeep:
                 self._read(lane, back)
 
     def _observe(self) -> None:
-        """Let the batches follow the handlers."""
+        """Adapt the batch size to the speed of the handlers."""
         now, handled = time.monotonic(), self._dispatcher.handled
         if now - self._observed >= BATCH_SECONDS / 2:
             self.batch.observe(handled - self._handled, now - self._observed, idle=self._dispatcher.held == 0)
@@ -244,7 +244,7 @@ class Upkeep:
         session.write(messages.in_progress(waiting))
 
     async def _widen(self, parked: int) -> None:
-        """Let the server have more out while messages of slow partitions wait there."""
+        """Raise `max_ack_pending` while messages of slow partitions wait at the server."""
         needed = pending_needed(parked, self._consumer.options.max_ack_pending, self._options.max_parked)
         if needed > self._allowed or (needed < self._allowed and not parked):
             self._allowed = needed
@@ -256,11 +256,11 @@ FOR_EVER = 10 * 365 * 86400.0  # seconds
 
 
 MIN_SESSION_SECONDS = 1.0
-"""Seconds after which a session that ends does not count as a failure to begin."""
+"""A session that lasted this many seconds does not count as a failure to start."""
 
 
 class Puller:
-    """Pulls for as long as the worker lives."""
+    """Pulls for as long as the worker runs."""
 
     def __init__(
         self,
@@ -273,11 +273,11 @@ class Puller:
         metrics: WorkerMetrics,
     ) -> None:
         self.connects = 0
-        """How often it began to pull anew."""
+        """Number of sessions started."""
         self.routes = Routes()
-        """Which lane a message goes to."""
+        """Maps a message to its lane."""
         self.settling = asyncio.Lock()
-        """Held by whoever changes what is pulled from, or what is done with it."""
+        """Held while the consumers to pull from, or the lanes of their messages, change."""
         self._connection = connection
         self._jetstream = jetstream
         self._consumer = consumer
@@ -287,10 +287,10 @@ class Puller:
         self._metrics = metrics
         self._inboxes: dict[str, str] = {}
         self.cursors: dict[str, int] = {}
-        """The highest sequence that came, by consumer."""
+        """The highest delivered sequence, by consumer."""
 
     async def serve(self) -> None:
-        """Pull over one connection after the other, for as long as the worker lives."""
+        """Pull over one session after the other, for as long as the worker runs."""
         tries, clock = Tries(retry_on=always, tell=self._begins_anew), asyncio.get_running_loop().time
         while True:
             began = clock()
@@ -302,7 +302,7 @@ class Puller:
             except PenstockError as exc:
                 if isinstance(exc, DeliveriesMissing) and clock() - began > MIN_SESSION_SECONDS:
                     self._begins_anew(exc)
-                    tries.succeeded()  # not one of many in a row: there is no reason to wait
+                    tries.succeeded()  # not one of many failures in a row: no delay needed
                 else:
                     await tries.failed(exc)
 
@@ -311,7 +311,7 @@ class Puller:
         log.log(level, "%s begins anew: %s", self._consumer.options.consumer, error)
 
     async def _pull(self) -> None:
-        """One session, to its end."""
+        """Run one session to its end."""
         options = self._consumer.options
         session = PullSession(
             self._connection,
@@ -326,7 +326,7 @@ class Puller:
             lambda: self._upkeep.batch.size,
             self._upkeep.request_bytes(self._connection.info.max_payload),
         )
-        # Nothing is ever received there: it ends when the connection does.
+        # Nothing is ever received here: the task ends when the connection does.
         lost = asyncio.create_task(self._connection.receive(FOR_EVER))
         try:
             async with self.settling:
@@ -344,48 +344,49 @@ class Puller:
             await asyncio.gather(lost, return_exceptions=True)
 
     async def attach(self) -> None:
-        """Pull from the consumers that there are; `settling` must be held."""
+        """Pull from the current consumers; `settling` must be held."""
         if self._answers.session:
             await self._attach(self._answers.session)
 
     def leave(self, consumer: str) -> None:
-        """Pull no more from a consumer, since it is going to be removed."""
+        """Stop pulling from a consumer that will be deleted."""
         if self._answers.session:
             self._answers.session.close_consumer(consumer)
 
     def begin_anew(self, why: str) -> None:
-        """Have everything that a work queue still has delivered again, to a new session; `settling` is held."""
+        """Make a work queue deliver all its messages again, to a new session; `settling` is held."""
         if session := self._answers.session:
-            self.cursors = {}  # what was added since lies below them, and has not come; the session keeps the old ones
+            self.cursors = {}  # subjects added since lie below them, undelivered; the session keeps the old ones
             session.fail(DeliveriesMissing(why))
         else:
             self.cursors.clear()
 
     def forget(self, consumer: str) -> None:
-        """A consumer is made again, maybe with partitions that the one before did not have: how far that one had come
-        says nothing about them."""
+        """Drop the cursor of a consumer that is created again, maybe with other partitions: the position of the
+        previous one says nothing about them."""
         if consumer in self.cursors:
             self._keep_what_is_done()
             self.begin_anew(f"consumer {consumer} is made again")
 
     @property
     def cursor(self) -> int:
-        """Everything of our subjects up to this sequence has come, whichever consumer has them."""
+        """Everything of our subjects up to this sequence was delivered, by whichever consumer."""
         return min((self.cursors.get(name, 0) for name in self._consumer.names), default=0)
 
     async def _begin(self, info: ConsumerInfo) -> None:
-        """Have a consumer deliver whatever is not done, in order; what comes again of the rest is only acknowledged."""
+        """Reset a consumer to deliver everything not done, in order; finished messages that come again are only
+        acknowledged."""
         self._keep_what_is_done()
         await self._consumer.reset(info.name, self._first())
 
     def _keep_what_is_done(self) -> None:
-        if self._consumer.retention != WORK_QUEUE:  # there what is done is gone, and what comes is not done
+        if self._consumer.retention != WORK_QUEUE:  # there finished messages are deleted, and deliveries are not done
             for lane in self._dispatcher.lanes.values():
                 lane.floor = max(lane.floor, lane.done(self.cursor))
 
     def _first(self) -> int | None:
-        """Where the consumers go on; None: behind their ack floor. What a work queue still has is not done, as a rule,
-        and has to be acknowledged if it is."""
+        """Return where the consumers resume; None: after their ack floor. What a work queue still has is usually not
+        done, and must be acknowledged if it is."""
         if self._consumer.retention == WORK_QUEUE:
             return 1
         needed = [lane.needs_from(self.cursor) for lane in self._dispatcher.lanes.values()]
@@ -411,7 +412,8 @@ class Puller:
         self._metrics.came(batch, again)
 
     def _foreign(self, message: Message) -> None:
-        """Others' business: our consumer must not wait for it. On a work queue an acknowledgement would remove it."""
+        """Answer a message that another worker handles: our consumer must not wait for it. On a work queue an
+        acknowledgement would remove it."""
         if self._consumer.retention != WORK_QUEUE:
             self._answers.acks.append(message.reply)
             self._answers.acked()

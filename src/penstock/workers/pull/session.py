@@ -1,11 +1,12 @@
-"""One connection's pull loop: requests that keep the server busy, messages in, acknowledgements out in few writes.
+"""The pull loop of one connection: keeps pull requests open, takes messages in, and sends acknowledgements in few
+writes.
 
-Nothing here waits for a single message. Messages come as the event loop reads them, many a read; acknowledgements are
-collected for a few milliseconds and sent in one piece, together with the next pull requests.
+Nothing here waits for a single message. Messages arrive as the event loop reads them, many per read; acknowledgements
+are collected for a few milliseconds and sent in one write, together with the next pull requests.
 
-A session begins with its consumers reset to behind what is done. From there on the server delivers everything once, in
-the order of the stream, and counts from 1: a number that does not follow the last says that something went elsewhere.
-Then the session ends, and the next one begins in the same way.
+A session starts by resetting its consumers to after what is done. From there on the server delivers everything once, in
+stream order, with delivery counts from 1: a gap in the counts means that a delivery went elsewhere. Then the session
+ends, and the next one starts in the same way.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 MAX_HELD_SHARE = 0.8
-"""Share of `max_ack_pending` that may wait here before pulling stops."""
+"""Share of `max_ack_pending` that may be held before pulling stops."""
 BATCH_SECONDS = 0.5
-"""Seconds of work that one batch should be."""
+"""Seconds of handler work that one batch should contain."""
 FIRST_BATCH = 50
 MIN_BATCH = 4
 MESSAGE_OVERHEAD_BYTES = 65_536
@@ -41,7 +42,7 @@ AVERAGE_DECAY = 0.7
 
 
 class BatchSize:
-    """Messages to ask for at once: as many as the handlers finish in `BATCH_SECONDS` seconds."""
+    """Number of messages to request at once: as many as the handlers finish in `BATCH_SECONDS` seconds."""
 
     def __init__(self, most: int, first: int = FIRST_BATCH) -> None:
         self.most = max(most, 1)
@@ -49,41 +50,41 @@ class BatchSize:
         self._rate: float | None = None
 
     def observe(self, handled: int, seconds: float, idle: bool) -> None:
-        """So many were handled in so long. `idle`: there was nothing left to handle, so it could have been more."""
+        """Record how many were handled in `seconds`. `idle`: nothing was left, so it could have been more."""
         if seconds <= 0 or (idle and not handled):
             return
         rate = handled / max(seconds, 0.001)
-        if idle:  # a lull says nothing about how fast the handlers are
+        if idle:  # an idle period says nothing about the speed of the handlers
             rate = max(rate, self._rate or 0.0)
         self._rate = rate if self._rate is None else AVERAGE_DECAY * self._rate + (1 - AVERAGE_DECAY) * rate
         wanted = int(self._rate * BATCH_SECONDS)
-        # At most doubled at a time: one lucky moment must not flood a slow handler.
+        # At most doubled at a time: one fast measurement must not flood a slow handler.
         self.size = min(max(wanted, MIN_BATCH), 2 * self.size, self.most)
         self.size = max(self.size, min(MIN_BATCH, self.most))
 
 
 def capacity(max_ack_pending: int) -> int:
-    """Messages that may wait here or be under way to here."""
+    """Return how many messages may be held or requested."""
     return max(1, int(max_ack_pending * MAX_HELD_SHARE))
 
 
 def bounded(most: int, max_bytes: int, size: float) -> int:
-    """Messages of about that size that may wait here or be under way to here, so that they stay within `max_bytes`."""
+    """Return how many messages of about that size may be held or requested within `max_bytes`."""
     return max(1, min(most, int(max_bytes / size))) if size else most
 
 
 def request_bytes(max_bytes: int, max_payload: int) -> int:
-    """Bytes that one request may bring: two of them may be open before it is known how large the messages are.
+    """Return `max_bytes` of one request: two may be open before the size of the messages is known.
 
-    One message has room in any case, or the server would refuse every request.
+    One message always fits, or the server would refuse every request.
     """
     return max(max_bytes // 4, max_payload + MESSAGE_OVERHEAD_BYTES)
 
 
 def next_pull(size: int, asked: int, held: int, room: int) -> int:
-    """How many messages to ask for now: 0 while enough are under way, or too many wait here.
+    """Return how many messages to request now: 0 while enough are requested, or too many are held.
 
-    `asked`: asked for and not come yet. `held`: here and not finished. `room`: the most of both together.
+    `asked`: requested and not received yet. `held`: received and not finished. `room`: maximum of both together.
     """
     if asked > size // 2:
         return 0
@@ -91,9 +92,9 @@ def next_pull(size: int, asked: int, held: int, room: int) -> int:
 
 
 def pending_needed(parked: int, max_ack_pending: int, most: int) -> int:
-    """`max_ack_pending` for the server while `parked` messages wait there: they must not use up the others' budget.
+    """Return `max_ack_pending` while `parked` messages wait at the server: they must not use up the others' limit.
 
-    In powers of two, so that the consumer is seldom changed.
+    Rounded to powers of two, so that the consumer is rarely updated.
     """
     if parked * 2 <= max_ack_pending:
         return max_ack_pending
@@ -107,22 +108,22 @@ HEARTBEAT = 5.0  # seconds
 
 @dataclass(slots=True)
 class OpenPull:
-    """What was asked of one consumer."""
+    """The pull requests to one consumer."""
 
     name: str
     inbox: str
     sid: int = 0
     asked: int = 0
-    """Messages asked for and not come yet."""
+    """Messages requested and not received yet."""
     heard: float = 0.0
-    """When something last came."""
+    """When a frame was last received."""
     delivery: int = 0
-    """The number of the last delivery."""
+    """The consumer sequence of the last delivery."""
     opening: list[Message] | None = field(default_factory=list)
-    """What came before it was known that the consumer counts from 1; None once that is known."""
+    """Messages received before it was known that the consumer counts from 1; None once that is known."""
 
     def request(self, subject: str, count: int, max_bytes: int) -> bytes:
-        """Ask for so many messages more, and for no more bytes than that."""
+        """Return a pull request for `count` more messages and at most `max_bytes`."""
         ask = pull_request(count, max_bytes=max_bytes, expires=EXPIRES, heartbeat=HEARTBEAT)
         return frames.publish(subject, ask, reply=self.inbox)
 
@@ -142,11 +143,11 @@ class PullInterrupted(Unavailable):
 
 
 class DeliveriesMissing(PullInterrupted):
-    """Deliveries are missing; a new session has them delivered again, at once."""
+    """Deliveries are missing; a new session gets them redelivered at once."""
 
 
 class PullSession:
-    """Pulls from the consumers of a worker over one connection, until that ends."""
+    """Pulls from the consumers of a worker over one connection, until the connection ends."""
 
     def __init__(
         self,
@@ -162,13 +163,13 @@ class PullSession:
         size: Callable[[], int],
         max_bytes: int,
     ) -> None:
-        """`acks` are to be sent, and taken out. `deliver` takes messages, and how many of them have
-        come before. It must not wait.
+        """`acks` are sent and removed from the list. `deliver` takes messages, and how many of them are redeliveries.
+        It must not block.
 
-        `begin` has a consumer deliver whatever is not done, in order, and count from 1. `inboxes` are those of earlier
+        `begin` makes a consumer deliver everything not done, in order, and count from 1. `inboxes` are those of earlier
         sessions, by consumer: the server may still have requests with them, and what it sends there is for us.
-        `cursors` are kept up to date: the highest sequence that came, by consumer. `room`: messages that may still
-        come. `size`: of a batch. `max_bytes`: that one request may bring.
+        `cursors` are kept up to date: the highest delivered sequence, by consumer. `room`: messages that may still be
+        requested. `size`: of a batch. `max_bytes`: of one request.
         """
         self._connection = connection
         self._jetstream = jetstream
@@ -191,12 +192,12 @@ class PullSession:
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Fails with `PullInterrupted`, or whatever ended the connection."""
         self.stalled = False
-        """Whether pulling stopped because too much waits here."""
+        """Whether pulling stopped because too many messages are held."""
 
     # -- consumers -------------------------------------------------------------------------------------------------
 
     async def open(self, consumer: ConsumerInfo) -> None:
-        """Begin to pull from a consumer, with the first message that is not done."""
+        """Start pulling from a consumer, at the first message that is not done."""
         if consumer.name in self._pulls:
             return
         if consumer.name not in self._inboxes:
@@ -206,15 +207,16 @@ class PullSession:
         await self._begin(consumer)
         early, pull.opening = pull.opening or [], None
         firsts = [place for place, message in enumerate(early) if message.delivery == 1]
-        if firsts:  # an earlier request of ours was answered already
+        if firsts:  # an earlier request of ours has been answered
             self._take(pull, early[firsts[-1] :])
         self.top_up()
 
     async def _alone(self, consumer: ConsumerInfo) -> None:
-        """Wait until the server has forgotten the requests of whoever pulled before us, or for as long as that takes.
+        """Wait until the server has dropped the requests of the process that pulled before us, or for as long as that
+        can take.
 
-        A server takes a request for alive up to two seconds after its sender has gone, and goes on to send there what
-        is then missing here.
+        A server keeps a request up to two seconds after its sender has gone, and sends messages there that are then
+        missing here.
         """
         deadline = self._now() + STALE_REQUEST_SECONDS
         while consumer.waiting and self._now() < deadline:
@@ -229,20 +231,20 @@ class PullSession:
         return pull
 
     def close_consumer(self, name: str) -> None:
-        """Pull no more from it; what was asked for is dropped by the server once the inbox is gone."""
+        """Stop pulling from a consumer; the server drops its requests once the inbox is gone."""
         if pull := self._pulls.pop(name, None):
             self._by_sid.pop(pull.sid)
             self._write(frames.unsubscribe(pull.sid))
 
     @property
     def consumers(self) -> frozenset[str]:
-        """Whom it pulls from."""
+        """The consumers it pulls from."""
         return frozenset(self._pulls)
 
-    # -- what comes ------------------------------------------------------------------------------------------------
+    # -- receiving -------------------------------------------------------------------------------------------------
 
     def _skim(self, buffer: bytearray, at: int) -> int:
-        """Take the deliveries off what was received, many at a time."""
+        """Parse deliveries from the receive buffer, many at a time."""
         for sid, pull in self._by_sid.items():
             found, at = deliveries.take(buffer, at, sid, Message, datetime.now(UTC))
             if found:
@@ -267,7 +269,7 @@ class PullSession:
             self._soon()
 
     def _take_one_by_one(self, pull: OpenPull, found: list[Message]) -> None:
-        """Somewhere the numbers of the deliveries do not follow each other: what comes before that is taken."""
+        """Take messages up to the first gap in the delivery counts."""
         for message in found:
             pull.asked -= 1
             if message.delivery != pull.delivery + 1:
@@ -284,7 +286,7 @@ class PullSession:
         self._cursors[pull.name] = max(cursor, found[-1].sequence)
 
     def _came(self, pull: OpenPull, frame: frames.Message) -> None:
-        """Take whatever is not a usual delivery."""
+        """Handle a frame that is not a regular delivery."""
         pull.heard = self._now()
         message = messages.delivered(frame, datetime.now(UTC))
         if message is None:
@@ -298,7 +300,7 @@ class PullSession:
         if status is None or not (status.is_over or status.event is PullEvent.HEARTBEAT):
             self.fail(PullInterrupted(f"consumer {pull.name!r} answers {status or frame.subject}"))
         elif status.is_over:
-            refused = status.code == 409 and not status.left  # as a whole: nothing of it is open
+            refused = status.code == 409 and not status.left  # the whole request: nothing of it is open
             pull.asked = 0 if refused else max(0, pull.asked - status.left)
 
     def fail(self, error: PenstockError) -> None:
@@ -307,7 +309,7 @@ class PullSession:
             self.ended.set_exception(error)
 
     def check(self) -> None:
-        """Called from time to time: end the session when a request is open and nothing is heard."""
+        """Called periodically: end the session when a request is open and no frame arrives."""
         now = self._now()
         for pull in self._pulls.values():
             if pull.asked > 0 and now - pull.heard > MAX_SILENCE:
@@ -317,20 +319,20 @@ class PullSession:
         if not self._connection.connected:
             self.fail(PullInterrupted("the connection is lost"))
 
-    # -- what is asked ---------------------------------------------------------------------------------------------
+    # -- requesting ------------------------------------------------------------------------------------------------
 
     def _soon(self) -> None:
-        """Ask for more once all that came with this read has been taken in."""
+        """Request more once everything from this read has been taken in."""
         if not self._topping_up:
             self._topping_up = True
             self._loop.call_soon(self._top_up_now)
 
     def _top_up_now(self) -> None:
-        if self._topping_up:  # else acknowledgements were sent meanwhile, and the requests with them
+        if self._topping_up:  # otherwise acknowledgements were sent meanwhile, with the requests
             self.top_up()
 
     def top_up(self) -> None:
-        """Ask each consumer for as much as there is room for."""
+        """Request as many messages from each consumer as there is room for."""
         if requests := self._requests():
             self._write(requests)
 
@@ -350,25 +352,25 @@ class PullSession:
         subject = self._jetstream.subject(next_verb(self._stream, pull.name))
         return pull.request(subject, count, self._max_bytes)
 
-    # -- what is answered ------------------------------------------------------------------------------------------
+    # -- acknowledging ---------------------------------------------------------------------------------------------
 
     def acked(self) -> None:
-        """There are acknowledgements: send them, soon."""
+        """Acknowledgements were buffered: send them soon."""
         if len(self._acks) >= MAX_BUFFERED_ACKS:
             self.flush()
         elif self._flush_at is None:
             self._flush_at = self._loop.call_later(ACK_FLUSH_INTERVAL, self.flush)
 
     def settled(self) -> None:
-        """Nothing more can be handled now: send what waits, unless it would be one of many small writes.
+        """No message can be handled now: send buffered acknowledgements, unless it would be one of many small writes.
 
-        To be woken for it later costs more than a write.
+        A later wakeup costs more than a write.
         """
         if len(self._acks) >= ACK_FLUSH_COUNT or self._now() - self._flushed >= ACK_FLUSH_INTERVAL:
             self.flush()
 
     def flush(self) -> None:
-        """Send the acknowledgements that wait."""
+        """Send the buffered acknowledgements."""
         if self._flush_at:
             self._flush_at.cancel()
             self._flush_at = None
@@ -379,7 +381,7 @@ class PullSession:
             self._write(data)
 
     def write(self, data: bytes) -> None:
-        """Send other answers, after the acknowledgements that wait."""
+        """Send other answers, after the buffered acknowledgements."""
         self.flush()
         if data:
             self._write(data)
@@ -387,18 +389,18 @@ class PullSession:
     def _write(self, data: bytes) -> None:
         try:
             self._connection.write(data)
-        except PenstockError as exc:  # the connection has ended; what was not answered comes again
+        except PenstockError as exc:  # the connection has ended; what was not answered is redelivered
             self.fail(exc)
 
     def close(self) -> None:
-        """Send what waits, and stop asking."""
+        """Send buffered acknowledgements, and stop requesting."""
         self.flush()
         for name in list(self._pulls):
             self.close_consumer(name)
         if not self.ended.done():
             self.ended.set_result(None)
         elif not self.ended.cancelled():
-            self.ended.exception()  # seen, or nobody cares any more
+            self.ended.exception()  # mark the exception as retrieved
 
     def _now(self) -> float:
         return self._loop.time()

@@ -1,8 +1,8 @@
-"""Reading a range of a partition's messages without a consumer, and counting them: in order, from any kind of stream.
+"""Reads and counts a range of a partition's messages without a consumer: in order, from any kind of stream.
 
-A second consumer would hold messages back on an Interest stream, and is refused on a work queue. So messages are asked
-for by direct get, many at a time, the next ones while the last are handled. Any replica may answer that, also one that
-lags. What it has is complete up to the last message it shows; that there are no more, only the stream's leader can say.
+A second consumer would hold messages back on an Interest stream, and is refused on a work queue. So messages are read
+by direct get, many at a time, the next ones while the last are handled. Any replica may answer, also one that lags. Its
+answer is complete up to the last message it contains; only the stream's leader can say that there are no more.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from penstock.wire import aio, frames, headers
 from penstock.workers.partitions import Partition
 
 BATCH = 100
-"""Messages of one request, at most."""
+"""Maximum number of messages of one request."""
 BATCH_BYTES = 1024 * 1024
-"""A worker may catch up with all its partitions at once: each has so much here, and as much on its way."""
+"""Bytes of one request. A worker may catch up with all its partitions at once: each has this much in memory, and as
+much requested."""
 ADDED = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
 )
-"""Headers that direct get puts before those of the message."""
+"""Headers that direct get adds before those of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,11 @@ class StoredStream:
     jetstream: JetStream
     stream: str
     direct: bool
-    """Whether the stream allows direct get; else its leader is asked for one message after the other."""
+    """Whether the stream allows direct get; otherwise its leader is asked for one message at a time."""
 
 
 async def stored(place: StoredStream, subjects: tuple[str, ...], first: int, last: int) -> AsyncGenerator[Message]:
-    """The messages of these subjects from sequence `first` to `last`, in order. Those that are gone are left out."""
+    """Yield the messages of these subjects from sequence `first` to `last`, in order. Deleted ones are left out."""
     ahead = [_Ahead(place, subject, first, last) for subject in subjects]
     try:
         while heads := [(head.sequence, one) for one in ahead if (head := await one.head())]:
@@ -57,7 +58,7 @@ async def stored(place: StoredStream, subjects: tuple[str, ...], first: int, las
 
 
 class _Ahead:
-    """The messages of one subject: some that have come, and the next ones on their way."""
+    """The messages of one subject: some received, and the next ones requested."""
 
     def __init__(self, place: StoredStream, subject: str, first: int, last: int) -> None:
         self._place = place
@@ -70,7 +71,7 @@ class _Ahead:
         return asyncio.create_task(_next(self._place, self._subject, first, self._last))
 
     async def head(self) -> Message | None:
-        """The next message; None when there is no more."""
+        """Return the next message; None when there are no more."""
         if not self._here:
             self._here.extend(await self._coming)
             if self._here:
@@ -86,7 +87,7 @@ class _Ahead:
 
 
 async def _next(place: StoredStream, subject: str, first: int, last: int) -> list[Message]:
-    """Some of the messages from `first` to `last`, the first of them included; empty when there are none."""
+    """Return some of the messages from `first` to `last`, the first of them included; empty when there are none."""
     if first > last:
         return []
     if place.direct and (found := await _batch(place, subject, max(first, 1))):
@@ -99,7 +100,7 @@ async def _next(place: StoredStream, subject: str, first: int, last: int) -> lis
 
 
 async def _batch(place: StoredStream, subject: str, first: int) -> list[Message]:
-    """What some replica has from there on: an answer that is empty, or ends, says nothing about the rest."""
+    """Return what some replica has from `first` on: an empty answer, or its end, says nothing about the rest."""
     connection, found = place.connection, list[frames.Message]()
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -138,7 +139,7 @@ def _message(subject: str, data: bytes, sequence: int, time: datetime | None, va
 
 
 def _block(values: dict[str, list[str]]) -> bytes:
-    """The header block as it was; anybody may have written it, so nothing of it is refused here."""
+    """Return the header block as it was stored; any publisher may have written it, so nothing is rejected here."""
     lines = "".join(f"{name}: {value}\r\n" for name, all_ in values.items() for value in all_)
     return headers.block(lines.encode("utf-8", "surrogateescape")) if lines else b""
 
@@ -153,7 +154,7 @@ async def measure(
     partitions: Iterable[Partition],
     done: Mapping[str, int],
 ) -> dict[str, Lag]:
-    """The lag of each partition behind the sequence that is done of it. One request a subject."""
+    """Measure the lag of each partition after the sequence that is done. One request per subject."""
     config = (await jetstream.stream_info(stream)).config
     direct = bool(config.get("allow_direct"))
     found = {}
@@ -171,10 +172,10 @@ async def measure(
 
 
 async def count(jetstream: JetStream, stream: str, partition: Partition, done: int) -> int:
-    """Messages of a partition behind the sequence that is done, for streams without `allow_direct`.
+    """Count the messages of a partition after the sequence that is done, for streams without `allow_direct`.
 
-    Asked of a consumer that delivers nothing and goes at once. On a work queue, where no second consumer may have the
-    subjects, whatever is there is not done.
+    Uses a consumer that delivers nothing and is deleted at once. On a work queue, where no second consumer may have the
+    subjects, every stored message is not done.
     """
     if (await jetstream.stream_info(stream)).config.get("retention") == "workqueue":
         infos = [await jetstream.stream_info(stream, subjects_filter=subject) for subject in partition.subjects]
@@ -185,7 +186,7 @@ async def count(jetstream: JetStream, stream: str, partition: Partition, done: i
 
 
 def _passing_config(subjects: Iterable[str], first: int) -> Json:
-    """A consumer that is made to be asked how much it has before it."""
+    """Return the configuration of a consumer created only to read its pending count."""
     return {
         "name": f"count-{secrets.token_hex(5)}",
         "deliver_policy": "by_start_sequence",
@@ -198,7 +199,7 @@ def _passing_config(subjects: Iterable[str], first: int) -> Json:
 
 
 async def _counted(connection: aio.Connection, jetstream: JetStream, stream: str, subject: str, first: int) -> Lag:
-    """The first message not done, and what the server says comes after it: the header of a batch of one."""
+    """Return the first message not done, and the server's count of those after it: the header of a batch of one."""
     body = json.dumps({"seq": first, "next_by_subj": subject, "batch": 1}).encode()
     answer = await connection.request(jetstream.subject(f"DIRECT.GET.{stream}"), body)
     headers = answer.header_values()

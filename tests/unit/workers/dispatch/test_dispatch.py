@@ -22,6 +22,8 @@ class Answers:
     def __init__(self) -> None:
         self.acks: list[str] = []
         self.keeps_letters = True
+        self.refused = 0
+        """Letters that could not be stored."""
         self.delay = 0.0
 
     def acked(self) -> None: ...
@@ -33,6 +35,7 @@ class Answers:
 
     async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         if not self.keeps_letters:
+            self.refused += 1
             raise Unavailable("no stream takes dead letters")
 
 
@@ -183,3 +186,27 @@ async def test_a_message_that_is_given_up_is_acknowledged_only_once_its_letter_i
     await world.rest(1)
     assert world.answers.acks == (["reply.1"] if keeps_letters else [])
     assert world.lane.done(0) == (1 if keeps_letters else 0)
+
+
+async def test_a_letter_that_could_not_be_stored_is_stored_later_without_calling_the_handler_again(
+    world: World,
+) -> None:
+    world.answers.keeps_letters, world.answers.delay, world.fails = False, 0.01, 1
+    world.lane.tries[1] = MAX_DELIVER - 1
+    world.deliver(1, 2)
+    await eventually_async(lambda: world.answers.refused > 2, 30, "several attempts to store the letter")
+    assert (world.handled, world.answers.acks) == ([(1, 7)], []), "its partition waits"
+    world.answers.keeps_letters = True
+    await world.rest(2)
+    assert world.handled == [(1, 7), (2, 7)]
+    assert world.answers.acks == ["reply.1", "reply.2"]
+
+
+async def test_a_message_that_was_given_up_under_a_token_of_before_is_handled_again(world: World) -> None:
+    world.answers.keeps_letters, world.answers.delay, world.fails = False, 0.01, 1
+    world.lane.tries[1] = MAX_DELIVER - 1
+    world.deliver(1)
+    await eventually_async(lambda: world.answers.refused, 30, "an attempt to store the letter")
+    world.own(9)
+    await world.rest(2)
+    assert world.handled == [(1, 7), (1, 9)]
