@@ -297,15 +297,19 @@ class Worker:
         infos = (await self.consumer.present()).values()
         return bool(infos) and not any(info.unprocessed for info in infos)
 
-    async def update(self, partitions: Iterable[Partition], again: Collection[str] = ()) -> UpdateOutcome:
+    async def update(
+        self, partitions: Iterable[Partition], again: Collection[str] = (), only_covered: Collection[str] = ()
+    ) -> UpdateOutcome:
         """Handle these partitions, and no others. Returns when the server filters by them.
 
         New partitions start after their position: a backlog that the consumer has skipped is read from the stream first
         (`behind`). So are those of `again`, which another worker may have owned since they were handled here. Of
         removed partitions, running handlers are finished, and waiting messages are dropped: acknowledged, except on a
         work queue, where that would remove them. So a partition that moves to another worker must be owned by that
-        worker, with its backlog done, before. Raises as `WorkerConsumer.update` does, and when the server is
-        unavailable; it may be repeated.
+        worker, with its backlog done, before. New partitions of `only_covered` are another worker's, and how far they
+        are done is not known here: their messages are kept, and handled once an update names them `again`.
+
+        Raises as `WorkerConsumer.update` does, and when the server is unavailable; it may be repeated.
         """
         chosen = {partition.id: partition for partition in partitions}
         await self._hold([self._dispatcher.lanes[id_] for id_ in again if id_ in self._dispatcher.lanes])
@@ -320,7 +324,7 @@ class Worker:
         outcome = await self.consumer.update(chosen.values())
         async with self._puller.settling:
             await self._let_go([id_ for id_ in self._dispatcher.lanes if id_ not in self.partitions])
-            await self._begin(outcome)
+            await self._begin(outcome, frozenset(only_covered))
             if self._alone:  # before anything is handled: a record without an end means a crash
                 await self._write_down()
             await self._puller.attach()
@@ -358,9 +362,9 @@ class Worker:
                 self._answers.acks += replies
         self._answers.acked()
 
-    async def _begin(self, outcome: UpdateOutcome) -> None:
+    async def _begin(self, outcome: UpdateOutcome, only_covered: frozenset[str]) -> None:
         """Start handling the added partitions, each from its position."""
-        fresh = [self.partitions[id_] for id_ in sorted(self._fresh) if id_ in self.partitions]
+        fresh = [self.partitions[id_] for id_ in sorted(self._fresh - only_covered) if id_ in self.partitions]
         if not fresh:
             return
         await self._announced.assigned([partition.id for partition in fresh])
@@ -378,9 +382,10 @@ class Worker:
             if before.tries[1]:
                 lane.tries[before.tries[0]] = before.tries[1]
             passed_over = any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects)
-            if not passed_over and partition.id not in self._again:
-                self._go_live(lane, max(position, floor))
-            elif position >= end:
+            unread = passed_over or partition.id in self._again
+            if not unread:
+                position = max(position, floor)
+            if position >= end or not (unread or position + 1 < self.consumer.start):
                 self._go_live(lane, position)
             elif is_queue:
                 from_start.append(lane)

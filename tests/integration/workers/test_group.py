@@ -79,6 +79,13 @@ class World:
         await made.start()
         return made
 
+    async def crash(self, group: WorkerGroup) -> None:
+        """End a worker without a word to its group; its claims stay."""
+        self.groups.remove(group)
+        assert group._running
+        group._running.cancel()
+        await asyncio.gather(group._running, return_exceptions=True)
+
     async def shared(self, *sizes: int) -> None:
         """Wait until the groups own so many partitions each, and nothing moves."""
 

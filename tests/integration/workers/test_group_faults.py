@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -293,3 +294,37 @@ async def test_of_two_with_one_instance_name_the_older_stops_once_and_says_why(w
     await world.publish("p0", 3)
     await world.all_done()
     assert (second.worker_id, second.health().broken) == ("worker-0", "")
+
+
+async def test_a_worker_that_comes_back_works_beside_a_partition_that_it_only_holds_for_another(world: World) -> None:
+    """How far that one is done is not known there; its consumer must not be moved to the first message for it."""
+    await world.prepare("interest")
+    await world.publish("p0", 6)  # nobody wants them yet
+    world.published.clear()
+    first = await world.join(start="new", instance="one")
+    await world.shared(6)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    await world.all_done()
+    info = await world.control.jetstream.consumer_info("S", "g-worker-0")
+    assert info.config["opt_start_seq"] == 7, "the server refuses to move it to 1"
+    await world.crash(first)
+    bucket = world.source.bucket
+    taken = claims.claims_in(await bucket.entries(claims.CLAIMS))["p1"]
+    anothers = replace(taken, owner="worker-9", incarnation="x", settled=False, holders=("worker-0",))
+    entry = await bucket.get(worker_key("worker-0"))
+    assert entry
+    await bucket.put(worker_key("worker-9"), {**entry.value, "instance": "nine", "incarnation": "x"})
+    await claims.store(bucket, [anothers])
+    again = await world.join(start="new", instance="one")
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    own = [partition.id for partition in PARTITIONS if partition.id != "p1"]
+    await eventually_async(
+        lambda: [world.done[id_] for id_ in own] == [[1, 2, 3, 4, 5, 6]] * len(own),
+        30,
+        "its own partitions to be handled",
+        state=lambda: world.done,
+    )
+    assert "p1" in again.statistics().held
+    await world.all_done()  # and that one too, when its owner is given up

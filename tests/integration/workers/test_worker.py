@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from penstock.publish import Publisher
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 from penstock.wire import aio
-from penstock.workers.dispatch.dispatcher import LATENCIES_PER_REPORT
+from penstock.workers.dispatch.dispatcher import LATENCIES_PER_REPORT, OwnsAll
 from penstock.workers.group.claims import Reached
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
@@ -622,3 +622,48 @@ async def test_deliveries_that_went_to_somebody_else_are_fetched_before_anything
         await world.all_handled()
     await world.all_acknowledged()
     assert worker.connects >= 2
+
+
+async def test_a_consumer_whose_reset_failed_is_pulled_from_once_it_succeeds(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.create()
+    worker = await world.worker()
+    await eventually_async(lambda: worker.connects == 1, what="a session")
+    reset = worker.consumer.reset
+    failures = [Unavailable("the server is busy")]
+
+    async def fails_once(name: str, first: int | None) -> None:
+        if failures:
+            raise failures.pop()
+        await reset(name, first)
+
+    monkeypatch.setattr(worker.consumer, "reset", fails_once)
+    await world.publish("a", 5)
+    with pytest.raises(Unavailable, match="the server is busy"):
+        await worker.update(partitions("a"))
+    await worker.update(partitions("a"))
+    await world.all_handled()
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+async def test_what_lies_below_the_start_of_a_consumer_is_read_from_the_stream(world: World, retention: str) -> None:
+    """The server moves no consumer to before its start. So is a claim that was not settled before its owner died."""
+    await world.create(retention, allow_direct=True)
+    durable = {"ack_policy": "explicit", "filter_subjects": ["w.a", "w.b"]}
+    held = {**durable, "name": "holds", "durable_name": "holds"}  # an Interest stream keeps only what somebody wants
+    await world.js.create_consumer(STREAM, held)
+    await world.publish("a", 20)
+    start = {"deliver_policy": "by_start_sequence", "opt_start_seq": 15}
+    await world.js.create_consumer(STREAM, {**durable, **start, "name": "test-1", "durable_name": "test-1"})
+
+    async def positions(_: Collection[Partition]) -> dict[str, int]:
+        return {"a": 5, "b": 20}
+
+    world.handled["a"] = world.published["a"][:5]
+    worker = await world.worker(ownership=OwnsAll(), positions=positions)
+    await worker.update(partitions("a", "b"))
+    for id_ in "ab":
+        await world.publish(id_, 5)
+    await world.all_handled()
+    await world.all_acknowledged()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -434,8 +434,9 @@ class Member:
             through = {p: open_[p].handoff if is_queue else self._worker.done_through(p) for p in done}
             self.caught_up += len(await self.claims.settle(through))
 
-    async def _cover(self, partitions: Collection[str], again: Collection[str] = ()) -> None:
-        await self._worker.update([self._known[p] for p in sorted(partitions)], again)
+    async def _cover(self, partitions: Set[str], again: Collection[str] = ()) -> None:
+        anothers = partitions - self.claims.mine.keys()
+        await self._worker.update([self._known[p] for p in sorted(partitions)], again, anothers)
         self._covered = set(partitions)
 
     # -- leading the group ---------------------------------------------------------------------------------------------

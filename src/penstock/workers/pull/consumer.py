@@ -135,6 +135,8 @@ class WorkerConsumer:
         """Whether the stream was deleted and created again: nothing known of the old one applies."""
         self.retention = ""
         """The stream's retention; known after the first contact."""
+        self.start = 0
+        """The highest start sequence of its consumers: the server moves none of them before its own."""
         self.direct = False
         """Whether the stream allows batched direct get; known after the first contact."""
         self._jetstream = jetstream
@@ -207,7 +209,7 @@ class WorkerConsumer:
     def forget(self) -> None:
         """Drop all cached state of the stream and the consumers."""
         self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
-        self._behind = frozenset()
+        self.start, self._behind = 0, frozenset()
 
     async def close(self) -> None:
         """Stop updating. The consumer stays, so that the worker finds it again."""
@@ -303,6 +305,7 @@ class WorkerConsumer:
                     info = await self._jetstream.consumer_info(self.options.stream, self.options.name(shard))
                     self.applied = _replaced(self.applied, shard, frozenset(info.filters))
                     self._behind |= set(passed_over(info))
+                    self._note_start(info)
             self._adopted = True
 
     async def _can_read_batches(self) -> bool:
@@ -359,7 +362,12 @@ class WorkerConsumer:
         config = self.options.created(shard, subjects, start)
         self._ask_permission()
         self._before_creation(self.options.name(shard))
-        return await self._jetstream.create_consumer(self.options.stream, config)
+        info = await self._jetstream.create_consumer(self.options.stream, config)
+        self._note_start(info)
+        return info
+
+    def _note_start(self, info: ConsumerInfo) -> None:
+        self.start = max(self.start, info.config.get("opt_start_seq", 0))
 
     async def _remove(self, shard: int) -> None:
         """Delete a consumer that has no subjects left: without filters it would read the whole stream."""

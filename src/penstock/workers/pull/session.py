@@ -204,7 +204,11 @@ class PullSession:
             await self._alone(consumer)
             self._inboxes[consumer.name] = self._connection.settings.new_inbox()
         pull = await self._subscribe(consumer.name)
-        await self._begin(consumer)
+        try:
+            await self._begin(consumer)
+        except PenstockError:  # not open: the next call begins again
+            self.close_consumer(consumer.name)
+            raise
         early, pull.opening = pull.opening or [], None
         firsts = [place for place, message in enumerate(early) if message.delivery == 1]
         if firsts:  # an earlier request of ours has been answered
