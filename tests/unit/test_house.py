@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "house"
 MOST = {
     "reconnect loops": 1,
     "KV layers": 1,
-    "pull issuers": 5,
+    "pull issuers": 1,
     "acknowledgement parsers": 1,
     "inbox makers": 1,
     "API prefixes outside the client": 0,

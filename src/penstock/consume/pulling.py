@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from penstock.consume.messages import Message, delivered
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.consumer import PullEvent, next_verb, pull_request, pull_status
+from penstock.jetstream.consumer import PullEvent
 from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.requests import PullRequests
 from penstock.wire import aio, deliveries, frames
 
 EXPIRES = 30.0
@@ -43,13 +44,12 @@ class Pulling:
     ) -> None:
         """`came` takes messages, and must not block. `room`: messages that may still be requested."""
         self._connection = connection
-        self._subject = jetstream.subject(next_verb(consumer.stream, consumer.name))
         self._name = consumer.name
         self._came = came
         self._room = room
-        self._inbox = connection.settings.new_inbox()
+        inbox = connection.settings.new_inbox()
+        self._requests = PullRequests(jetstream, consumer.stream, consumer.name, inbox)
         self._sid = 0
-        self._asked = 0
         self._asked_at = 0.0
         self._answered = asyncio.Event()
         """Set when no request is open any more."""
@@ -64,7 +64,7 @@ class Pulling:
 
     async def run(self) -> None:
         """Pull until the connection or the consumer ends; raises `Unavailable` then."""
-        self._sid = await self._connection.subscribe(self._inbox, handler=self._other)
+        self._sid = await self._connection.subscribe(self._requests.reply, handler=self._other)
         self._connection.skim_with(self._skim)
         self._heard = self._loop.time()
         lost = asyncio.create_task(self._connection.receive(FOR_EVER))  # ends when the connection does
@@ -95,7 +95,7 @@ class Pulling:
         when a message is delivered only once, the inbox is kept until the server no longer does.
         """
         self._enough = True
-        if last_chance and self._asked:
+        if last_chance and self._requests.asked:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), self._asked_at + DEAD_INBOX - self._loop.time())
         self.stop()
@@ -113,14 +113,13 @@ class Pulling:
         if self._enough or not self._connection.connected:
             return
         room = self._room()
-        if self._asked > room // 2 or room <= 0:
+        asked = self._requests.asked
+        if asked > room // 2 or room <= 0:
             return
-        count = room - self._asked
-        self._asked += count
         self._asked_at = self._loop.time()
         most = max(MAX_BYTES, self._connection.info.max_payload * 2)
-        ask = pull_request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
-        self._connection.write(frames.publish(self._subject, ask, reply=self._inbox))
+        ask = self._requests.request(room - asked, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
+        self._connection.write(ask)
 
     def _skim(self, buffer: bytearray, at: int) -> int:
         found, at = deliveries.take(buffer, at, self._sid, Message, datetime.now(UTC))
@@ -130,13 +129,13 @@ class Pulling:
 
     def _take(self, found: list[Message]) -> None:
         self._heard = self._loop.time()
-        self._served(len(found))
+        self._requests.received(len(found))
+        self._served()
         self._came(found)
         self.soon()
 
-    def _served(self, count: int) -> None:
-        self._asked = max(0, self._asked - count)
-        if self._enough and not self._asked:
+    def _served(self) -> None:
+        if self._enough and not self._requests.asked:
             self._answered.set()
 
     def _other(self, frame: frames.Message) -> None:
@@ -145,9 +144,9 @@ class Pulling:
         if message := delivered(frame, datetime.now(UTC)):
             self._take([message])
             return
-        status = pull_status(frame)
+        status = self._requests.status(frame)
         if status and status.is_over:
-            self._served(status.left or self._asked)
+            self._served()
             self.soon()
         elif not (status and status.event is PullEvent.HEARTBEAT) and not self._ended.done():
             self._ended.set_exception(PullEnded(f"consumer {self._name!r} answers {status or frame.subject}"))
@@ -155,7 +154,7 @@ class Pulling:
     async def _check(self) -> None:
         while not self._ended.done():
             await asyncio.sleep(HEARTBEAT / 2)
-            if not self._asked:
+            if not self._requests.asked:
                 self._heard = self._loop.time()
             elif self._loop.time() - self._heard > SILENCE:
                 self._ended.set_exception(PullEnded(f"consumer {self._name!r} has been silent for {SILENCE:g} s"))

@@ -124,8 +124,8 @@ class PullStatus(NamedTuple):
     event: PullEvent
     code: int
     text: str
-    left: int = 0
-    """Messages of the request that will not come."""
+    left: int | None = None
+    """Messages of the request that will not come; None when the server does not say it: then none of it will."""
     left_bytes: int = 0
 
     @property
@@ -148,8 +148,8 @@ def pull_status(message: frames.Message) -> PullStatus | None:
         return None
     code, text = message.status
     headers = message.header_values()
-    left, left_bytes = (int(headers.get(f"Nats-Pending-{what}", ["0"])[0]) for what in ("Messages", "Bytes"))
-    return PullStatus(_event(code, text), code, text, left, left_bytes)
+    left, left_bytes = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes", ["0"])
+    return PullStatus(_event(code, text), code, text, int(left[0]) if left else None, int(left_bytes[0]))
 
 
 def _event(code: int, text: str) -> PullEvent:

@@ -6,7 +6,8 @@ import asyncio
 
 from penstock.errors import ConsumerNotFound, DeadlineExceeded, ServerBusy, Unavailable
 from penstock.jetstream.connection import Broker
-from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
+from penstock.jetstream.consumer import PullEvent, PullStatus, pull_status
+from penstock.jetstream.requests import PullRequests
 from penstock.wire import aio
 from penstock.wire.frames import Message
 
@@ -25,27 +26,26 @@ async def fetch(
     deleted, `ServerBusy` when it refuses the request, `Unavailable` when it does not answer. Messages delivered to an
     abandoned request are redelivered after the ack wait.
     """
-    subject = broker.jetstream.subject(next_verb(stream, consumer))
-    found = await _asked(broker, subject, batch, max_bytes)
+    at = (stream, consumer)
+    found = await _asked(broker, at, batch, max_bytes)
     if found or wait <= 0:
         return found
-    found = await _asked(broker, subject, 1, None, wait)
+    found = await _asked(broker, at, 1, None, wait)
     if found and batch > 1:
-        found += await _asked(broker, subject, batch - 1, max_bytes)
+        found += await _asked(broker, at, batch - 1, max_bytes)
     return found
 
 
 async def _asked(
-    broker: Broker, subject: str, batch: int, max_bytes: int | None, wait: float | None = None
+    broker: Broker, at: tuple[str, str], batch: int, max_bytes: int | None, wait: float | None = None
 ) -> list[Message]:
     """Send one request: for what is available now, or for what arrives within `wait` seconds."""
     connection = await broker.ready()
     answers = _Answers(batch)
-    inbox = broker.settings.new_inbox()
-    sid = await connection.subscribe(inbox, handler=answers.take)
+    requests = PullRequests(broker.jetstream, *at, broker.settings.new_inbox())
+    sid = await connection.subscribe(requests.reply, handler=answers.take)
     try:
-        body = pull_request(batch, max_bytes=max_bytes, expires=wait, no_wait=wait is None)
-        await connection.publish(subject, body, reply=inbox)
+        await connection.send(requests.request(batch, max_bytes=max_bytes, expires=wait, no_wait=wait is None))
         await until_set(
             broker, connection, answers.ended, (wait or 0.0) + max(MARGIN, broker.settings.timeout), "a pull"
         )
@@ -53,8 +53,8 @@ async def _asked(
         if connection.connected:
             await connection.unsubscribe(sid)
     if answers.too_large and not answers.messages:
-        return await _asked(broker, subject, 1, None)
-    _raise_refused(subject, answers.refused)
+        return await _asked(broker, at, 1, None)
+    _raise_refused(requests.subject, answers.refused)
     return answers.messages
 
 

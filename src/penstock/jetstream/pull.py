@@ -21,8 +21,9 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.consumer import PullEvent, PullStatus, next_verb, pull_request, pull_status
+from penstock.jetstream.consumer import PullEvent
 from penstock.jetstream.model import NANOSECONDS, ConsumerInfo
+from penstock.jetstream.requests import PullRequests
 from penstock.jetstream.rows import Range, ScannerMaker
 from penstock.wire import frames
 from penstock.wire.blocking import BlockingConnection, run
@@ -60,8 +61,7 @@ class PullRead:
         self._name = f"pk-{secrets.token_hex(5)}"
         self._inbox = settings.new_inbox()
         self._position = wanted.first - 1
-        self._asked = 0
-        """Messages requested and not received yet."""
+        self._requests = PullRequests(self._jetstream, wanted.stream, self._name, f"{self._inbox}.pull")
         self._oversized = False
         """The next message is larger than `max_bytes` of a pull request: request it alone."""
         config = consumer_config(self._name, wanted.first, wanted.subjects)
@@ -99,23 +99,18 @@ class PullRead:
         """Keep pull requests open, without requesting more than the range can have."""
         requests = bytearray()
         while (count := self._next_pull()) > 0:
-            requests += self._request(count)
-            self._asked += count
+            most = None if self._oversized else PULL_BYTES
+            requests += self._requests.request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
         if requests:
             self._connection.send(requests)
 
     def _next_pull(self) -> int:
+        asked = self._requests.asked
         if self._oversized:
-            return 0 if self._asked else 1
-        if self._asked > (PULLS - 1) * PULL_MESSAGES:
+            return 0 if asked else 1
+        if asked > (PULLS - 1) * PULL_MESSAGES:
             return 0
-        return min(PULL_MESSAGES, self._last - self._position - self._asked)
-
-    def _request(self, count: int) -> bytes:
-        most = None if self._oversized else PULL_BYTES
-        body = pull_request(count, max_bytes=most, expires=EXPIRES, heartbeat=HEARTBEAT)
-        subject = self._jetstream.subject(next_verb(self._stream, self._name))
-        return frames.publish(subject, body, reply=f"{self._inbox}.pull")
+        return min(PULL_MESSAGES, self._last - self._position - asked)
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
@@ -141,7 +136,7 @@ class PullRead:
 
     def _count(self, rows: int) -> None:
         if rows:
-            self._asked -= rows
+            self._requests.received(rows)
             self._oversized = False
             self._position = self._scanner.last_sequence
             self._caught_up = self._scanner.last_pending == 0
@@ -152,16 +147,16 @@ class PullRead:
         elif isinstance(frame, frames.Err):
             raise ReadInterrupted(f"the server says: {frame.text}")
         elif isinstance(frame, frames.Message):
-            self._status(pull_status(frame))
+            self._status(frame)
 
-    def _status(self, status: PullStatus | None) -> None:
+    def _status(self, frame: frames.Message) -> None:
+        status = self._requests.status(frame)
         if status is None:
             return
         if status.event is PullEvent.HEARTBEAT:
             self._caught_up = True
         elif status.event in (PullEvent.ENDED, PullEvent.TOO_LARGE):
             untouched = status.left_bytes == PULL_BYTES
-            self._asked = max(self._asked - status.left, 0)
             self._oversized = self._oversized or (untouched and status.event is PullEvent.TOO_LARGE)
         elif status.event is PullEvent.UNKNOWN:
             raise ProtocolError(f"consumer {self._name!r} answers {status}")

@@ -18,8 +18,9 @@ from __future__ import annotations
 import logging
 
 from penstock.errors import AccessDenied, ApiError, OutcomeUnknown, Unavailable
-from penstock.jetstream.consumer import ACK, NAK, PullEvent, next_verb, pull_request, pull_status
+from penstock.jetstream.consumer import ACK, NAK, PullEvent
 from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.jetstream.requests import PullRequests
 from penstock.settings import Settings
 from penstock.spark import steps
 from penstock.spark.durable import floor
@@ -35,7 +36,6 @@ PULL_BYTES = 8 * 1024 * 1024
 EXPIRES = 2.0  # seconds
 SILENCE = 10.0  # seconds
 ATTEMPTS = 3
-NO_MESSAGES = 404
 WORK_QUEUE = "workqueue"
 
 log = logging.getLogger(__name__)
@@ -129,13 +129,13 @@ class Acknowledging:
     """Acknowledges a durable's messages up to a sequence, over one connection."""
 
     def __init__(self, link: Link, durable: ConsumerInfo, sequence: int) -> None:
-        self._subject = link.jetstream.subject(next_verb(durable.stream, durable.name))
-        self._inbox = link.settings.new_inbox()
+        inbox = link.settings.new_inbox()
+        self._requests = PullRequests(link.jetstream, durable.stream, durable.name, f"{inbox}.pull")
         self._connection = link.connection
         self._sequence = sequence
         self._position = floor(durable)
         self._most = min(PULL, int(durable.config.get("max_ack_pending") or PULL))
-        self._sid = self._connection.subscribe(f"{self._inbox}.*")
+        self._sid = self._connection.subscribe(f"{inbox}.*")
         self._scanner = Scanner(durable.stream, self._sid)
         self._scanner.forget_order()  # redeliveries come in between
         self._last_reply = b""
@@ -153,23 +153,30 @@ class Acknowledging:
 
     def _pulled(self, count: int) -> bool:
         """Pull that many messages and acknowledge them. False when the durable has no more."""
-        ask = pull_request(count, max_bytes=PULL_BYTES, expires=EXPIRES)
-        self._connection.send(frames.publish(self._subject, ask, reply=f"{self._inbox}.pull"))
-        answered, coming = 0, count
-        while answered < coming:
+        self._connection.send(self._requests.request(count, max_bytes=PULL_BYTES, expires=EXPIRES))
+        answered = 0
+        while self._requests.asked:
             found = self._scanner.next()
             if rows := self._scanner.rows:
                 answered += rows
+                self._requests.received(rows)
                 self._answer()
                 if not self._scanner.last_pending:
                     return False
-            if found is Stop.MORE and answered < coming:
+            if found is Stop.MORE and self._requests.asked:
                 self._scanner.received(self._connection.recv_into(self._scanner.space(), SILENCE))
             elif isinstance(found, frames.Ping):
                 self._connection.send(frames.PONG)
             elif isinstance(found, frames.Message):
-                coming = _coming(found, count)
+                self._status(found)
         return answered > 0
+
+    def _status(self, message: frames.Message) -> None:
+        """Count what will not come. The rest may come after the status: a consumer with replicas sends a message when
+        its replicas know of it, and a status at once."""
+        status = self._requests.status(message)
+        if not (status and status.is_over) or status.event is PullEvent.REFUSED:
+            raise Unavailable(f"acknowledging is interrupted: {status or message.subject}")
 
     def _answer(self) -> None:
         """Acknowledge the rows up to the sequence, nak those after it. The last acknowledgement waits for `run`."""
@@ -190,16 +197,3 @@ class Acknowledging:
 
 def _answer_frame(reply: bytes, answer: bytes) -> bytes:
     return b"PUB %b %d\r\n%b\r\n" % (reply, len(answer), answer)
-
-
-def _coming(message: frames.Message, asked: int) -> int:
-    """Return how many messages a pull that ended with a status has, before the status and after it.
-
-    A consumer with replicas sends a message when its replicas know of it, and a status at once: so it comes first.
-    """
-    status = pull_status(message)
-    if status and status.code == NO_MESSAGES:
-        return 0
-    if status and status.event in (PullEvent.ENDED, PullEvent.TOO_LARGE):
-        return asked - status.left
-    raise Unavailable(f"acknowledging is interrupted: {status or message.subject}")

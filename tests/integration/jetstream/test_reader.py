@@ -234,7 +234,7 @@ def test_pull_requests_ask_for_no_more_than_the_range_has(nats_server: EmbeddedS
     with connect(nats_server.settings) as connection:
         read = pull.PullRead(connection, Range(stream="S", first=1, last=4), Scanner)
         assert [row for batch in read.batches() for row in batch.column("sequence").to_pylist()] == [1, 2, 3, 4]
-        assert read._asked == 0
+        assert read._requests.asked == 0
 
 
 ODD_BLOCKS = [

@@ -21,8 +21,9 @@ from penstock.consume import messages
 from penstock.consume.messages import Message
 from penstock.errors import PenstockError, Unavailable
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.consumer import PullEvent, next_verb, pull_request, pull_status
+from penstock.jetstream.consumer import PullEvent
 from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.requests import PullRequests
 from penstock.wire import aio, deliveries, frames
 from penstock.workers.dispatch.dispatcher import MAX_BUFFERED_ACKS
 
@@ -111,21 +112,14 @@ class OpenPull:
     """The pull requests to one consumer."""
 
     name: str
-    inbox: str
+    requests: PullRequests
     sid: int = 0
-    asked: int = 0
-    """Messages requested and not received yet."""
     heard: float = 0.0
     """When a frame was last received."""
     delivery: int = 0
     """The consumer sequence of the last delivery."""
     opening: list[Message] | None = field(default_factory=list)
     """Messages received before it was known that the consumer counts from 1; None once that is known."""
-
-    def request(self, subject: str, count: int, max_bytes: int) -> bytes:
-        """Return a pull request for `count` more messages and at most `max_bytes`."""
-        ask = pull_request(count, max_bytes=max_bytes, expires=EXPIRES, heartbeat=HEARTBEAT)
-        return frames.publish(subject, ask, reply=self.inbox)
 
 
 MAX_SILENCE = 2.5 * HEARTBEAT
@@ -229,7 +223,8 @@ class PullSession:
 
     async def _subscribe(self, name: str) -> OpenPull:
         inbox = self._inboxes[name]
-        pull = self._pulls[name] = OpenPull(name, inbox, heard=self._now())
+        requests = PullRequests(self._jetstream, self._stream, name, inbox)
+        pull = self._pulls[name] = OpenPull(name, requests, heard=self._now())
         pull.sid = await self._connection.subscribe(inbox, handler=lambda frame: self._came(pull, frame))
         self._by_sid[pull.sid] = pull
         return pull
@@ -263,19 +258,19 @@ class PullSession:
             return
         first, last = found[0].delivery, found[-1].delivery
         if first == pull.delivery + 1 and last - first == len(found) - 1:
-            pull.asked -= len(found)
+            pull.requests.received(len(found))
             pull.delivery = last
             self._hand_on(pull, found)
         else:
             self._take_one_by_one(pull, found)
         pull.heard = self._now()
-        if pull.asked <= self._size() // 2:
+        if pull.requests.asked <= self._size() // 2:
             self._soon()
 
     def _take_one_by_one(self, pull: OpenPull, found: list[Message]) -> None:
         """Take messages up to the first gap in the delivery counts."""
         for message in found:
-            pull.asked -= 1
+            pull.requests.received(1)
             if message.delivery != pull.delivery + 1:
                 missing = abs(message.delivery - pull.delivery - 1)
                 self.fail(DeliveriesMissing(f"{missing} deliveries of consumer {pull.name!r} went elsewhere"))
@@ -300,12 +295,9 @@ class PullSession:
         self._soon()
 
     def _status(self, pull: OpenPull, frame: frames.Message) -> None:
-        status = pull_status(frame)
+        status = pull.requests.status(frame)
         if status is None or not (status.is_over or status.event is PullEvent.HEARTBEAT):
             self.fail(PullInterrupted(f"consumer {pull.name!r} answers {status or frame.subject}"))
-        elif status.is_over:
-            refused = status.code == 409 and not status.left  # the whole request: nothing of it is open
-            pull.asked = 0 if refused else max(0, pull.asked - status.left)
 
     def fail(self, error: PenstockError) -> None:
         """End the session."""
@@ -316,9 +308,9 @@ class PullSession:
         """Called periodically: end the session when a request is open and no frame arrives."""
         now = self._now()
         for pull in self._pulls.values():
-            if pull.asked > 0 and now - pull.heard > MAX_SILENCE:
+            if pull.requests.asked and now - pull.heard > MAX_SILENCE:
                 self.fail(PullInterrupted(f"consumer {pull.name!r} has been silent for {MAX_SILENCE:g} s"))
-            elif pull.asked <= 0:
+            elif not pull.requests.asked:
                 pull.heard = now
         if not self._connection.connected:
             self.fail(PullInterrupted("the connection is lost"))
@@ -342,19 +334,17 @@ class PullSession:
 
     def _requests(self) -> bytes:
         self._topping_up = False
-        requests, room = b"", self._room() - sum(pull.asked for pull in self._pulls.values())
+        requests, room = b"", self._room() - sum(pull.requests.asked for pull in self._pulls.values())
         for pull in [pull for pull in self._pulls.values() if pull.opening is None]:
-            count = next_pull(self._size(), max(pull.asked, 0), 0, room + pull.asked)
+            asked = pull.requests.asked
+            count = next_pull(self._size(), asked, 0, room + asked)
             if count > 0:
-                requests += self._request(pull, count)
-                pull.asked += count
+                requests += pull.requests.request(
+                    count, max_bytes=self._max_bytes, expires=EXPIRES, heartbeat=HEARTBEAT
+                )
                 room -= count
         self.stalled = room <= 0 and not requests
         return requests
-
-    def _request(self, pull: OpenPull, count: int) -> bytes:
-        subject = self._jetstream.subject(next_verb(self._stream, pull.name))
-        return pull.request(subject, count, self._max_bytes)
 
     # -- acknowledging ---------------------------------------------------------------------------------------------
 
