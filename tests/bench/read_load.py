@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from typing import Any
 
 import nats
 import rawnats
@@ -24,9 +25,11 @@ AHEAD = 16 * 1024 * 1024
 """Bytes of a pull request; two are under way."""
 
 
-def fill(url: str, port: int, count: int, data: bytes = DATA, stream: str = STREAM, subject: str = SUBJECT) -> None:
+def fill(
+    url: str, port: int, count: int, data: bytes = DATA, stream: str = STREAM, subject: str = SUBJECT, **config: Any
+) -> None:
     """Make a stream of `count` messages."""
-    rawnats.fresh_stream(port, stream, [subject], allow_direct=True)
+    rawnats.fresh_stream(port, stream, [subject], allow_direct=True, **config)
     step = max(1, min(5_000, 4_000_000 // len(data), count))
     chunk = frames.publish(subject, data) * (step - 1)
     with connect(Settings(servers=(url,))) as connection:

@@ -17,6 +17,8 @@ from penstock.server.embedded import find_binary
 
 RESULT_COLUMNS = ("contestant", "median", "min – max", "ratio (min – max)")
 GOAL_COLUMNS = ("goal", "measured", "met")
+PLOTS = "benchmarks"
+"""The folder of the pictures, beside docs/benchmarks.md."""
 
 
 def result_rows(bench: Bench) -> list[tuple[str, str, str, str]]:
@@ -110,6 +112,7 @@ def section(bench: Bench, date: str, machine: dict[str, str]) -> str:
     if bench.contestants:
         titles = (RESULT_COLUMNS[0], f"median {bench.unit}", *RESULT_COLUMNS[2:])
         lines += [*_markdown(titles, result_rows(bench), right=(1, 2)), ""]
+        lines += [f"![{bench.unit} of each contestant]({PLOTS}/{bench.name}.svg)", ""]
     heading, cells = grid(bench)
     if cells:
         lines += [*_markdown(heading, cells, right=range(1, len(heading))), ""]

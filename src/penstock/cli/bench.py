@@ -169,6 +169,10 @@ def _write(benchmarks: Suite, made: Any, date: str, machine: dict[str, str]) -> 
     document = path.read_text() if path.exists() else "# Benchmarks\n"
     name, section = benchmarks.report.section_name(made), benchmarks.report.section(made, date, machine)
     path.write_text(benchmarks.report.replaced(document, name, section))
+    if made.contestants:
+        picture = path.parent / benchmarks.report.PLOTS / f"{made.name}.svg"
+        picture.parent.mkdir(exist_ok=True)
+        picture.write_text(importlib.import_module("plots").plot(made))
     err.print(f"wrote {name} to {path.relative_to(benchmarks.checkout)}")
 
 

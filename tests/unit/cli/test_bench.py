@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 import pytest
 
@@ -40,6 +42,19 @@ def contest(rounds: int = 3) -> tuple[list[str], AbstractContextManager[Bench]]:
         bench.goal("ours", of="limit", at_least=0.5)
 
     return order, harness.benchmark(SimpleNamespace(run=run), "demo", rounds, False)
+
+
+def test_the_picture_has_a_bar_for_each_contestant_as_long_as_its_median() -> None:
+    plots = importlib.import_module("plots")
+    _, made = contest()
+    with made as bench:
+        bench.execute()
+        picture = ElementTree.fromstring(plots.plot(bench))
+    texts = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"limit", "ours", "100", "50"} <= set(texts)
+    bars = [one for one in picture.iter("{http://www.w3.org/2000/svg}rect") if one.get("x") == str(plots.NAMES)]
+    widths = [float(one.attrib["width"]) for one in bars if one.get("width") != "12"]
+    assert widths[0] == 2 * widths[1]
 
 
 def test_contestants_take_turns_at_being_first() -> None:
