@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.wire.columns import numbers, values
+
 MAX_ROWS = 1000
 """The server takes no atomic batch with more messages."""
 MAX_BYTES = 4 * 1024 * 1024
@@ -23,6 +25,7 @@ MAX_BYTES = 4 * 1024 * 1024
 ROW_OVERHEAD = 128
 """Approximate bytes of a message on the wire besides subject, headers and body: control line and batch headers."""
 DIGEST_BYTES = 12
+NO_LENGTH = numbers(np.zeros(1, dtype=np.int32))[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class ChunkRows:
 
     def take(self, indices: Any) -> ChunkRows:
         """The rows at these positions, in this order."""
-        return self._each(lambda column: column.take(pa.array(indices, pa.int64())))
+        return self._each(lambda column: column.take(numbers(np.asarray(indices, dtype=np.int64))))
 
     def _each(self, change: Any) -> ChunkRows:
         headers, events = (None if column is None else change(column) for column in (self.headers, self.events))
@@ -184,8 +187,8 @@ def _headers_or_nulls(part: ChunkRows) -> pa.Array:
 
 
 def _lengths(column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    lengths = pc.fill_null(pc.binary_length(column), 0)
-    return np.asarray(lengths.to_numpy(zero_copy_only=False), dtype=np.int64)
+    lengths = pc.fill_null(pc.binary_length(column), NO_LENGTH)
+    return values(lengths).astype(np.int64)
 
 
 def _content(column: pa.Array) -> Any:

@@ -22,6 +22,7 @@ from penstock.spark.packing import typed_rows
 from penstock.spark.stored import MESSAGE_ID, is_own_header
 from penstock.wire import frames
 from penstock.wire import headers as header_block
+from penstock.wire.columns import constant, repeated
 
 WRITTEN = ("subject", "data", "headers", "message_id")
 TYPED = ("subject", "event")
@@ -34,6 +35,7 @@ ORDERS = frozenset({"nats-rollup", "nats-incr", "nats-counter-sources", "nats-st
 ORDER_PREFIX = "nats-schedule"
 TTL = "nats-ttl"
 FAIL_AT_HEADER = INVALID_HEADERS[0]
+NO_BYTES = constant("").cast(pa.binary())
 _UNUSABLE_IN_NAME = re.compile(r"[^!-9;-~]")
 _UNUSABLE_IN_VALUE = re.compile(r"[\r\n\0\ud800-\udfff]")
 
@@ -185,7 +187,7 @@ class RowMaker:
         columns = self._columns
         if columns.typed:
             return typed_rows(self._subjects(batch), batch.column("event"))
-        bodies = pc.fill_null(batch.column("data").cast(pa.binary()), b"")
+        bodies = pc.fill_null(batch.column("data").cast(pa.binary()), NO_BYTES)
         headers = self._header_lines(batch) if columns.headers or columns.message_id else None
         return ChunkRows(self._subjects(batch), bodies, headers)
 
@@ -215,7 +217,7 @@ class RowMaker:
 
     def _subjects(self, batch: pa.RecordBatch) -> pa.Array:
         if self._columns.subject is not None:
-            return pa.repeat(pa.scalar(self._columns.subject), batch.num_rows)
+            return repeated(self._columns.subject, batch.num_rows)
         column = batch.column("subject")
         for subject in pc.unique(column).to_pylist():
             if subject not in self._known:

@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.packs.schemas import HEADERS_TYPE, ROW_FIELDS, portable
 from penstock.spark.chunks import ChunkRows, Limits
 from penstock.wire import headers as header_block
+from penstock.wire.columns import values
 
 ROWS_TOGETHER = 1000
 BYTES_TOGETHER = 256 * 1024
@@ -110,7 +111,7 @@ def _by_subject(rows: ChunkRows) -> Iterator[tuple[str, ChunkRows]]:
     if len(coded.dictionary) == 1:
         yield coded.dictionary[0].as_py(), rows
         return
-    codes = coded.indices.to_numpy(zero_copy_only=False)
+    codes = values(coded.indices)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes))
     start = 0
@@ -171,8 +172,7 @@ def _fixed(column: pa.Array) -> pa.Array:
 def _listed(column: pa.Array) -> pa.Array:
     """The bytes of all elements of each list, one after another, behind their number."""
     offsets = column.offsets.to_numpy()
-    values = column.values if pa.types.is_list(column.type) else _entries(column)
-    elements = identity(values)
+    elements = identity(column.values if pa.types.is_list(column.type) else _entries(column))
     _, edges, data = elements.buffers()
     ends: Array = np.frombuffer(edges, dtype=np.int32)[elements.offset :][offsets]
     content = pa.Array.from_buffers(

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from penstock import packs
 from penstock.packs.schemas import portable
 from penstock.spark.compressed import decompressed
+from penstock.wire.columns import constant, is_valid, numbers
 from penstock.wire.scan import SCHEMA, matching
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 65_536
 BYTES_AT_ONCE = 8 * 1024 * 1024
 """Packs are joined until they are as large as this: each batch costs Spark more than a pack does."""
-PACK = packs.HEADERS[0]
+PACK = constant(packs.HEADERS[0])
 HEADERS = SCHEMA.field("headers").type
 EVENT, ROW = "event", "row"
 
@@ -79,7 +80,7 @@ def _plain(batch: pa.RecordBatch, shape: Shape) -> pa.RecordBatch:
 def _made(columns: dict[str, pa.Array], rows: int, shape: Shape) -> pa.RecordBatch:
     """The columns of the shape; what is missing is 0 for the place in a pack, and null for an event."""
     if ROW in shape.schema.names and ROW not in columns:
-        columns[ROW] = pa.array(np.zeros(rows, dtype=np.int32))
+        columns[ROW] = numbers(np.zeros(rows, dtype=np.int32))
     made = [columns[field.name] if field.name in columns else pa.nulls(rows, field.type) for field in shape.schema]
     return pa.RecordBatch.from_arrays(made, schema=shape.schema)
 
@@ -110,9 +111,9 @@ def _unpacked(batch: pa.RecordBatch, shape: Shape) -> Iterator[pa.RecordBatch]:
 
 
 def _segments(batch: pa.RecordBatch, shape: Shape) -> Iterator[_Segment]:
-    marks = pc.map_lookup(batch.column("headers"), pa.scalar(PACK), "first")
+    marks = pc.map_lookup(batch.column("headers"), PACK, "first")
     start = 0
-    for place in np.flatnonzero(marks.is_valid().to_numpy(zero_copy_only=False)).tolist():
+    for place in np.flatnonzero(is_valid(marks)).tolist():
         own = _read(batch, place, shape)
         if own is None:
             continue
@@ -143,7 +144,7 @@ def _joined(batch: pa.RecordBatch, segments: list[_Segment], shape: Shape) -> pa
     is_pack = np.repeat(np.array([segment.own is not None for segment in segments]), counts)
     places = np.repeat(np.array([segment.place for segment in segments]), counts)
     of_message = batch.select(["subject", "sequence", "timestamp"]).take(
-        pa.array(np.where(is_pack, places, places + place_in_segment))
+        numbers(np.where(is_pack, places, places + place_in_segment))
     )
     columns = dict(zip(of_message.schema.names, of_message.columns, strict=True))
     columns["stream"] = pa.repeat(batch.column("stream")[0], len(starts))
@@ -155,7 +156,7 @@ def _joined(batch: pa.RecordBatch, segments: list[_Segment], shape: Shape) -> pa
     if shape.typed:
         columns[EVENT] = _concatenated(EVENT, segments, shape.schema.field(EVENT).type)
     if ROW in shape.schema.names:
-        columns[ROW] = pa.array(np.where(is_pack, place_in_segment, 0).astype(np.int32))
+        columns[ROW] = numbers(np.where(is_pack, place_in_segment, 0).astype(np.int32))
     made = pa.RecordBatch.from_arrays([columns[name] for name in shape.schema.names], schema=shape.schema)
     if shape.subjects and any(segment.own and "subject" in segment.own for segment in segments):
         return made.filter(matching(made.column("subject"), shape.subjects))
@@ -221,5 +222,5 @@ def _without_nulls(column: pa.Array) -> pa.Array:
 
 
 _NO_ENTRIES = pa.StructArray.from_arrays(
-    [pa.array([], pa.string()), pa.array([], HEADERS.item_type)], fields=[HEADERS.key_field, HEADERS.item_field]
+    [pa.nulls(0, pa.string()), pa.nulls(0, HEADERS.item_type)], fields=[HEADERS.key_field, HEADERS.item_field]
 )

@@ -17,6 +17,7 @@ from penstock import subjects
 from penstock.errors import ProtocolError
 from penstock.wire import compiled, frames, plain
 from penstock.wire import layout as at
+from penstock.wire.columns import repeated
 from penstock.wire.scanning import ANY_SEQUENCE, BATCH_ROWS, BUFFER_BYTES, REPLACE, Rows, Stop
 
 FIRST_NO_ASCII = 0x80
@@ -164,7 +165,7 @@ class Scanner:
         count = self.rows
         sequence, time = self._column(at.SEQUENCE).copy(), self._column(at.TIME).copy()
         columns = [
-            pa.repeat(self._stream, count),
+            repeated(self._stream, count),
             self._texts(self._column(at.SUBJECT_AT), self._column(at.SUBJECT_AT + 1)),
             pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(sequence)]),
             pa.Array.from_buffers(SCHEMA.field("timestamp").type, count, [None, pa.py_buffer(time)]),
