@@ -133,17 +133,17 @@ def test_more_than_a_thousand_lines_go_in_chunks_that_are_atomic_by_themselves(
 def test_an_atomic_load_that_was_cut_off_is_resumed_by_its_message_ids(
     server: EmbeddedServer, publish: Publish, written: Written
 ) -> None:
-    lines = events(1_250)
-    options = ["--atomic", "--batch-size", "250", "--message-id", "id", "--json"]
-    assert publish("orders.{region}", "--file", written(lines[:500]), *options).code == 0
-    for duplicates in (500, 1_250):
+    lines = events(250)
+    options = ["--atomic", "--batch-size", "50", "--message-id", "id", "--json"]
+    assert publish("orders.{region}", "--file", written(lines[:100]), *options).code == 0
+    for duplicates in (100, 250):
         done = publish("orders.{region}", "--file", written(lines), *options)
         assert done.code == 0, done.stderr
         report = json.loads(done.stdout)
-        assert (report["messages"], report["stored"][0]["duplicates"]) == (1_250 - duplicates, duplicates)
+        assert (report["messages"], report["stored"][0]["duplicates"]) == (250 - duplicates, duplicates)
         assert stream_data(server.settings, "ORDERS") == lines
     shown = publish("orders.{region}", "--file", written(lines), *options[:-1]).stdout
-    assert shown.split()[-3:] == ["ORDERS", "0", "1250"], "no sequences of what is not stored anew"
+    assert shown.split()[-3:] == ["ORDERS", "0", "250"], "no sequences of what is not stored anew"
 
 
 def test_an_atomic_batch_of_which_some_is_stored_is_refused_with_the_ids(

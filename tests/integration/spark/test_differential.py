@@ -13,7 +13,7 @@ from tests.support.streams import Streams
 from penstock.server.embedded import EmbeddedServer
 from penstock.wire.blocking import connect, run
 
-SOME, FEW, MANY = 8, 20, 500
+SOME, FEW, MANY = 4, 20, 500
 
 
 @pytest.fixture
