@@ -46,7 +46,7 @@ def test_random_pipelines_give_the_same_rows_over_a_stream_and_over_memory(
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("seed", [1, 0], ids=["batch", "streaming"])
+@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.kills)], ids=["batch", "streaming"])
 def test_a_row_that_is_missing_on_one_side_is_noticed(
     jetstream: SparkSession, shared_server: EmbeddedServer, shared_streams: Streams, tmp_path: Path, seed: int
 ) -> None:

@@ -113,7 +113,7 @@ def test_a_crash_between_files_and_commit_leaves_nothing_to_see(
 
 
 @FORMATS
-@pytest.mark.parametrize("times", [1, 9])
+@pytest.mark.parametrize("times", [1, pytest.param(9, marks=pytest.mark.kills)])
 def test_an_upsert_beside_another_writer_is_computed_anew_and_given_up_in_the_end(
     spark: SparkSession, tmp_path: Path, form: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
