@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from penstock import subjects
 from penstock.errors import ConfigError
-from penstock.wire.frames import Message
+from penstock.wire import headers as header_block
 from penstock.wire.headers import Headers
 
 ID_HEADER = "Penstock-Fact-Id"
@@ -23,13 +26,22 @@ KEY_BYTES = 18
 MOST_ID_BYTES = 512
 EXPECT_NONE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_STREAM = "Nats-Expected-Stream"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLAIN = re.compile(
+    rb"NATS/1\.0\r\nPenstock-Fact-Id: ([!-~](?:[ -~]*[!-~])?)\r\nPenstock-Fact-Digest: [0-9a-f]+\r\n"
+    rb"Nats-Expected-Last-Subject-Sequence: 0\r\n(?:Nats-Expected-Stream: [ -~]+\r\n)?\r\n"
+)
+"""The header block of a fact without headers of its own, as `append` writes it."""
 OWN_HEADERS = frozenset({ID_HEADER, DIGEST_HEADER, EXPECT_NONE, EXPECT_STREAM})
 """Headers that `append` adds, and that readers do not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One fact, or any other message, as a reader gets it."""
+    """One fact, or any other message, as a reader gets it.
+
+    Of a fact that was delivered, subject, id, headers and time are parsed when one of them is first asked for.
+    """
 
     stream: str
     sequence: int
@@ -42,6 +54,41 @@ class Fact:
     stored_at: datetime
     attempt: int
     """How often it was delivered, including this delivery."""
+    _source: Callable[[], FactParts] | None = field(default=None, init=False, repr=False, compare=False)
+
+    if not TYPE_CHECKING:  # else any attribute would pass the type checker
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for a part that was not parsed yet."""
+            read = None if name == "_source" else self._source
+            if name not in FactParts._fields or read is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            parts = read()
+            _set_subject(self, parts[0])
+            _set_id(self, parts[1])
+            _set_headers(self, parts[2])
+            _set_stored_at(self, parts[3])
+            return getattr(parts, name)
+
+
+class FactParts(NamedTuple):
+    """What a delivered fact is asked for later, if at all."""
+
+    subject: str
+    id: str | None
+    headers: dict[str, list[str]]
+    stored_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NewFact:
+    """A fact to append."""
+
+    subject: str
+    id: str
+    """Names the fact within its subject."""
+    data: bytes = field(repr=False)
+    headers: Headers | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +98,14 @@ class Appended:
     stream: str
     sequence: int
     existed: bool
+    conflict: bool = False
+    """Of many appended at once: a fact of this id was there before, with other content, and stays as it is."""
+
+    @property
+    def outcome(self) -> Literal["stored", "existed", "conflict"]:
+        if self.conflict:
+            return "conflict"
+        return "existed" if self.existed else "stored"
 
 
 def key_of(fact_id: str) -> str:
@@ -103,20 +158,53 @@ def checked_headers(headers: Headers | None) -> Headers:
     return headers or {}
 
 
-def fact_of(stream: str, message: Message, sequence: int, attempt: int, stored_ns: int) -> Fact:
-    """The fact in a delivered message."""
-    headers = message.header_values()
-    ids = headers.get(ID_HEADER)
-    subject = message.subject
-    if ids and subject.endswith(f".{key_of(ids[0])}"):
-        subject = subject.rpartition(".")[0]
-    return Fact(
-        stream=stream,
-        sequence=sequence,
-        subject=subject,
-        id=ids[0] if ids else None,
-        data=message.data,
-        headers={name: values for name, values in headers.items() if name not in OWN_HEADERS},
-        stored_at=datetime.fromtimestamp(stored_ns / 1e9, UTC),
-        attempt=attempt,
-    )
+_new = object.__new__
+_set_stream, _set_sequence, _set_data, _set_attempt, _set_source = (
+    getattr(Fact, name).__set__ for name in ("stream", "sequence", "data", "attempt", "_source")
+)
+_set_subject, _set_id, _set_headers, _set_stored_at = (getattr(Fact, name).__set__ for name in FactParts._fields)
+
+
+class FactDelivery(Protocol):
+    """A delivered message, in the shape that facts are made of."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+    def parts(self) -> FactParts: ...
+
+
+def delivered_facts(stream: str, found: Iterable[tuple[FactDelivery, int]]) -> tuple[Fact, ...]:
+    """The facts of deliveries, each with its attempt. Other parts of a fact are parsed when one of them is asked for.
+
+    The same as `Fact(…)`, in a fraction of the time.
+    """
+    facts = []
+    for one, attempt in found:
+        fact = _new(Fact)
+        _set_stream(fact, stream)
+        _set_sequence(fact, one.sequence)
+        _set_data(fact, one.data)
+        _set_attempt(fact, attempt)
+        _set_source(fact, one.parts)
+        facts.append(fact)
+    return tuple(facts)
+
+
+def parts_of(subject: str, headers: bytes, stored_us: int) -> FactParts:
+    """Parse subject and header block of a delivered fact, which was stored so many microseconds after 1970."""
+    stored_at = EPOCH + timedelta(0, 0, stored_us)
+    own: dict[str, list[str]] = {}
+    if plain := _PLAIN.fullmatch(headers):
+        fact_id = plain[1].decode()
+    else:
+        found = header_block.parse(headers)
+        own = {name: values for name, values in found.items() if name not in OWN_HEADERS}
+        if not (ids := found.get(ID_HEADER)):
+            return FactParts(subject, None, own, stored_at)
+        fact_id = ids[0]
+    base, _, key = subject.rpartition(".")
+    return FactParts(base if key == key_of(fact_id) else subject, fact_id, own, stored_at)

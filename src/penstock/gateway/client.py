@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,17 @@ from pyqwest import Client, HTTPTransport, SyncClient, SyncHTTPTransport
 
 from penstock import errors
 from penstock.coroutines import blocked
-from penstock.facts import Appended, Confirmation, Fact, FactConflict, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.facts import (
+    Appended,
+    Confirmation,
+    Fact,
+    FactConflict,
+    ForeignReceipt,
+    ForgedReceipt,
+    NewFact,
+    Page,
+    StaleReceipt,
+)
 from penstock.gateway.service import duration
 from penstock.gateway.v1 import facts_pb as pb
 from penstock.gateway.v1.facts_connect import FactServiceClient, FactServiceClientSync
@@ -24,6 +34,11 @@ from penstock.wire.headers import Headers
 
 ANSWER_WITHIN = 10.0
 """Seconds for an answer, beside the time that a fetch waits for facts."""
+CALL_FACTS = 500
+"""Facts that are appended by one call, at most."""
+CALL_BYTES = 1024 * 1024
+FACT_MARGIN = 512
+"""Bytes that a fact takes in a call beside its data, about."""
 SIZES: dict[str, Any] = {"send_compression": None, "read_max_bytes": 64 * 1024 * 1024}
 
 _REASONS = {
@@ -101,6 +116,16 @@ class GatewayClient:
             answer = await self._answer(self._client.append_fact, request)
             return Appended(answer.stream, answer.sequence, answer.existed)
 
+    async def append_facts(self, facts: Sequence[NewFact], *, stream: str | None = None) -> tuple[Appended, ...]:
+        """See `Facts.append_facts`; many facts are sent in several calls, one after the other."""
+        done: list[Appended] = []
+        for some in _calls(facts):
+            request = pb.AppendFactsRequest(facts=[_new_fact(one) for one in some], stream=stream or "")
+            with _told(f"{len(some)} facts"):
+                answer = await self._answer(self._client.append_facts, request)
+            done += [_appended(one) for one in answer.facts]
+        return tuple(done)
+
     async def _answer(self, call: Callable[..., Any], request: Any, wait: float = 0.0) -> Any:
         """Return the gateway's answer; the generated clients return it, or an awaitable."""
         said = call(request, headers=self._login.headers(), timeout_ms=int((self._timeout + wait) * 1000))
@@ -146,6 +171,7 @@ class BlockingGatewayClient:
     fetch_facts = blocked(GatewayClient.fetch_facts)
     confirm_receipt = blocked(GatewayClient.confirm_receipt)
     append_fact = blocked(GatewayClient.append_fact)
+    append_facts = blocked(GatewayClient.append_facts)
     close = blocked(GatewayClient.close)
 
     def __enter__(self) -> Self:
@@ -161,11 +187,41 @@ class BlockingGatewayClient:
 def _append(
     subject: str, fact_id: str, data: bytes, headers: Headers | None, stream: str | None
 ) -> pb.AppendFactRequest:
-    given = [
+    given = _headers(headers)
+    return pb.AppendFactRequest(subject=subject, id=fact_id, data=data, headers=given, stream=stream or "")
+
+
+def _new_fact(fact: NewFact) -> pb.NewFact:
+    return pb.NewFact(subject=fact.subject, id=fact.id, data=fact.data, headers=_headers(fact.headers))
+
+
+def _headers(headers: Headers | None) -> list[pb.Header]:
+    return [
         pb.Header(name=name, values=[value] if isinstance(value, str) else list(value))
         for name, value in (headers or {}).items()
     ]
-    return pb.AppendFactRequest(subject=subject, id=fact_id, data=data, headers=given, stream=stream or "")
+
+
+def _calls(facts: Sequence[NewFact]) -> Iterator[Sequence[NewFact]]:
+    """The facts of each call: few enough, and with few enough bytes, for any gateway."""
+    start = size = 0
+    for at, fact in enumerate(facts):
+        size += len(fact.data) + FACT_MARGIN
+        if at > start and (size > CALL_BYTES or at - start == CALL_FACTS):
+            yield facts[start:at]
+            start, size = at, len(fact.data) + FACT_MARGIN
+    if facts:
+        yield facts[start:]
+
+
+def _appended(told: pb.AppendedFact) -> Appended:
+    outcome = told.outcome
+    return Appended(
+        told.stream,
+        told.sequence,
+        existed=outcome == pb.AppendedFact.Outcome.EXISTED,
+        conflict=outcome == pb.AppendedFact.Outcome.CONFLICT,
+    )
 
 
 def _page(request: pb.FetchFactsRequest, answer: pb.FetchFactsResponse) -> Page:
