@@ -12,7 +12,7 @@ from penstock.errors import DeadlineExceeded, Unavailable
 from penstock.facts.fact import FactParts, parts_of
 from penstock.facts.pages import Delivery, SequenceRun
 from penstock.jetstream.connection import Broker
-from penstock.jetstream.consumer import NAK, SHORT_FORM, AckSubject, ack_subject
+from penstock.jetstream.consumer import NAK, AckSubject, ack_subject
 from penstock.jetstream.fetch import Skimmer, skim, until_set
 from penstock.wire import frames
 from penstock.wire.frames import Message
@@ -42,9 +42,7 @@ class Delivered(NamedTuple):
 
     def parts(self) -> FactParts:
         """What a fact says beside its data; parsed when it is asked for."""
-        tokens = self.reply.rsplit(".", 2)
-        stored_ns = int(tokens[1]) if tokens[0].count(".") == SHORT_FORM - 3 else self.ack().stored_ns
-        return parts_of(self.subject, self.headers, stored_ns // 1000)
+        return parts_of(self.subject, self.headers, AckSubject.stored_ns_of(self.reply) // 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def delivered(message: Message) -> Delivered:
     return Delivered(message.subject, message.data, *about)
 
 
-class Puller:
+class PagePuller:
     """Pulls over one link."""
 
     def __init__(self, link: Broker) -> None:

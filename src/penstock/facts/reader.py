@@ -34,6 +34,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import (
@@ -45,10 +46,11 @@ from penstock.errors import (
     ServerBusy,
     Unavailable,
 )
+from penstock.facts.ahead import Ahead
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
-from penstock.facts.fact import Fact, delivered_facts
+from penstock.facts.fact import Fact, received_facts
 from penstock.facts.pages import Book, Delivery, OpenPage, SequenceRun, deliveries_of, runs_above
-from penstock.facts.pull import Delivered, Puller, Want, acknowledge, acknowledge_in_order, give_back
+from penstock.facts.pull import Delivered, PagePuller, Want, acknowledge, acknowledge_in_order, give_back
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import FactStore, Kept
 from penstock.jetstream import features, metadata
@@ -111,7 +113,8 @@ class PageReader:
     def __init__(self, link: Broker) -> None:
         self._link = link
         self._store = FactStore(link)
-        self._puller = Puller(link)
+        self._puller = PagePuller(link)
+        self._ahead = Ahead(self._puller, partial(give_back, link))
         self._books: dict[tuple[str, str], Kept] = {}
         """Books as last read. A write on top of an older revision is refused, which costs one more attempt."""
         self._streams: dict[str, str] = {}
@@ -142,6 +145,7 @@ class PageReader:
             raise ConfigError(f"a page has 1 to {MOST_FACTS} facts, not {limit}")
         name = await self.stream_of(consumer, stream)
         deadline, patience, call = time.monotonic() + wait, self._patience(), _new_id()
+        self._ahead.fetching((name, consumer))
         while True:
             look = await self._look(name, consumer)
             left = max(deadline - time.monotonic(), 0)
@@ -157,15 +161,19 @@ class PageReader:
             else:
                 page = await self._page(look, want, patience)
             if page is not None and (page.facts or time.monotonic() >= deadline):
+                self._ahead.fetched((name, consumer), want, len(page), page.pending)
                 return page
 
     async def _page(self, look: ConsumerLook, want: Want, patience: Patience) -> Page | None:
         """One attempt: pull, write the book, return the page. None when nothing that arrived could be returned."""
-        info, began = look.info, time.monotonic()
-        found = await self._puller.pull(info.stream, info.name, want)
+        info, began, before = look.info, time.monotonic(), tuple(page.id for page in look.book.open)
+        if ahead := await self._ahead.taken(info, want, (await self._link.ready()).opened):
+            began, before, found = ahead[0].began, ahead[0].before, ahead[1]
+        else:
+            found = await self._puller.pull(info.stream, info.name, want)
         if not found:
             return _empty(await self._look(info.stream, info.name, fresh=True))
-        opened = await self._open(look, found, began + min(_ack_waits(info)), patience)
+        opened = await self._open(look, found, before, began + min(_ack_waits(info)), patience)
         if opened is None:
             return None
         return await self._handed_out(look, found, opened, await self._behind(info, found))
@@ -174,9 +182,11 @@ class PageReader:
         if sum(run.length for run in opened.runs) != len(found):
             wanted = set(opened.deliveries())
             found = [one for one in found if one.delivery() in wanted]
-        tries = look.book.tries_of if look.dedicated else None
-        attempts = [tries(one.sequence) + 1 for one in found] if tries else [one.attempt for one in found]
-        facts = delivered_facts(look.info.stream, zip(found, attempts, strict=True))
+        stream, tries = look.info.stream, look.book.tries_of
+        if look.dedicated:
+            facts = received_facts(stream, [(o.sequence, o.data, tries(o.sequence) + 1, o.parts) for o in found])
+        else:
+            facts = received_facts(stream, [(one[2], one[1], one[3], one.parts) for one in found])
         return Page(look.info.stream, look.info.name, facts, await self._receipt(look.info, opened), pending)
 
     async def _next_page(self, look: ConsumerLook, want: Want, call: str, patience: Patience) -> Page | None:
@@ -248,12 +258,15 @@ class PageReader:
         return look.info.pending + max(look.info.ack_pending - held, 0)
 
     async def _open(
-        self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
+        self, look: ConsumerLook, found: Sequence[Delivered], before: Sequence[str], expires: float, patience: Patience
     ) -> OpenPage | None:
-        """Write the page into the book; None when all of it was confirmed before, or another reader holds it."""
+        """Write the page into the book; None when all of it was confirmed before, or another reader holds it.
+
+        `before` are the pages that were open when it was requested.
+        """
         page_id = _new_id()
         deliveries, ack = _latest(found), found[0].ack().consumer_prefix
-        before, server = [page.id for page in look.book.open], look.book.server
+        server = look.book.server
         # A server that was restarted meanwhile may have forgotten these deliveries, and then counts them again.
         while time.monotonic() < expires and (look.book.server == server or look.info.leader is not None):
             if (mine := look.book.page(page_id)) is not None:
@@ -290,8 +303,21 @@ class PageReader:
         if checked.made != _made(look.info):
             raise StaleReceipt(consumer, "the consumer was deleted and recreated since")
         already, look, runs = await self._close(look, checked)
+        if not already and not look.dedicated:
+            await self._pull_ahead(look, checked.page)
         await self._acknowledge(look.info, look.book.ack, runs)
+        self._ahead.confirmed((name, consumer))
         return Confirmation(name, consumer, checked.first, checked.last, already)
+
+    async def _pull_ahead(self, look: ConsumerLook, confirmed: str) -> None:
+        """Let the next page come while this one is being acknowledged, for a reader that goes on without a pause."""
+        before = tuple(page.id for page in look.book.open if page.id != confirmed)
+        at, connection = (look.info.stream, look.info.name), (await self._link.ready()).opened
+        self._ahead.begin(at, look.info, connection, before, min(_ack_waits(look.info)))
+
+    async def close(self) -> None:
+        """Give back what was pulled ahead."""
+        await self._ahead.close()
 
     async def _checked(self, receipt: str | None, stream: str, consumer: str) -> Receipt:
         """Return the receipt after checking its signature. Before it is refused, the keys are read again."""

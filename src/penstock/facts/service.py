@@ -94,6 +94,7 @@ class Facts:
         return await self._reader.rotate_signing_key()
 
     async def close(self) -> None:
+        await self._reader.close()
         await self.link.close()
 
     async def __aenter__(self) -> Self:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,6 @@ from penstock.coroutines import blocked
 from penstock.facts import (
     Appended,
     Confirmation,
-    Fact,
     FactConflict,
     ForeignReceipt,
     ForgedReceipt,
@@ -27,6 +27,7 @@ from penstock.facts import (
     Page,
     StaleReceipt,
 )
+from penstock.facts.fact import EPOCH, FactParts, received_facts
 from penstock.gateway.service import duration
 from penstock.gateway.v1 import facts_pb as pb
 from penstock.gateway.v1.facts_connect import FactServiceClient, FactServiceClientSync
@@ -225,30 +226,23 @@ def _appended(told: pb.AppendedFact) -> Appended:
 
 
 def _page(request: pb.FetchFactsRequest, answer: pb.FetchFactsResponse) -> Page:
-    after = answer.retry_after
+    after, facts = answer.retry_after, answer.facts
+    stream = facts[0].stream if facts else request.stream
     return Page(
-        stream=answer.facts[0].stream if answer.facts else request.stream,
+        stream=stream,
         consumer=request.consumer_name,
-        facts=tuple(_fact(fact) for fact in answer.facts),
+        facts=received_facts(stream, [(one.sequence, one.data, one.attempt, partial(_parts, one)) for one in facts]),
         receipt=answer.receipt or None,
         pending=answer.pending,
         retry_after=timedelta(seconds=after.seconds, microseconds=after.nanos // 1000) if after else None,
     )
 
 
-def _fact(fact: pb.Fact) -> Fact:
+def _parts(fact: pb.Fact) -> FactParts:
     at = fact.stored_at
-    stored = datetime.fromtimestamp(at.seconds, UTC) + timedelta(microseconds=at.nanos // 1000) if at else None
-    return Fact(
-        stream=fact.stream,
-        sequence=fact.sequence,
-        subject=fact.subject,
-        id=fact.id or None,
-        data=fact.data,
-        headers={header.name: list(header.values) for header in fact.headers},
-        stored_at=stored or datetime.fromtimestamp(0, UTC),
-        attempt=fact.attempt,
-    )
+    stored_at = EPOCH + timedelta(seconds=at.seconds, microseconds=at.nanos // 1000) if at else EPOCH
+    headers = {header.name: list(header.values) for header in fact.headers}
+    return FactParts(fact.subject, fact.id or None, headers, stored_at)
 
 
 @contextmanager

@@ -207,7 +207,8 @@ def _response(page: Page) -> pb.FetchFactsResponse:
 
 
 def _fact(fact: Fact) -> pb.Fact:
-    seconds = math.floor(fact.stored_at.timestamp())  # the rest is added, also before 1970
+    stored_at = fact.stored_at
+    seconds = math.floor(stored_at.timestamp())  # the rest is added, also before 1970
     return pb.Fact(
         stream=fact.stream,
         sequence=fact.sequence,
@@ -215,7 +216,7 @@ def _fact(fact: Fact) -> pb.Fact:
         id=_clean(fact.id or ""),
         data=fact.data,
         headers=[pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in fact.headers.items()],
-        stored_at=Timestamp(seconds=seconds, nanos=fact.stored_at.microsecond * 1000),
+        stored_at=Timestamp(seconds=seconds, nanos=stored_at.microsecond * 1000),
         attempt=fact.attempt,
     )
 
@@ -230,4 +231,4 @@ def _cleaned(values: Iterable[str]) -> list[str]:
 
 def _clean(text: str) -> str:
     """Text that protobuf takes: bytes in a subject or header that are no UTF-8 are shown as question marks."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.facts.fact import DIGEST_HEADER, EXPECT_NONE, ID_HEADER, Fact, delivered_facts, digest, key_of, parts_of
+from penstock.facts.fact import DIGEST_HEADER, EXPECT_NONE, ID_HEADER, Fact, digest, key_of, parts_of, received_facts
 from penstock.facts.pages import SequenceRun, deliveries_of, runs_above
 from penstock.facts.pull import Delivered, delivered
 from penstock.wire import headers as header_block
@@ -25,7 +25,8 @@ def message(
 
 
 def fact(one: Message) -> Fact:
-    return delivered_facts("FACTS", [(delivered(one), 2)])[0]
+    found = delivered(one)
+    return received_facts("FACTS", [(found.sequence, found.data, found.attempt, found.parts)])[0]
 
 
 @pytest.mark.parametrize("fact_id", ["o-17", "order 17", "Bestellung für 3 €"])
