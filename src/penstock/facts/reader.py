@@ -49,7 +49,7 @@ from penstock.errors import (
 from penstock.facts.ahead import Ahead
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
 from penstock.facts.fact import Fact, received_facts
-from penstock.facts.pages import Book, Delivery, OpenPage, SequenceRun, deliveries_of, runs_above
+from penstock.facts.pages import Book, Delivery, OpenPage, PageAdmission, SequenceRun, deliveries_of, runs_above
 from penstock.facts.pull import Delivered, PagePuller, Want, acknowledge, acknowledge_in_order, give_back
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import FactStore, Kept
@@ -65,6 +65,8 @@ MOST_BOOK_BYTES = 512 * 1024
 """A book must fit into one message, with room to spare."""
 ACKS_WITHIN = 1.0  # seconds; a server that lost its last deliveries does not answer for them
 DEDICATED = "dedicated"
+EXPLICIT, ALL = "explicit", "all"
+"""Policies of acknowledgement: of one message each, or of one and all before it."""
 DEDICATED_LOOKS = 0.5  # seconds between two looks of a reader that has to wait for its own page
 FIRST_PAUSE = 0.05  # seconds, at most, before the first try after a refusal
 CONFLICT_PAUSE = 0.005  # seconds, at most, before the next try when another reader was first
@@ -149,7 +151,7 @@ class PageReader:
         while True:
             look = await self._look(name, consumer)
             left = max(deadline - time.monotonic(), 0)
-            if due := _taken_for(_usable(look.info), look, call):
+            if due := _taken_for(_usable(look), look, call):
                 if not left:
                     return _empty(look)
                 await asyncio.sleep(min(left, due, DEDICATED_LOOKS))
@@ -230,7 +232,7 @@ class PageReader:
         """Write the only open page of a dedicated reader; None when another process wrote since the book was read."""
         page_id, deliveries, ack = _new_id(), _latest(found), found[0].ack().consumer_prefix
         made = look.book.admit(page_id, deliveries, (), ack, look.now)
-        await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
+        await acknowledge(self._link, ack, _again(look.info, made), ACKS_WITHIN)
         if not made.kept:
             return None
         await self._check_size(look.info, made.book, found)
@@ -356,6 +358,8 @@ class PageReader:
         deadline = time.monotonic() + self._link.settings.timeout
         if not (above := runs_above(runs, info.ack_floor_stream_seq)):
             return
+        if info.config.get("ack_policy") == ALL:
+            above = [_last(above)]
         if await acknowledge_in_order(self._link, ack, above, ACKS_WITHIN) and await self._is_local(info):
             return
         left: list[Delivery] = list(deliveries_of(above))
@@ -485,6 +489,23 @@ def _refuse_unless_done(look: ConsumerLook, receipt: Receipt) -> None:
         )
 
 
+def _again(info: ConsumerInfo, made: PageAdmission) -> list[Delivery]:
+    """What to acknowledge of the facts that were confirmed before.
+
+    Where an acknowledgement stands for all before it, the last one that has no fact of the page before it.
+    """
+    if info.config.get("ack_policy") != ALL:
+        return made.confirmed
+    first = min((one.sequence for one in made.kept), default=None)
+    return [one for one in made.confirmed if first is None or one.sequence < first][-1:]
+
+
+def _last(runs: Sequence[SequenceRun]) -> SequenceRun:
+    """The delivery with the highest sequence."""
+    sequence, number, count, attempt = max(runs, key=lambda run: run.sequence + run.length)
+    return SequenceRun(sequence + count - 1, number + count - 1, 1, attempt)
+
+
 def _latest(found: Iterable[Delivered]) -> list[Delivery]:
     """One delivery a message, by sequence: the last, where the same pull brought it twice."""
     new = tuple.__new__  # the same as `Delivery(…)`, in a third of the time
@@ -517,15 +538,15 @@ def _new_id() -> str:
     return base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
 
 
-def _usable(info: ConsumerInfo) -> ConsumerInfo:
-    """A consumer that pages can be fetched from: pull, and acknowledged one by one."""
+def _usable(look: ConsumerLook) -> ConsumerInfo:
+    """A consumer that pages can be fetched from: pull, and acknowledged one by one, or by one reader in order."""
+    info, policy = look.info, look.info.config.get("ack_policy")
     if info.config.get("deliver_subject"):
         raise ConfigError(f"consumer {info.name!r} of {info.stream!r} is a push consumer: facts are fetched by pull")
-    if info.config.get("ack_policy") != "explicit":
-        policy = info.config.get("ack_policy")
+    if policy != EXPLICIT and not (policy == ALL and look.dedicated):
         raise ConfigError(
             f"consumer {info.name!r} of {info.stream!r} has ack_policy {policy!r}: a page is confirmed fact by fact, "
-            "so that nobody confirms another's; make it explicit"
+            "so that nobody confirms another's; make it explicit, or `all` for a dedicated reader"
         )
     return info
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.streams import make_stream
@@ -18,11 +19,11 @@ from penstock.testing import LossyProxy, eventually_async
 MINUTE = 60_000_000_000  # nanoseconds
 
 
-async def prepare(facts: Facts, count: int) -> None:
+async def prepare(facts: Facts, count: int, **more: Any) -> None:
     await make_stream(facts.link.jetstream, "FACTS")
     await facts.append_facts([NewFact("facts.n", str(n), b"%d" % n) for n in range(1, count + 1)])
     config = {"durable_name": "reader", "ack_policy": "explicit", "ack_wait": 2 * MINUTE}
-    await facts.link.jetstream.create_consumer("FACTS", config)
+    await facts.link.jetstream.create_consumer("FACTS", {**config, **more})
 
 
 async def progress(facts: Facts) -> ConsumerInfo:
@@ -53,6 +54,25 @@ async def test_acknowledgements_that_another_server_loses_are_sent_again(tmp_pat
             assert await next_page(facts, 20) == [*range(1, 21)]
             now = await progress(facts)
     assert (now.ack_floor_stream_seq, now.ack_pending) == (20, 0)
+
+
+async def test_a_dedicated_reader_whose_acknowledgements_stand_for_all_before_sends_one_a_page(
+    nats_server: EmbeddedServer,
+) -> None:
+    acknowledged: list[bytes] = []
+
+    def note(line: bytes) -> bool:
+        acknowledged.extend([line] if line.startswith(b"PUB $JS.ACK.") else [])
+        return False
+
+    with LossyProxy(nats_server.port) as proxy:
+        proxy.drop_up = note
+        async with Facts(nats_server.settings.with_servers(proxy.url)) as facts:
+            await prepare(facts, 25, ack_policy="all", metadata={"penstock.reader": "dedicated"})
+            assert [await next_page(facts) for _ in range(3)] == [[*range(1, 11)], [*range(11, 21)], [*range(21, 26)]]
+            now = await progress(facts)
+    assert (now.ack_floor_stream_seq, now.ack_pending) == (25, 0)
+    assert [line.split(b".")[5] for line in acknowledged] == [b"10", b"20", b"25"]
 
 
 # -- pages that are pulled ahead ---------------------------------------------------------------------------------------
