@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from penstock import subjects
 from penstock.errors import ConfigError
@@ -54,21 +54,39 @@ class Fact:
     stored_at: datetime
     attempt: int
     """How often it was delivered, including this delivery."""
-    _source: Callable[[], FactParts] | None = field(default=None, init=False, repr=False, compare=False)
+    _source: ReceivedFact | None = field(default=None, init=False, repr=False, compare=False)
 
     if not TYPE_CHECKING:  # else any attribute would pass the type checker
 
         def __getattr__(self, name: str) -> Any:
             """Called for a part that was not parsed yet."""
-            read = None if name == "_source" else self._source
-            if name not in FactParts._fields or read is None:
+            source = None if name == "_source" else self._source
+            if name not in FactParts._fields or source is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            parts = read()
+            parts = source.parts()
             _set_subject(self, parts[0])
             _set_id(self, parts[1])
             _set_headers(self, parts[2])
             _set_stored_at(self, parts[3])
+            _set_source(self, None)
             return getattr(parts, name)
+
+
+class ReceivedFact(Protocol):
+    """What a fact is made of: a delivered message, or an answer of a gateway."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    def parts(self) -> FactParts:
+        """Parse the rest."""
+        ...
 
 
 class FactParts(NamedTuple):
@@ -165,21 +183,25 @@ _set_stream, _set_sequence, _set_data, _set_attempt, _set_source = (
 _set_subject, _set_id, _set_headers, _set_stored_at = (getattr(Fact, name).__set__ for name in FactParts._fields)
 
 
-Received = tuple[int, bytes, int, Callable[[], FactParts]]
-"""Sequence, data and attempt of a fact, and what parses its other parts."""
+def received_facts(
+    stream: str, found: Sequence[ReceivedFact], attempts: Sequence[int] | None = None
+) -> tuple[Fact, ...]:
+    """Facts whose other parts are parsed when one of them is asked for: as `Fact(…)`, in a fraction of the time.
 
-
-def received_facts(stream: str, found: Iterable[Received]) -> tuple[Fact, ...]:
-    """Facts whose other parts are parsed when one of them is asked for: as `Fact(…)`, in a fraction of the time."""
+    `attempts` where they are not those of the server.
+    """
     facts = []
-    for sequence, data, attempt, source in found:
+    for one in found:
         fact = _new(Fact)
         _set_stream(fact, stream)
-        _set_sequence(fact, sequence)
-        _set_data(fact, data)
-        _set_attempt(fact, attempt)
-        _set_source(fact, source)
+        _set_sequence(fact, one.sequence)
+        _set_data(fact, one.data)
+        _set_attempt(fact, one.attempt)
+        _set_source(fact, one)
         facts.append(fact)
+    if attempts:
+        for fact, attempt in zip(facts, attempts, strict=True):
+            _set_attempt(fact, attempt)
     return tuple(facts)
 
 

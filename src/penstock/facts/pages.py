@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 VERSION = 1
 REMEMBER_SECONDS = 10.0
@@ -44,6 +44,22 @@ class Delivery(NamedTuple):
     """How often the message was delivered, including this delivery."""
 
 
+class AnyDelivery(Protocol):
+    """A `Delivery`, or the delivered message itself."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+D = TypeVar("D", bound=AnyDelivery)
+
+
 class SequenceRun(NamedTuple):
     """Deliveries of which each counts sequence and number on by one."""
 
@@ -60,11 +76,12 @@ class Span(NamedTuple):
     last: int
 
 
-def runs(deliveries: Iterable[Delivery]) -> tuple[SequenceRun, ...]:
+def runs(deliveries: Iterable[AnyDelivery]) -> tuple[SequenceRun, ...]:
     """Compress deliveries into runs."""
     found: list[SequenceRun] = []
     first = start = count = tried = 0
-    for sequence, number, attempt in deliveries:
+    for one in deliveries:
+        sequence, number, attempt = one.sequence, one.number, one.attempt
         if count and sequence == first + count and number == start + count and attempt == tried:
             count += 1
             continue
@@ -164,13 +181,13 @@ def within(spans: Sequence[Span], sequence: int) -> bool:
     return at >= 0 and sequence <= spans[at].last
 
 
-class PageAdmission(NamedTuple):
+class PageAdmission(NamedTuple, Generic[D]):
     """The decision about a page's deliveries."""
 
     book: Book
-    kept: list[Delivery]
+    kept: list[D]
     """Deliveries for the reader."""
-    confirmed: list[Delivery]
+    confirmed: list[D]
     """Deliveries confirmed before, whatever the server says: they are acknowledged again."""
 
 
@@ -300,15 +317,15 @@ class Book:
         return replace(self, delivered=0, open=(), stale=stale, claim=FetchClaim(call, at), tries=tuple(most))
 
     def admit(
-        self, page_id: str, deliveries: Sequence[Delivery], before: Iterable[str], ack: str, at: float
-    ) -> PageAdmission:
+        self, page_id: str, deliveries: Sequence[D], before: Iterable[str], ack: str, at: float
+    ) -> PageAdmission[D]:
         """Hand out deliveries, in the order of their sequences, as a page.
 
         Facts of a page of `before` (open before these deliveries were requested) were redelivered by the server, since
         they were not confirmed in time: that page is stale now. A page that was opened meanwhile loses its facts only
         to a later delivery.
         """
-        earlier, stale, kept, confirmed = set(before), set[str](), list[Delivery](), list[Delivery]()
+        earlier, stale, kept, confirmed = set(before), set[str](), list[D](), list[D]()
         done = self.confirmed_spans()
         known = max([0, *(span.last for span in done[-1:]), *(page.last for page in self.open)])
         unknown = bisect_right(deliveries, known, key=_sequence)
@@ -359,14 +376,14 @@ def _summarized(done: tuple[DonePage, ...]) -> tuple[DonePage, ...]:
     return (*summaries, *done[-REMEMBER_PAGES:])
 
 
-def _sequence(one: Delivery) -> int:
-    return one[0]
+def _sequence(one: AnyDelivery) -> int:
+    return one.sequence
 
 
-def _number(one: Delivery) -> int:
-    return one[1]
+def _number(one: AnyDelivery) -> int:
+    return one.number
 
 
-def _later(delivery: Delivery, page: OpenPage) -> bool:
+def _later(delivery: AnyDelivery, page: OpenPage) -> bool:
     held = page.attempt_of(delivery.sequence)
     return held is not None and delivery.attempt > held

@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.errors import DeadlineExceeded, Unavailable
 from penstock.facts.fact import FactParts, parts_of
-from penstock.facts.pages import Delivery, SequenceRun
+from penstock.facts.pages import AnyDelivery, Delivery, SequenceRun
 from penstock.jetstream.connection import Broker
 from penstock.jetstream.consumer import NAK, AckSubject, ack_subject
 from penstock.jetstream.fetch import Skimmer, skim, until_set
 from penstock.wire import frames
 from penstock.wire.frames import Message
+
+D = TypeVar("D", bound=AnyDelivery)
 
 NEVER = datetime.fromtimestamp(0, UTC)
 
@@ -81,7 +83,7 @@ def _sequence(one: Delivered) -> int:
     return one[2]
 
 
-def _ack_subject(ack: str, one: Delivery) -> str:
+def _ack_subject(ack: str, one: AnyDelivery) -> str:
     return ack_subject(ack, one.attempt, one.sequence, one.number)
 
 
@@ -114,7 +116,7 @@ def _ack_lines(ack: str, run: SequenceRun) -> list[str]:
     return [f"PUB {ack}.{attempt}.{one}.{delivery}.0.0" for one, delivery in both]
 
 
-async def acknowledge(link: Broker, ack: str, deliveries: Iterable[Delivery], within: float) -> list[Delivery]:
+async def acknowledge(link: Broker, ack: str, deliveries: Iterable[D], within: float) -> list[D]:
     """Acknowledge deliveries, and wait until the server has confirmed each of them; returns those unanswered."""
     left = {str(number): one for number, one in enumerate(deliveries)}
     if not left:
@@ -140,7 +142,7 @@ async def acknowledge(link: Broker, ack: str, deliveries: Iterable[Delivery], wi
     return list(left.values())
 
 
-def _acks(ack: str, deliveries: dict[str, Delivery], inbox: str) -> bytes:
+def _acks(ack: str, deliveries: dict[str, D], inbox: str) -> bytes:
     """The bytes of many acknowledgements; both subjects are the server's or ours, so that nothing has to be checked."""
     lines = (f"PUB {_ack_subject(ack, one)} {inbox}.{number} 4\r\n+ACK\r\n" for number, one in deliveries.items())
     return "".join(lines).encode()

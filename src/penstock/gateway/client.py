@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
@@ -231,18 +230,26 @@ def _page(request: pb.FetchFactsRequest, answer: pb.FetchFactsResponse) -> Page:
     return Page(
         stream=stream,
         consumer=request.consumer_name,
-        facts=received_facts(stream, [(one.sequence, one.data, one.attempt, partial(_parts, one)) for one in facts]),
+        facts=received_facts(stream, [_ToldFact(one.sequence, one.data, one.attempt, one) for one in facts]),
         receipt=answer.receipt or None,
         pending=answer.pending,
         retry_after=timedelta(seconds=after.seconds, microseconds=after.nanos // 1000) if after else None,
     )
 
 
-def _parts(fact: pb.Fact) -> FactParts:
-    at = fact.stored_at
-    stored_at = EPOCH + timedelta(seconds=at.seconds, microseconds=at.nanos // 1000) if at else EPOCH
-    headers = {header.name: list(header.values) for header in fact.headers}
-    return FactParts(fact.subject, fact.id or None, headers, stored_at)
+class _ToldFact(NamedTuple):
+    """A fact in the answer of a gateway."""
+
+    sequence: int
+    data: bytes
+    attempt: int
+    fact: pb.Fact
+
+    def parts(self) -> FactParts:
+        fact, at = self.fact, self.fact.stored_at
+        stored_at = EPOCH + timedelta(seconds=at.seconds, microseconds=at.nanos // 1000) if at else EPOCH
+        headers = {header.name: list(header.values) for header in fact.headers}
+        return FactParts(fact.subject, fact.id or None, headers, stored_at)
 
 
 @contextmanager

@@ -25,8 +25,7 @@ def message(
 
 
 def fact(one: Message) -> Fact:
-    found = delivered(one)
-    return received_facts("FACTS", [(found.sequence, found.data, found.attempt, found.parts)])[0]
+    return received_facts("FACTS", [delivered(one)])[0]
 
 
 @pytest.mark.parametrize("fact_id", ["o-17", "order 17", "Bestellung für 3 €"])
@@ -39,6 +38,10 @@ def test_a_delivered_fact_equals_one_made_of_its_parts(fact_id: str, own: dict[s
     assert found == expected
     assert repr(found) == repr(expected)
     assert pickle.loads(pickle.dumps(fact(message(fact_id, own, reply=reply)))) == expected
+
+
+def test_a_dedicated_readers_fact_has_the_attempts_that_the_book_counts() -> None:
+    assert [one.attempt for one in received_facts("FACTS", [delivered(message("o-17"))], [5])] == [5]
 
 
 def test_a_fact_without_parts_says_what_it_has_not() -> None:
