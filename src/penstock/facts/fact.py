@@ -7,9 +7,9 @@ the subject is expected to have no message. No step can be lost between a fact a
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
+from binascii import b2a_base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,6 +27,7 @@ MOST_ID_BYTES = 512
 EXPECT_NONE = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_STREAM = "Nats-Expected-Stream"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _PLAIN = re.compile(
     rb"NATS/1\.0\r\nPenstock-Fact-Id: ([!-~](?:[ -~]*[!-~])?)\r\nPenstock-Fact-Digest: [0-9a-f]+\r\n"
     rb"Nats-Expected-Last-Subject-Sequence: 0\r\n(?:Nats-Expected-Stream: [ -~]+\r\n)?\r\n"
@@ -55,6 +56,12 @@ class Fact:
     attempt: int
     """How often it was delivered, including this delivery."""
     _source: ReceivedFact | None = field(default=None, init=False, repr=False, compare=False)
+
+    def parts(self) -> FactParts:
+        """Subject, id, headers and time: for all of many facts, this is cheaper than asking for one after the other."""
+        if self._source is not None:
+            return self._source.parts()
+        return FactParts(self.subject, self.id, self.headers, self.stored_at)
 
     if not TYPE_CHECKING:  # else any attribute would pass the type checker
 
@@ -128,7 +135,8 @@ class Appended:
 
 def key_of(fact_id: str) -> str:
     """The token that stands for an id."""
-    return base64.urlsafe_b64encode(hashlib.sha256(fact_id.encode()).digest()[:KEY_BYTES]).decode()
+    raw = hashlib.sha256(fact_id.encode()).digest()[:KEY_BYTES]
+    return b2a_base64(raw, newline=False).translate(_URL_SAFE).decode()  # base64.urlsafe_b64encode, in half the time
 
 
 def stored_subject(subject: str, fact_id: str) -> str:

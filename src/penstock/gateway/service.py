@@ -207,18 +207,19 @@ def _response(page: Page) -> pb.FetchFactsResponse:
 
 
 def _fact(fact: Fact) -> pb.Fact:
-    stored_at = fact.stored_at
+    told = pb.Fact()  # setting fields takes half the time of passing them
+    subject, fact_id, headers, stored_at = fact.parts()
     seconds = math.floor(stored_at.timestamp())  # the rest is added, also before 1970
-    return pb.Fact(
-        stream=fact.stream,
-        sequence=fact.sequence,
-        subject=_clean(fact.subject),
-        id=_clean(fact.id or ""),
-        data=fact.data,
-        headers=[pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in fact.headers.items()],
-        stored_at=Timestamp(seconds=seconds, nanos=stored_at.microsecond * 1000),
-        attempt=fact.attempt,
-    )
+    told.stream = fact.stream
+    told.sequence = fact.sequence
+    told.subject = _clean(subject)
+    told.id = _clean(fact_id or "")
+    told.data = fact.data
+    if headers:
+        told.headers = [pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in headers.items()]
+    told.stored_at = Timestamp(seconds=seconds, nanos=stored_at.microsecond * 1000)
+    told.attempt = fact.attempt
+    return told
 
 
 def duration(length: timedelta) -> Duration:

@@ -37,6 +37,7 @@ def test_a_delivered_fact_equals_one_made_of_its_parts(fact_id: str, own: dict[s
     found = fact(message(fact_id, own, reply=reply))
     assert found == expected
     assert repr(found) == repr(expected)
+    assert fact(message(fact_id, own, reply=reply)).parts() == found.parts() == expected.parts()
     assert pickle.loads(pickle.dumps(fact(message(fact_id, own, reply=reply)))) == expected
 
 
