@@ -163,8 +163,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         name="same-id-other-content",
         file="src/penstock/facts/append.py",
-        old="or _header(found.headers, DIGEST_HEADER) != mark:",
-        new="or not mark:",
+        old="and _header(found.headers, DIGEST_HEADER) == made.mark",
+        new="and bool(made.mark)",
         breaks="Another fact under a known id is reported as stored, although only the first one is: it is lost.",
         tests=("tests/integration/facts/test_appending.py::test_the_same_id_with_other_content_is_a_conflict",),
     ),
@@ -186,6 +186,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="A page is acknowledged without the book saying so: what the server forgets in a crash comes again.",
         tests=(
             "tests/integration/facts/test_named_readers.py::test_confirming_twice_is_harmless_also_from_another_instance",
+        ),
+    ),
+    Mutation(
+        name="trust-the-last-acknowledgement-anywhere",
+        file="src/penstock/facts/reader.py",
+        old="return info.leader is None and not self._link.settings.domain and connection.info.jetstream",
+        new="return connection.connected",
+        breaks="Acknowledgements that a server in between loses are taken for done: confirmed facts come again later.",
+        tests=(
+            "tests/integration/facts/test_page_traffic.py"
+            "::test_acknowledgements_that_another_server_loses_are_sent_again",
+        ),
+    ),
+    Mutation(
+        name="pulled-ahead-of-a-reset",
+        file="src/penstock/facts/ahead.py",
+        old="return now.created == then.created and now.delivered_consumer_seq >= then.delivered_consumer_seq",
+        new="return now.created == then.created",
+        breaks="Facts that were pulled before the consumer was reset are handed out after it, out of order.",
+        tests=(
+            "tests/integration/facts/test_page_traffic.py::test_what_was_pulled_ahead_of_a_reset_is_not_handed_out",
         ),
     ),
     # -- gateway ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.app.client import Client, connect
     from penstock.consume.verdicts import Reject, RetryLater
     from penstock.errors import PenstockError
-    from penstock.facts import BlockingFacts, FactConflict, Facts, ForeignReceipt, StaleReceipt
+    from penstock.facts import BlockingFacts, FactConflict, Facts, ForeignReceipt, NewFact, StaleReceipt
     from penstock.gateway import BlockingGatewayClient, GatewayLogin
     from penstock.settings import Settings
     from penstock.sourcing.bridge import Bridge, BridgeConfig
@@ -34,6 +34,7 @@ __all__ = [
     "GatewayLogin",
     "Mapping",
     "Message",
+    "NewFact",
     "PenstockError",
     "Receiver",
     "Reject",
@@ -63,6 +64,7 @@ __getattr__ = lazily(
         "GatewayLogin": "penstock.gateway",
         "Mapping": "penstock.sourcing.mapping",
         "Message": "penstock.app",
+        "NewFact": "penstock.facts",
         "PenstockError": "penstock.errors",
         "Receiver": "penstock.sourcing.receiver",
         "Reject": "penstock.consume.verdicts",

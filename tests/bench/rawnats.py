@@ -120,3 +120,38 @@ def fast(port: int, subject: str, data: bytes, count: int, flow: int, outstandin
     seconds = time.perf_counter() - started
     raw.close()
     return Timed(count, seconds)
+
+
+def acknowledged_pulls(port: int, stream: str, consumer: str, count: int, page: int) -> Timed:
+    """Pull pages of a new consumer, and acknowledge each in one prebuilt write of which the last is answered.
+
+    The stream's first `count` messages are the consumer's. Messages are counted, and not parsed.
+    """
+    raw = RawConnection(port)
+    ask = json.dumps({"batch": page, "no_wait": True})
+    pull = f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer} {raw.inbox}.pull {len(ask)}\r\n{ask}\r\n".encode()
+    pages = [
+        _acknowledgements(f"$JS.ACK.{stream}.{consumer}.1", first, min(first + page, count + 1), f"{raw.inbox}.ack")
+        for first in range(1, count + 1, page)
+    ]
+    answered = f"MSG {raw.inbox}.ack ".encode()
+    started = time.perf_counter()
+    for size, acks in pages:
+        raw.socket.sendall(pull)
+        seen, tail = 0, b""
+        while seen < size:
+            chunk = tail + raw.socket.recv(1 << 18)
+            seen += chunk.count(b"MSG facts.")
+            tail = chunk[-9:]
+        raw.socket.sendall(acks)
+        raw._read_until(answered)
+    seconds = time.perf_counter() - started
+    raw.close()
+    return Timed(count, seconds)
+
+
+def _acknowledgements(prefix: str, first: int, stop: int, reply: str) -> tuple[int, bytes]:
+    """How many they are, and their bytes."""
+    lines = [f"PUB {prefix}.{number}.{number}.0.0" for number in range(first, stop)]
+    lines[-1] += f" {reply}"
+    return len(lines), b"".join(f"{line} 4\r\n+ACK\r\n".encode() for line in lines)

@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "group": ("penstock.cli.group:group", "Groups of partitioned workers: how they stand, and operations."),
     "fetch": ("penstock.cli.facts:fetch", "Fetch the next page of facts of a named reader."),
     "confirm": ("penstock.cli.facts:confirm", "Confirm a page of facts by its receipt."),
-    "append": ("penstock.cli.replicate:append", "Append one fact."),
+    "append": ("penstock.cli.append:append", "Append a fact, or all of a file."),
     "replicate": (
         "penstock.cli.replicate:replicate",
         "Carry the facts of a named reader to another place.",

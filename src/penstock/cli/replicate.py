@@ -1,13 +1,11 @@
-"""`penstock replicate` and `penstock append`: facts over a boundary, and one fact by hand."""
+"""`penstock replicate`: facts over a boundary."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,7 +26,6 @@ from penstock.cli.common import (
 from penstock.cli.errors_json import reported
 from penstock.errors import ConfigError
 from penstock.facts import Facts
-from penstock.facts.fact import checked_headers, stored_subject
 from penstock.facts.reader import MOST_FACTS
 from penstock.facts.replication import Destination, Replication, ReplicationConfig, ReplicationStatistics, Source
 from penstock.sourcing.mapping import Mapping
@@ -128,10 +125,11 @@ def _side(context: Context, sides: dict[str, Any], side: str, gateway: str | Non
     if gateway is None:
         return Facts(side_settings(context, sides, side), "penstock replicate")
     given = {name.removeprefix(f"{side}_"): value for name, value in sides.items() if name.startswith(f"{side}_")}
-    return _gateway(gateway, given, f"--{side}-")
+    return gateway_client(gateway, given, f"--{side}-")
 
 
-def _gateway(url: str, given: dict[str, Any], prefix: str = "--") -> Any:
+def gateway_client(url: str, given: dict[str, Any], prefix: str = "--") -> Any:
+    """A client of a gateway, for connection flags that begin with `prefix`."""
     wrong = [
         f"{prefix}{name.replace('_', '-')}" for name, value in given.items() if value and name not in GATEWAY_FLAGS
     ]
@@ -151,76 +149,3 @@ def _gateway(url: str, given: dict[str, Any], prefix: str = "--") -> Any:
         return GatewayClient(url, GatewayLogin(token=given.get("token"), **files), **options)
     except OSError as exc:
         raise ConfigError(f"{exc.filename}: {exc.strerror}") from exc
-
-
-@click.command(epilog="Exit code 1: the id is stored with other content, or no stream takes the subject.")
-@click.argument("subject")
-@click.argument("fact_id", metavar="ID")
-@click.option("--data", metavar="TEXT", help="The fact itself.")
-@click.option("--file", "file", metavar="FILE", help="The file that holds the fact; `-` for standard input.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; repeatable.")
-@click.option("--stream", type=RESOURCE_NAME, metavar="NAME", help="Append to this stream and no other.")
-@click.option("--gateway", metavar="URL", help="Through this gateway, with --token and --tls-… of `penstock` itself.")
-@json_option
-@click.pass_obj
-@reported
-@sync
-async def append(
-    context: Context,
-    subject: str,
-    fact_id: str,
-    data: str | None,
-    file: str | None,
-    headers: tuple[str, ...],
-    stream: str | None,
-    gateway: str | None,
-    as_json: bool,
-) -> int:
-    """Append one fact with ID to SUBJECT. Appending it again changes nothing; other content of the same id is refused.
-
-    \b
-    Example:
-      penstock append facts.orders o-17 --data '{"total": 3}'
-      penstock --token "$TOKEN" append facts.orders o-17 --file order.json --gateway https://gateway:8443
-    """
-    if (data is None) == (file is None):
-        usage("say what the fact is: --data TEXT or --file FILE")
-    with flag_values():
-        stored_subject(subject, fact_id)
-        own = checked_headers(_headers(headers))
-    content = data.encode() if data is not None else _content(str(file))
-    async with _target(context, gateway) as facts:
-        done = await facts.append_fact(subject, fact_id, content, headers=own, stream=stream)
-    if as_json:
-        print_json({"stream": done.stream, "sequence": done.sequence, "existed": done.existed})
-    else:
-        was = "was there before, as" if done.existed else "is stored as"
-        out.print(f"{fact_id} {was} {done.sequence} of {done.stream}", markup=False)
-    return EXIT_OK
-
-
-def _target(context: Context, gateway: str | None) -> Any:
-    if gateway is None:
-        return Facts(context.settings(), "penstock append")
-    chosen: dict[str, Any] = {}
-    for name, value in context.connection.items():
-        if name in GATEWAY_FLAGS or name not in context.from_variables:  # variables are for NATS, flags for both
-            chosen[name] = value
-    return _gateway(gateway, chosen)
-
-
-def _content(file: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-    except OSError as exc:
-        raise ConfigError(f"{file}: {exc.strerror}") from exc
-
-
-def _headers(given: tuple[str, ...]) -> dict[str, list[str]]:
-    made: dict[str, list[str]] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            usage(f"--header takes NAME=VALUE, such as Kind=order, not {text!r}")
-        made.setdefault(name, []).append(value)
-    return made

@@ -2,7 +2,7 @@
 
 from penstock.facts.blocking import BlockingFacts
 from penstock.facts.errors import FactConflict, ForeignReceipt, ForgedReceipt, ReceiptRefused, StaleReceipt
-from penstock.facts.fact import Appended, Fact
+from penstock.facts.fact import Appended, Fact, NewFact
 from penstock.facts.reader import Confirmation, Page
 from penstock.facts.service import Facts
 
@@ -15,6 +15,7 @@ __all__ = [
     "Facts",
     "ForeignReceipt",
     "ForgedReceipt",
+    "NewFact",
     "Page",
     "ReceiptRefused",
     "StaleReceipt",

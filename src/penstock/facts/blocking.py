@@ -26,6 +26,7 @@ class BlockingFacts:
     fetch_facts = blocked(Facts.fetch_facts)
     confirm_receipt = blocked(Facts.confirm_receipt)
     append_fact = blocked(Facts.append_fact)
+    append_facts = blocked(Facts.append_facts)
     rotate_signing_key = blocked(Facts.rotate_signing_key)
 
     def close(self) -> None:

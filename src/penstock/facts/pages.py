@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 VERSION = 1
 REMEMBER_SECONDS = 10.0
@@ -24,7 +24,11 @@ MOST_AGAIN = 20_000
 REMEMBER_PAGES = 32
 """This many confirmed, and as many stale, pages are remembered whatever their age."""
 MOST_REMEMBERED = 256
-"""Maximum number of remembered pages, whatever their age: every change writes the whole book."""
+"""Maximum number of spans that are remembered without their pages: every change writes the whole book."""
+SUMMARY_SECONDS = 1.0
+"""Pages that were confirmed within such a time, and are older than the last ones, are remembered as one."""
+SUMMARY = ""
+"""The id of what is remembered of several pages: only which facts they held."""
 CLAIM_SECONDS = 2.0
 """Seconds that other instances of a dedicated reader wait for the one that resets the consumer for its next page."""
 
@@ -38,6 +42,22 @@ class Delivery(NamedTuple):
     """The consumer sequence: counts deliveries."""
     attempt: int
     """How often the message was delivered, including this delivery."""
+
+
+class AnyDelivery(Protocol):
+    """A `Delivery`, or the delivered message itself."""
+
+    @property
+    def sequence(self) -> int: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+D = TypeVar("D", bound=AnyDelivery)
 
 
 class SequenceRun(NamedTuple):
@@ -56,17 +76,30 @@ class Span(NamedTuple):
     last: int
 
 
-def runs(deliveries: Iterable[Delivery]) -> tuple[SequenceRun, ...]:
+def runs(deliveries: Iterable[AnyDelivery]) -> tuple[SequenceRun, ...]:
     """Compress deliveries into runs."""
     found: list[SequenceRun] = []
+    first = start = count = tried = 0
     for one in deliveries:
-        if found:
-            sequence, number, count, attempt = found[-1]
-            if (sequence + count, number + count, attempt) == one:
-                found[-1] = SequenceRun(sequence, number, count + 1, attempt)
-                continue
-        found.append(SequenceRun(one.sequence, one.number, 1, one.attempt))
+        sequence, number, attempt = one.sequence, one.number, one.attempt
+        if count and sequence == first + count and number == start + count and attempt == tried:
+            count += 1
+            continue
+        if count:
+            found.append(SequenceRun(first, start, count, tried))
+        first, start, count, tried = sequence, number, 1, attempt
+    if count:
+        found.append(SequenceRun(first, start, count, tried))
     return tuple(found)
+
+
+def runs_above(made: Iterable[SequenceRun], floor: int) -> list[SequenceRun]:
+    """The part of the runs whose sequences are above `floor`."""
+    found = []
+    for sequence, number, count, attempt in made:
+        if (below := min(max(floor - sequence + 1, 0), count)) < count:
+            found.append(SequenceRun(sequence + below, number + below, count - below, attempt))
+    return found
 
 
 def deliveries_of(made: Iterable[SequenceRun]) -> Iterator[Delivery]:
@@ -109,7 +142,7 @@ class OpenPage:
 
 @dataclass(frozen=True, slots=True)
 class DonePage:
-    """A page that was confirmed a short while ago."""
+    """A page that was confirmed a short while ago, or a summary of several of them."""
 
     id: str
     at: float
@@ -148,13 +181,13 @@ def within(spans: Sequence[Span], sequence: int) -> bool:
     return at >= 0 and sequence <= spans[at].last
 
 
-class PageAdmission(NamedTuple):
+class PageAdmission(NamedTuple, Generic[D]):
     """The decision about a page's deliveries."""
 
     book: Book
-    kept: list[Delivery]
+    kept: list[D]
     """Deliveries for the reader."""
-    confirmed: list[Delivery]
+    confirmed: list[D]
     """Deliveries confirmed before, whatever the server says: they are acknowledged again."""
 
 
@@ -219,6 +252,10 @@ class Book:
     def is_done(self, page_id: str) -> bool:
         return any(page.id == page_id for page in self.done)
 
+    def all_confirmed(self, first: int, last: int) -> bool:
+        """Whether pages that are done cover all sequences from `first` to `last`."""
+        return any(span.first <= first and last <= span.last for span in self.confirmed_spans())
+
     def was_confirmed(self, sequence: int) -> bool:
         return within(self.confirmed_spans(), sequence)
 
@@ -226,15 +263,15 @@ class Book:
         """What the pages that are done cover, in order, with as few spans as that takes."""
         return merged(span for page in self.done for span in page.spans)
 
-    def deliveries_of(self, page_id: str) -> list[Delivery]:
+    def runs_of(self, page_id: str) -> tuple[SequenceRun, ...]:
         """What to acknowledge for a page that is done; nothing when it is not known any more.
 
         Which deliveries they were is not remembered: the server looks at the sequence only.
         """
         spans = next((page.spans for page in self.done if page.id == page_id), ())
         if sum(span.last - span.first + 1 for span in spans) > MOST_AGAIN:
-            return []  # a span with much in between that the consumer does not read
-        return [Delivery(sequence, 1, 1) for span in spans for sequence in range(span.first, span.last + 1)]
+            return ()  # a span with much in between that the consumer does not read
+        return tuple(SequenceRun(first, 1, last - first + 1, 1) for first, last in spans)
 
     def taken_until(self, call: str, ack_wait: float) -> float:
         """Until when, in server time, a dedicated reader has to leave the consumer alone; 0 for "not at all".
@@ -280,17 +317,19 @@ class Book:
         return replace(self, delivered=0, open=(), stale=stale, claim=FetchClaim(call, at), tries=tuple(most))
 
     def admit(
-        self, page_id: str, deliveries: Sequence[Delivery], before: Iterable[str], ack: str, at: float
-    ) -> PageAdmission:
-        """Hand out deliveries as a page.
+        self, page_id: str, deliveries: Sequence[D], before: Iterable[str], ack: str, at: float
+    ) -> PageAdmission[D]:
+        """Hand out deliveries, in the order of their sequences, as a page.
 
         Facts of a page of `before` (open before these deliveries were requested) were redelivered by the server, since
         they were not confirmed in time: that page is stale now. A page that was opened meanwhile loses its facts only
         to a later delivery.
         """
-        earlier, stale, kept, confirmed = set(before), set[str](), list[Delivery](), list[Delivery]()
+        earlier, stale, kept, confirmed = set(before), set[str](), list[D](), list[D]()
         done = self.confirmed_spans()
-        for one in deliveries:
+        known = max([0, *(span.last for span in done[-1:]), *(page.last for page in self.open)])
+        unknown = bisect_right(deliveries, known, key=_sequence)
+        for one in deliveries[:unknown]:
             if within(done, one.sequence):
                 confirmed.append(one)
                 continue
@@ -299,9 +338,10 @@ class Book:
             stale |= beaten
             if len(beaten) == len(holders):
                 kept.append(one)
+        kept += deliveries[unknown:]  # above all that the book knows, as in most pages
         rest = tuple(page for page in self.open if page.id not in stale)
         opened = (OpenPage(page_id, at, runs(kept)),) if kept else ()
-        highest = max([self.delivered, *(one.number for one in deliveries)])
+        highest = max(self.delivered, max(map(_number, deliveries), default=0))
         told = self._stale(*sorted(stale))
         book = replace(self, delivered=highest, ack=ack, open=rest + opened, stale=told, claim=None)
         return PageAdmission(book, kept, confirmed)
@@ -310,16 +350,40 @@ class Book:
         """The book with an open page confirmed."""
         page = self.page(page_id)
         assert page is not None, "only an open page can be confirmed"
-        newest = max([at, *(one.at for one in self.done)])
-        young = sum(one.at >= newest - REMEMBER_SECONDS for one in self.done)
-        kept = self.done[-min(max(young, REMEMBER_PAGES - 1), MOST_REMEMBERED - 1) :]
-        done = (*kept, DonePage(page_id, at, page.spans()))
+        done = _summarized((*self.done, DonePage(page_id, at, page.spans())))
         return replace(self, open=tuple(one for one in self.open if one.id != page_id), done=done)
 
     def _stale(self, *pages: str) -> tuple[str, ...]:
         return (*self.stale, *pages)[-REMEMBER_PAGES:]
 
 
-def _later(delivery: Delivery, page: OpenPage) -> bool:
+def _summarized(done: tuple[DonePage, ...]) -> tuple[DonePage, ...]:
+    """The last pages as they are; of older ones only which facts they held, and only for some seconds."""
+    oldest = max(page.at for page in done) - REMEMBER_SECONDS
+    summaries: list[DonePage] = []
+    for page in done[:-REMEMBER_PAGES]:
+        last = summaries[-1] if summaries else None
+        if last and page.id != SUMMARY and page.at < last.at + SUMMARY_SECONDS:
+            summaries[-1] = DonePage(SUMMARY, last.at, tuple(merged(last.spans + page.spans)))
+        elif page.at + SUMMARY_SECONDS >= oldest:
+            summaries.append(DonePage(SUMMARY, page.at, page.spans))
+    excess = sum(len(page.spans) for page in summaries) - MOST_REMEMBERED
+    while excess > 0:
+        first = summaries.pop(0)
+        if excess < len(first.spans):
+            summaries.insert(0, replace(first, spans=first.spans[excess:]))
+        excess -= len(first.spans)
+    return (*summaries, *done[-REMEMBER_PAGES:])
+
+
+def _sequence(one: AnyDelivery) -> int:
+    return one.sequence
+
+
+def _number(one: AnyDelivery) -> int:
+    return one.number
+
+
+def _later(delivery: AnyDelivery, page: OpenPage) -> bool:
     held = page.attempt_of(delivery.sequence)
     return held is not None and delivery.attempt > held

@@ -11,7 +11,8 @@ A confirmation, in order:
 
 1. check the receipt, and move its page from open to done in the book (crash: the page **is** confirmed; whatever the
    server delivers of it again is acknowledged and not handed out);
-2. acknowledge every message of exactly that page, and wait for each answer (crash: nothing is left to do).
+2. acknowledge every message of exactly that page, in one write, until the server has taken all of them (crash: what
+   it has not taken is delivered again, and acknowledged then).
 
 A dedicated reader gets facts in stream order, so it must not see redeliveries in the order in which their ack waits
 ended. While its page is open, a fetch returns nothing. When anything else is outstanding:
@@ -33,6 +34,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 from penstock.errors import (
@@ -44,10 +46,11 @@ from penstock.errors import (
     ServerBusy,
     Unavailable,
 )
+from penstock.facts.ahead import Ahead
 from penstock.facts.errors import ForgedReceipt, StaleReceipt
-from penstock.facts.fact import Fact, fact_of
-from penstock.facts.pages import Book, Delivery, OpenPage
-from penstock.facts.pull import Delivered, Want, acknowledge, give_back, pull
+from penstock.facts.fact import Fact, received_facts
+from penstock.facts.pages import Book, Delivery, OpenPage, PageAdmission, SequenceRun, deliveries_of, runs_above
+from penstock.facts.pull import Delivered, PagePuller, Want, acknowledge, acknowledge_in_order, give_back
 from penstock.facts.receipt import ID_BYTES, Receipt, key_id, verified
 from penstock.facts.store import FactStore, Kept
 from penstock.jetstream import features, metadata
@@ -62,6 +65,8 @@ MOST_BOOK_BYTES = 512 * 1024
 """A book must fit into one message, with room to spare."""
 ACKS_WITHIN = 1.0  # seconds; a server that lost its last deliveries does not answer for them
 DEDICATED = "dedicated"
+EXPLICIT, ALL = "explicit", "all"
+"""Policies of acknowledgement: of one message each, or of one and all before it."""
 DEDICATED_LOOKS = 0.5  # seconds between two looks of a reader that has to wait for its own page
 FIRST_PAUSE = 0.05  # seconds, at most, before the first try after a refusal
 CONFLICT_PAUSE = 0.005  # seconds, at most, before the next try when another reader was first
@@ -110,6 +115,8 @@ class PageReader:
     def __init__(self, link: Broker) -> None:
         self._link = link
         self._store = FactStore(link)
+        self._puller = PagePuller(link)
+        self._ahead = Ahead(self._puller, partial(give_back, link))
         self._books: dict[tuple[str, str], Kept] = {}
         """Books as last read. A write on top of an older revision is refused, which costs one more attempt."""
         self._streams: dict[str, str] = {}
@@ -140,10 +147,11 @@ class PageReader:
             raise ConfigError(f"a page has 1 to {MOST_FACTS} facts, not {limit}")
         name = await self.stream_of(consumer, stream)
         deadline, patience, call = time.monotonic() + wait, self._patience(), _new_id()
+        self._ahead.fetching((name, consumer))
         while True:
             look = await self._look(name, consumer)
             left = max(deadline - time.monotonic(), 0)
-            if due := _taken_for(_usable(look.info), look, call):
+            if due := _taken_for(_usable(look), look, call):
                 if not left:
                     return _empty(look)
                 await asyncio.sleep(min(left, due, DEDICATED_LOOKS))
@@ -155,23 +163,30 @@ class PageReader:
             else:
                 page = await self._page(look, want, patience)
             if page is not None and (page.facts or time.monotonic() >= deadline):
+                self._ahead.fetched((name, consumer), want, len(page), page.pending)
                 return page
 
     async def _page(self, look: ConsumerLook, want: Want, patience: Patience) -> Page | None:
         """One attempt: pull, write the book, return the page. None when nothing that arrived could be returned."""
-        info, began = look.info, time.monotonic()
-        found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
+        info, began, before = look.info, time.monotonic(), tuple(page.id for page in look.book.open)
+        if ahead := await self._ahead.taken(info, want, (await self._link.ready()).opened):
+            began, before, found = ahead[0].began, ahead[0].before, ahead[1]
+        else:
+            found = await self._puller.pull(info.stream, info.name, want)
         if not found:
             return _empty(await self._look(info.stream, info.name, fresh=True))
-        opened = await self._open(look, found, began + min(_ack_waits(info)), patience)
+        opened = await self._open(look, found, before, began + min(_ack_waits(info)), patience)
         if opened is None:
             return None
         return await self._handed_out(look, found, opened, await self._behind(info, found))
 
     async def _handed_out(self, look: ConsumerLook, found: Sequence[Delivered], opened: OpenPage, pending: int) -> Page:
-        wanted = {one.sequence: one for one in opened.deliveries()}
-        mine = [one for one in found if wanted.get(one.delivery.sequence) == one.delivery]
-        facts = tuple(_fact(look, one) for one in mine)
+        if sum(run.length for run in opened.runs) != len(found):
+            wanted = set(opened.deliveries())
+            found = [one for one in found if one.delivery() in wanted]
+        tries = look.book.tries_of
+        attempts = [tries(one.sequence) + 1 for one in found] if look.dedicated else None
+        facts = received_facts(look.info.stream, found, attempts)
         return Page(look.info.stream, look.info.name, facts, await self._receipt(look.info, opened), pending)
 
     async def _next_page(self, look: ConsumerLook, want: Want, call: str, patience: Patience) -> Page | None:
@@ -185,7 +200,7 @@ class PageReader:
             if claimed is None:
                 return None
             look = claimed
-        found = sorted(await pull(self._link, info.stream, info.name, want), key=lambda one: one.delivery.sequence)
+        found = await self._puller.pull(info.stream, info.name, want)
         if not found:
             return _empty(await self._look(info.stream, info.name))
         now = await self._link.jetstream.consumer_info(info.stream, info.name)
@@ -213,9 +228,9 @@ class PageReader:
         self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
     ) -> OpenPage | None:
         """Write the only open page of a dedicated reader; None when another process wrote since the book was read."""
-        page_id, deliveries, ack = _new_id(), _latest(one.delivery for one in found), found[0].ack
+        page_id, deliveries, ack = _new_id(), _latest(found), found[0].ack().consumer_prefix
         made = look.book.admit(page_id, deliveries, (), ack, look.now)
-        await acknowledge(self._link, ack, made.confirmed, ACKS_WITHIN)
+        await acknowledge(self._link, ack, _again(look.info, made), ACKS_WITHIN)
         if not made.kept:
             return None
         await self._check_size(look.info, made.book, found)
@@ -235,20 +250,23 @@ class PageReader:
         The last delivery says how many were never delivered. Facts that are delivered again come first, so only behind
         a page that ends with one may there be more of them: in flight, and in no open page.
         """
-        last = max(found, key=lambda one: one.delivery.number)
-        if last.delivery.attempt == 1:
-            return last.pending
+        last = max(found, key=_number)
+        if last.attempt == 1:
+            return last.ack().pending
         look = await self._look(info.stream, info.name)
         held = sum(1 for page in look.book.open for one in page.deliveries() if one.sequence > look.floor)
         return look.info.pending + max(look.info.ack_pending - held, 0)
 
     async def _open(
-        self, look: ConsumerLook, found: Sequence[Delivered], expires: float, patience: Patience
+        self, look: ConsumerLook, found: Sequence[Delivered], before: Sequence[str], expires: float, patience: Patience
     ) -> OpenPage | None:
-        """Write the page into the book; None when all of it was confirmed before, or another reader holds it."""
+        """Write the page into the book; None when all of it was confirmed before, or another reader holds it.
+
+        `before` are the pages that were open when it was requested.
+        """
         page_id = _new_id()
-        deliveries, ack = _latest(one.delivery for one in found), found[0].ack
-        before, server = [page.id for page in look.book.open], look.book.server
+        deliveries, ack = _latest(found), found[0].ack().consumer_prefix
+        server = look.book.server
         # A server that was restarted meanwhile may have forgotten these deliveries, and then counts them again.
         while time.monotonic() < expires and (look.book.server == server or look.info.leader is not None):
             if (mine := look.book.page(page_id)) is not None:
@@ -284,9 +302,22 @@ class PageReader:
         look = await self._look(name, consumer)
         if checked.made != _made(look.info):
             raise StaleReceipt(consumer, "the consumer was deleted and recreated since")
-        already, look, deliveries = await self._close(look, checked)
-        await self._acknowledge(look.info, look.book.ack, deliveries)
+        already, look, runs = await self._close(look, checked)
+        if not already and not look.dedicated:
+            await self._pull_ahead(look, checked.page)
+        await self._acknowledge(look.info, look.book.ack, runs)
+        self._ahead.confirmed((name, consumer))
         return Confirmation(name, consumer, checked.first, checked.last, already)
+
+    async def _pull_ahead(self, look: ConsumerLook, confirmed: str) -> None:
+        """Let the next page come while this one is being acknowledged, for a reader that goes on without a pause."""
+        before = tuple(page.id for page in look.book.open if page.id != confirmed)
+        at, connection = (look.info.stream, look.info.name), (await self._link.ready()).opened
+        self._ahead.begin(at, look.info, connection, before, min(_ack_waits(look.info)))
+
+    async def close(self) -> None:
+        """Give back what was pulled ahead."""
+        await self._ahead.close()
 
     async def _checked(self, receipt: str | None, stream: str, consumer: str) -> Receipt:
         """Return the receipt after checking its signature. Before it is refused, the keys are read again."""
@@ -300,7 +331,7 @@ class PageReader:
         keys = await self._store.rotate_signing_key()
         return key_id(keys.current), key_id(keys.previous) if keys.previous else None
 
-    async def _close(self, look: ConsumerLook, receipt: Receipt) -> tuple[bool, ConsumerLook, list[Delivery]]:
+    async def _close(self, look: ConsumerLook, receipt: Receipt) -> tuple[bool, ConsumerLook, Sequence[SequenceRun]]:
         """Move the page from open to done; says whether it was done before this call, and what to acknowledge."""
         mine: OpenPage | None = None
         patience = self._patience()
@@ -309,24 +340,43 @@ class PageReader:
                 look = await self._look(receipt.stream, receipt.consumer, fresh=True)
             if (page := look.book.page(receipt.page)) is None:
                 _refuse_unless_done(look, receipt)
-                return mine is None, look, list(mine.deliveries()) if mine else look.book.deliveries_of(receipt.page)
+                return mine is None, look, mine.runs if mine else look.book.runs_of(receipt.page)
             mine = page
             if await self._write(look, look.book.confirmed(receipt.page, look.now), patience):
-                return False, look, list(mine.deliveries())
+                return False, look, mine.runs
             look = await self._look(receipt.stream, receipt.consumer, fresh=True)
 
-    async def _acknowledge(self, info: ConsumerInfo, ack: str, deliveries: Iterable[Delivery]) -> None:
+    async def _acknowledge(self, info: ConsumerInfo, ack: str, runs: Sequence[SequenceRun]) -> None:
         """Acknowledge a page that is done. Deliveries that the server does not know were lost by it: they are
-        redelivered, and then the book says that they are done."""
+        redelivered, and then the book says that they are done.
+
+        All go out in one write. The answer to the last stands for all where nothing on the way can lose some of them;
+        else the consumer is asked, and what it does not have is acknowledged again, with an answer for each.
+        """
         deadline = time.monotonic() + self._link.settings.timeout
-        left = [one for one in deliveries if one.sequence > info.ack_floor_stream_seq]
-        while left := await acknowledge(self._link, ack, left, ACKS_WITHIN):
-            now = await self._link.jetstream.consumer_info(info.stream, info.name)
-            left = [d for d in left if now.ack_floor_stream_seq < d.sequence <= now.delivered_stream_seq]
-            if left and time.monotonic() >= deadline:
+        if not (above := runs_above(runs, info.ack_floor_stream_seq)):
+            return
+        if info.config.get("ack_policy") == ALL:
+            above = [_last(above)]
+        if await acknowledge_in_order(self._link, ack, above, ACKS_WITHIN) and await self._is_local(info):
+            return
+        left: list[Delivery] = list(deliveries_of(above))
+        while left := await self._unacknowledged(info, left):
+            if time.monotonic() >= deadline:
                 raise Unavailable(
                     f"the page is confirmed, but {len(left)} acknowledgements are unanswered; confirm it again"
                 )
+            left = await acknowledge(self._link, ack, left, ACKS_WITHIN)
+
+    async def _unacknowledged(self, info: ConsumerInfo, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """The deliveries that the server may still wait for."""
+        now = await self._link.jetstream.consumer_info(info.stream, info.name)
+        return [one for one in deliveries if now.ack_floor_stream_seq < one.sequence <= now.delivered_stream_seq]
+
+    async def _is_local(self, info: ConsumerInfo) -> bool:
+        """Whether the consumer is on the server that we are connected to: no other server can lose what we send."""
+        connection = await self._link.ready()
+        return info.leader is None and not self._link.settings.domain and connection.info.jetstream
 
     # -- the book ----------------------------------------------------------------------------------------------------
 
@@ -430,22 +480,43 @@ def _refuse_unless_done(look: ConsumerLook, receipt: Receipt) -> None:
         return
     if receipt.page in look.book.stale:
         raise StaleReceipt(receipt.consumer, "its facts were not confirmed in time and were delivered again, or reset")
-    if receipt.last > look.info.ack_floor_stream_seq:
+    if receipt.last > look.info.ack_floor_stream_seq and not look.book.all_confirmed(receipt.first, receipt.last):
         raise StaleReceipt(
             receipt.consumer,
             "its page is not known any more: its facts were delivered again, or the consumer was reset",
         )
 
 
-def _latest(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """One delivery a message: the last, where the same pull brought it twice."""
-    return sorted({one.sequence: one for one in sorted(deliveries, key=lambda one: one.number)}.values())
+def _again(info: ConsumerInfo, made: PageAdmission[Delivered]) -> list[Delivered]:
+    """What to acknowledge of the facts that were confirmed before.
+
+    Where an acknowledgement stands for all before it, the last one that has no fact of the page before it.
+    """
+    if info.config.get("ack_policy") != ALL:
+        return made.confirmed
+    first = min((one.sequence for one in made.kept), default=None)
+    return [one for one in made.confirmed if first is None or one.sequence < first][-1:]
 
 
-def _fact(look: ConsumerLook, one: Delivered) -> Fact:
-    sequence, _, attempt = one.delivery
-    times = look.book.tries_of(sequence) + 1 if look.dedicated else attempt
-    return fact_of(look.info.stream, one.message, sequence, times, one.stored_ns)
+def _last(runs: Sequence[SequenceRun]) -> SequenceRun:
+    """The delivery with the highest sequence."""
+    sequence, number, count, attempt = max(runs, key=lambda run: run.sequence + run.length)
+    return SequenceRun(sequence + count - 1, number + count - 1, 1, attempt)
+
+
+def _latest(found: Sequence[Delivered]) -> Sequence[Delivered]:
+    """One delivery a message, by sequence: the last, where the same pull brought it twice."""
+    if len({one.sequence for one in found}) == len(found):
+        return found
+    return sorted({one.sequence: one for one in sorted(found, key=_number)}.values(), key=_sequence)
+
+
+def _sequence(one: Delivered) -> int:
+    return one.sequence
+
+
+def _number(one: Delivered) -> int:
+    return one.number
 
 
 def _empty(look: ConsumerLook) -> Page:
@@ -469,15 +540,15 @@ def _new_id() -> str:
     return base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode()
 
 
-def _usable(info: ConsumerInfo) -> ConsumerInfo:
-    """A consumer that pages can be fetched from: pull, and acknowledged one by one."""
+def _usable(look: ConsumerLook) -> ConsumerInfo:
+    """A consumer that pages can be fetched from: pull, and acknowledged one by one, or by one reader in order."""
+    info, policy = look.info, look.info.config.get("ack_policy")
     if info.config.get("deliver_subject"):
         raise ConfigError(f"consumer {info.name!r} of {info.stream!r} is a push consumer: facts are fetched by pull")
-    if info.config.get("ack_policy") != "explicit":
-        policy = info.config.get("ack_policy")
+    if policy != EXPLICIT and not (policy == ALL and look.dedicated):
         raise ConfigError(
             f"consumer {info.name!r} of {info.stream!r} has ack_policy {policy!r}: a page is confirmed fact by fact, "
-            "so that nobody confirms another's; make it explicit"
+            "so that nobody confirms another's; make it explicit, or `all` for a dedicated reader"
         )
     return info
 
@@ -503,8 +574,8 @@ def _is_all_outstanding(found: Sequence[Delivered], now: ConsumerInfo) -> bool:
 
     Fewer than came may be left where the stream's limits removed some, unless the consumer was reset since.
     """
-    mine = len({one.delivery.sequence for one in found})
-    last = max(one.delivery.number for one in found)
+    mine = len({one.sequence for one in found})
+    last = max(map(_number, found))
     return now.ack_pending == mine or (now.ack_pending < mine and now.delivered_consumer_seq == last)
 
 

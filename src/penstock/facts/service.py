@@ -8,10 +8,11 @@ async with Facts(settings) as facts:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from penstock.facts.append import Writer
-from penstock.facts.fact import Appended
+from penstock.facts.fact import Appended, NewFact
 from penstock.facts.reader import PAGE_BYTES, Confirmation, Page, PageReader
 from penstock.jetstream.connection import Broker
 from penstock.settings import Settings
@@ -70,7 +71,16 @@ class Facts:
         stream keeps the fact, beyond its duplicate window. With `stream`, only that stream may take it. After
         `Unavailable` it may be stored or not: append it again.
         """
-        return await self._writer.append(subject, fact_id, data, headers, stream)
+        return await self._writer.append(NewFact(subject, fact_id, data, headers), stream)
+
+    async def append_facts(self, facts: Sequence[NewFact], *, stream: str | None = None) -> tuple[Appended, ...]:
+        """Store many facts, each once and as `append_fact` does, and return the outcome of each in the same order.
+
+        A fact of an id that is stored with other content is told as a `conflict` and raises nothing. `ConfigError`
+        before anything is stored when one of them cannot be a fact. After any other error some may be stored and others
+        not: append all of them again. They are stored in their order; with others between them, and not atomically.
+        """
+        return await self._writer.append_all(facts, stream)
 
     async def forget_pages(self, consumer_name: str, *, stream: str | None = None) -> None:
         """Make all open pages of a consumer stale, and let it start over: what goes with a reset of the consumer."""
@@ -84,6 +94,7 @@ class Facts:
         return await self._reader.rotate_signing_key()
 
     async def close(self) -> None:
+        await self._reader.close()
         await self.link.close()
 
     async def __aenter__(self) -> Self:

@@ -16,7 +16,7 @@ from penstock.gateway.bounds import codecs
 from penstock.gateway.grants import Grants, NotAuthenticated
 from penstock.gateway.limits import Allowance, TooMany
 from penstock.gateway.metrics import Metrics
-from penstock.gateway.service import APPEND, CONFIRM, FETCH, Service, caller
+from penstock.gateway.service import METHODS, Service, caller
 from penstock.gateway.v1.facts_connect import FactServiceASGIApplication
 from penstock.observe.status import ConsumerStatus, consumer_status
 from penstock.topology.model import GatewaySpec
@@ -50,7 +50,7 @@ class Gateway:
         }
         service = Service(facts, spec.limits, self.metrics)
         self._calls = FactServiceASGIApplication(service, read_max_bytes=spec.limits.body, codecs=codecs())
-        self._paths = {f"{self._calls.path}/{method}" for method in (FETCH, CONFIRM, APPEND)}
+        self._paths = {f"{self._calls.path}/{method}" for method in METHODS}
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -81,9 +81,7 @@ class Gateway:
         _check_text(scope["headers"])
         _check(scope["method"], headers, self._limits.body)
         if scope["path"] not in self._paths:
-            raise Unacceptable(
-                404, "unimplemented", f"there are {FETCH}, {CONFIRM} and {APPEND} below {self._calls.path}"
-            )
+            raise Unacceptable(404, "unimplemented", f"there are {', '.join(METHODS)} below {self._calls.path}")
         allowance = self._allowances[identity.name]
         allowance.enter(time.monotonic())
         caller.set(identity)

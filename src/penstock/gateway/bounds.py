@@ -24,6 +24,8 @@ MAX_HEADERS = 256
 """Values of all headers of one fact."""
 MAX_HEADER_BYTES = 32 * 1024
 """Bytes of the names and values of all headers of one fact."""
+MAX_APPENDED = 1_000
+"""Facts of one call of `AppendFacts`."""
 RESERVED_HEADERS = "penstock-"
 """Headers that steer workers and replays: `Penstock-Dlq-Only` makes a worker acknowledge without handling."""
 
@@ -51,6 +53,11 @@ def check_name(kind: str, name: str) -> None:
 def check_subject_size(subject: str) -> None:
     if len(subject.encode()) > MAX_SUBJECT_BYTES:
         raise ConfigError(f"a subject has at most {MAX_SUBJECT_BYTES} bytes, not {len(subject.encode())}")
+
+
+def check_count(facts: Sequence[pb.NewFact]) -> None:
+    if len(facts) > MAX_APPENDED:
+        raise ConfigError(f"one call appends at most {MAX_APPENDED} facts, not {len(facts)}")
 
 
 def checked_headers(given: Sequence[pb.Header]) -> dict[str, tuple[str, ...]]:

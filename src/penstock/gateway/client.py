@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
@@ -16,7 +16,17 @@ from pyqwest import Client, HTTPTransport, SyncClient, SyncHTTPTransport
 
 from penstock import errors
 from penstock.coroutines import blocked
-from penstock.facts import Appended, Confirmation, Fact, FactConflict, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.facts import (
+    Appended,
+    Confirmation,
+    FactConflict,
+    ForeignReceipt,
+    ForgedReceipt,
+    NewFact,
+    Page,
+    StaleReceipt,
+)
+from penstock.facts.fact import EPOCH, FactParts, received_facts
 from penstock.gateway.service import duration
 from penstock.gateway.v1 import facts_pb as pb
 from penstock.gateway.v1.facts_connect import FactServiceClient, FactServiceClientSync
@@ -24,6 +34,11 @@ from penstock.wire.headers import Headers
 
 ANSWER_WITHIN = 10.0
 """Seconds for an answer, beside the time that a fetch waits for facts."""
+CALL_FACTS = 500
+"""Facts that are appended by one call, at most."""
+CALL_BYTES = 1024 * 1024
+FACT_MARGIN = 512
+"""Bytes that a fact takes in a call beside its data, about."""
 SIZES: dict[str, Any] = {"send_compression": None, "read_max_bytes": 64 * 1024 * 1024}
 
 _REASONS = {
@@ -101,6 +116,16 @@ class GatewayClient:
             answer = await self._answer(self._client.append_fact, request)
             return Appended(answer.stream, answer.sequence, answer.existed)
 
+    async def append_facts(self, facts: Sequence[NewFact], *, stream: str | None = None) -> tuple[Appended, ...]:
+        """See `Facts.append_facts`; many facts are sent in several calls, one after the other."""
+        done: list[Appended] = []
+        for some in _calls(facts):
+            request = pb.AppendFactsRequest(facts=[_new_fact(one) for one in some], stream=stream or "")
+            with _told(f"{len(some)} facts"):
+                answer = await self._answer(self._client.append_facts, request)
+            done += [_appended(one) for one in answer.facts]
+        return tuple(done)
+
     async def _answer(self, call: Callable[..., Any], request: Any, wait: float = 0.0) -> Any:
         """Return the gateway's answer; the generated clients return it, or an awaitable."""
         said = call(request, headers=self._login.headers(), timeout_ms=int((self._timeout + wait) * 1000))
@@ -146,6 +171,7 @@ class BlockingGatewayClient:
     fetch_facts = blocked(GatewayClient.fetch_facts)
     confirm_receipt = blocked(GatewayClient.confirm_receipt)
     append_fact = blocked(GatewayClient.append_fact)
+    append_facts = blocked(GatewayClient.append_facts)
     close = blocked(GatewayClient.close)
 
     def __enter__(self) -> Self:
@@ -161,38 +187,69 @@ class BlockingGatewayClient:
 def _append(
     subject: str, fact_id: str, data: bytes, headers: Headers | None, stream: str | None
 ) -> pb.AppendFactRequest:
-    given = [
-        pb.Header(name=name, values=[value] if isinstance(value, str) else list(value))
-        for name, value in (headers or {}).items()
-    ]
+    given = _headers(headers)
     return pb.AppendFactRequest(subject=subject, id=fact_id, data=data, headers=given, stream=stream or "")
 
 
+def _new_fact(fact: NewFact) -> pb.NewFact:
+    return pb.NewFact(subject=fact.subject, id=fact.id, data=fact.data, headers=_headers(fact.headers))
+
+
+def _headers(headers: Headers | None) -> list[pb.Header]:
+    return [
+        pb.Header(name=name, values=[value] if isinstance(value, str) else list(value))
+        for name, value in (headers or {}).items()
+    ]
+
+
+def _calls(facts: Sequence[NewFact]) -> Iterator[Sequence[NewFact]]:
+    """The facts of each call: few enough, and with few enough bytes, for any gateway."""
+    start = size = 0
+    for at, fact in enumerate(facts):
+        size += len(fact.data) + FACT_MARGIN
+        if at > start and (size > CALL_BYTES or at - start == CALL_FACTS):
+            yield facts[start:at]
+            start, size = at, len(fact.data) + FACT_MARGIN
+    if facts:
+        yield facts[start:]
+
+
+def _appended(told: pb.AppendedFact) -> Appended:
+    outcome = told.outcome
+    return Appended(
+        told.stream,
+        told.sequence,
+        existed=outcome == pb.AppendedFact.Outcome.EXISTED,
+        conflict=outcome == pb.AppendedFact.Outcome.CONFLICT,
+    )
+
+
 def _page(request: pb.FetchFactsRequest, answer: pb.FetchFactsResponse) -> Page:
-    after = answer.retry_after
+    after, facts = answer.retry_after, answer.facts
+    stream = facts[0].stream if facts else request.stream
     return Page(
-        stream=answer.facts[0].stream if answer.facts else request.stream,
+        stream=stream,
         consumer=request.consumer_name,
-        facts=tuple(_fact(fact) for fact in answer.facts),
+        facts=received_facts(stream, [_ToldFact(one.sequence, one.data, one.attempt, one) for one in facts]),
         receipt=answer.receipt or None,
         pending=answer.pending,
         retry_after=timedelta(seconds=after.seconds, microseconds=after.nanos // 1000) if after else None,
     )
 
 
-def _fact(fact: pb.Fact) -> Fact:
-    at = fact.stored_at
-    stored = datetime.fromtimestamp(at.seconds, UTC) + timedelta(microseconds=at.nanos // 1000) if at else None
-    return Fact(
-        stream=fact.stream,
-        sequence=fact.sequence,
-        subject=fact.subject,
-        id=fact.id or None,
-        data=fact.data,
-        headers={header.name: list(header.values) for header in fact.headers},
-        stored_at=stored or datetime.fromtimestamp(0, UTC),
-        attempt=fact.attempt,
-    )
+class _ToldFact(NamedTuple):
+    """A fact in the answer of a gateway."""
+
+    sequence: int
+    data: bytes
+    attempt: int
+    fact: pb.Fact
+
+    def parts(self) -> FactParts:
+        fact, at = self.fact, self.fact.stored_at
+        stored_at = EPOCH + timedelta(seconds=at.seconds, microseconds=at.nanos // 1000) if at else EPOCH
+        headers = {header.name: list(header.values) for header in fact.headers}
+        return FactParts(fact.subject, fact.id or None, headers, stored_at)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The three calls of the gateway: checks grants, calls facts, and maps errors to Connect's."""
+"""The four calls of the gateway: checks grants, calls facts, and maps errors to Connect's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from connectrpc.request import RequestContext
 from protobuf.wkt import Duration, Timestamp
 
 from penstock import errors
-from penstock.facts import Fact, FactConflict, Facts, ForeignReceipt, ForgedReceipt, Page, StaleReceipt
+from penstock.facts import Fact, FactConflict, Facts, ForeignReceipt, ForgedReceipt, NewFact, Page, StaleReceipt
 from penstock.gateway import bounds
 from penstock.gateway.grants import NotGranted, check_subject, granted_consumer
 from penstock.gateway.metrics import Metrics
@@ -38,7 +38,14 @@ ANSWER_MARGIN = 0.1
 ANSWER_SHARE = 0.1
 """Or this share of the time that the caller gave, if that is more."""
 
-FETCH, CONFIRM, APPEND = "FetchFacts", "ConfirmReceipt", "AppendFact"
+FETCH, CONFIRM, APPEND, APPEND_MANY = "FetchFacts", "ConfirmReceipt", "AppendFact", "AppendFacts"
+METHODS = (FETCH, CONFIRM, APPEND, APPEND_MANY)
+
+OUTCOMES = {
+    "stored": pb.AppendedFact.Outcome.STORED,
+    "existed": pb.AppendedFact.Outcome.EXISTED,
+    "conflict": pb.AppendedFact.Outcome.CONFLICT,
+}
 
 REASONS = {
     StaleReceipt: (Code.FAILED_PRECONDITION, pb.FactError.Reason.STALE_RECEIPT),
@@ -95,17 +102,29 @@ class Service(FactService):
 
     async def append_fact(self, request: pb.AppendFactRequest, ctx: Context) -> pb.AppendFactResponse:
         async def append() -> pb.AppendFactResponse:
-            bounds.check_subject_size(request.subject)
             bounds.check_name("stream", request.stream)
-            check_subject(caller.get(), request.subject)
-            headers = bounds.checked_headers(request.headers)
+            fact = _new_fact(request)
             done = await self._facts.append_fact(
-                request.subject, request.id, request.data, headers=headers, stream=request.stream or None
+                fact.subject, fact.id, fact.data, headers=fact.headers, stream=request.stream or None
             )
             self._metrics.facts[APPEND] += not done.existed
             return pb.AppendFactResponse(stream=done.stream, sequence=done.sequence, existed=done.existed)
 
         return await self._told(APPEND, append)
+
+    async def append_facts(self, request: pb.AppendFactsRequest, ctx: Context) -> pb.AppendFactsResponse:
+        async def append() -> pb.AppendFactsResponse:
+            bounds.check_name("stream", request.stream)
+            bounds.check_count(request.facts)
+            facts = [_new_fact(one) for one in request.facts]
+            done = await self._facts.append_facts(facts, stream=request.stream or None)
+            self._metrics.facts[APPEND_MANY] += sum(one.outcome == "stored" for one in done)
+            told = [
+                pb.AppendedFact(stream=one.stream, sequence=one.sequence, outcome=OUTCOMES[one.outcome]) for one in done
+            ]
+            return pb.AppendFactsResponse(facts=told)
+
+        return await self._told(APPEND_MANY, append)
 
     def _wait(self, asked: Duration | None, ctx: Context) -> float:
         """Return how long a fetch may wait: the minimum of the request, the limit, and the caller's deadline."""
@@ -146,6 +165,13 @@ def _granted(consumer: str, stream: str) -> str:
     return granted_consumer(caller.get(), consumer, stream)
 
 
+def _new_fact(given: pb.AppendFactRequest | pb.NewFact) -> NewFact:
+    """A fact that the caller may append."""
+    bounds.check_subject_size(given.subject)
+    check_subject(caller.get(), given.subject)
+    return NewFact(given.subject, given.id, given.data, bounds.checked_headers(given.headers))
+
+
 def connect_error(error: errors.PenstockError) -> ConnectError:
     """Return the Connect error that a caller gets."""
     if isinstance(error, FactConflict):
@@ -181,17 +207,19 @@ def _response(page: Page) -> pb.FetchFactsResponse:
 
 
 def _fact(fact: Fact) -> pb.Fact:
-    seconds = math.floor(fact.stored_at.timestamp())  # the rest is added, also before 1970
-    return pb.Fact(
-        stream=fact.stream,
-        sequence=fact.sequence,
-        subject=_clean(fact.subject),
-        id=_clean(fact.id or ""),
-        data=fact.data,
-        headers=[pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in fact.headers.items()],
-        stored_at=Timestamp(seconds=seconds, nanos=fact.stored_at.microsecond * 1000),
-        attempt=fact.attempt,
-    )
+    told = pb.Fact()  # setting fields takes half the time of passing them
+    subject, fact_id, headers, stored_at = fact.parts()
+    seconds = math.floor(stored_at.timestamp())  # the rest is added, also before 1970
+    told.stream = fact.stream
+    told.sequence = fact.sequence
+    told.subject = _clean(subject)
+    told.id = _clean(fact_id or "")
+    told.data = fact.data
+    if headers:
+        told.headers = [pb.Header(name=_clean(name), values=_cleaned(values)) for name, values in headers.items()]
+    told.stored_at = Timestamp(seconds=seconds, nanos=stored_at.microsecond * 1000)
+    told.attempt = fact.attempt
+    return told
 
 
 def duration(length: timedelta) -> Duration:
@@ -204,4 +232,4 @@ def _cleaned(values: Iterable[str]) -> list[str]:
 
 def _clean(text: str) -> str:
     """Text that protobuf takes: bytes in a subject or header that are no UTF-8 are shown as question marks."""
-    return text.encode("utf-8", "replace").decode()
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -16,6 +16,7 @@ from penstock.jetstream.model import Json
 from penstock.retry import is_away, retrying
 from penstock.settings import Settings
 from penstock.wire import aio
+from penstock.wire.frames import Message
 from penstock.wire.headers import Headers
 from penstock.wire.session import NO_RESPONDERS, Denied
 
@@ -93,9 +94,7 @@ class Broker:
             answer = await connection.wait(reply, what=what)
         finally:
             connection.forget(reply)
-        if answer.status and answer.status[0] == NO_RESPONDERS:
-            raise NoStream(what, NO_RESPONDERS, 0, "no stream takes this subject")
-        return stored(what, answer.data)
+        return publish_answer(what, answer)
 
     async def close(self) -> None:
         await self.connection.close()
@@ -112,6 +111,13 @@ class Broker:
 
     def _deny(self, denied: Denied) -> None:
         self.denied = denied.error()
+
+
+def publish_answer(what: str, answer: Message) -> Json:
+    """Return the answer of a stream to a publish, as `stored` does. Raises `NoStream` when no stream has answered."""
+    if answer.status and answer.status[0] == NO_RESPONDERS:
+        raise NoStream(what, NO_RESPONDERS, 0, "no stream takes this subject")
+    return stored(what, answer.data)
 
 
 def stored(what: str, raw: bytes) -> Json:

@@ -52,6 +52,12 @@ class AckSubject(NamedTuple):
         except (ValueError, TypeError) as exc:
             raise ProtocolError(f"a delivery has an invalid reply subject: {reply[:200]!r}") from exc
 
+    @classmethod
+    def stored_ns_of(cls, reply: str) -> int:
+        """`stored_ns` of a reply subject, in less time than `parse` takes."""
+        before, stored, _ = reply.rsplit(".", 2)
+        return int(stored) if before.count(".") == SHORT_FORM - 3 else cls.parse(reply).stored_ns
+
     @property
     def stream(self) -> str:
         return self.consumer_prefix.split(".")[-2]

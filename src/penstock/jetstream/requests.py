@@ -14,7 +14,7 @@ from penstock.wire import frames
 class PullRequests:
     """Builds requests to one consumer, and follows how much of them is still open."""
 
-    def __init__(self, jetstream: JetStream, stream: str, consumer: str, reply: str) -> None:
+    def __init__(self, jetstream: JetStream, stream: str, consumer: str, reply: str = "") -> None:
         """`reply` is the subject to which the server sends messages and statuses."""
         self.subject = jetstream.subject(next_verb(stream, consumer))
         self.reply = reply

@@ -353,7 +353,7 @@ CONSUMER_FIELDS: tuple[Field, ...] = (
     Field(
         "ack_policy",
         OneOf(("explicit", "all", "none", "flow_control")),
-        "How messages are acknowledged. Anything but explicit wants a `why`.",
+        "How messages are acknowledged. Anything but explicit wants a `why`, or `all` a `reader: dedicated`.",
         default="explicit",
         change=RECREATE,
     ),

@@ -176,20 +176,31 @@ class Connection:
 
     async def publish(self, subject: str, data: bytes, headers: Headers | None = None, reply: str = "") -> None:
         """Publish one message without waiting for an answer."""
-        await self.send(self._open_link.session.publication(subject, data, headers, reply))
+        await self.send(self.publication(subject, data, headers, reply))
+
+    def publication(self, subject: str, data: bytes, headers: Headers | None = None, reply: str = "") -> bytes:
+        """Return the frames of one message, for `send`. Refuses one that is larger than the server takes."""
+        return self._open_link.session.publication(subject, data, headers, reply)
 
     def on_denied(self, handler: Callable[[Denied], None]) -> None:
         """Call the handler when the server refuses a publish or a subscription on this connection, until it ends."""
         self._open_link.on_denied = handler
 
-    async def subscribe(self, subject: str, queue: str = "", handler: Handler | None = None) -> int:
-        """Subscribe, and return the subscription's id. Messages go to the handler, else to `receive`."""
+    async def subscribe(self, subject: str, queue: str = "", handler: Handler | None = None, then: bytes = b"") -> int:
+        """Subscribe, and return the subscription's id. Messages go to the handler, else to `receive`.
+
+        `then` are whole frames to send in the same write, such as a request whose answers come to the subscription.
+        """
         link = self._open_link
         sid = link.session.next_sid()
         if handler:
             link.handlers[sid] = handler
-        await self.send(frames.subscribe(subject, sid, queue))
+        await self.send(frames.subscribe(subject, sid, queue) + then)
         return sid
+
+    def handle(self, sid: int, handler: Handler) -> None:
+        """Give the messages of a subscription to another handler from now on."""
+        self._open_link.handlers[sid] = handler
 
     def skim_with(self, look: Callable[[bytearray, int], int]) -> None:
         """Register a function that takes whole frames off the receive buffer before the parser, until the connection

@@ -97,6 +97,8 @@ class ServerInfo:
     nonce: str | None
     headers: bool
     connect_urls: tuple[str, ...]
+    jetstream: bool = False
+    """Whether the server itself has JetStream."""
 
     @property
     def server_version(self) -> str:
@@ -116,6 +118,7 @@ class ServerInfo:
             nonce=_field(fields, "nonce", str, "") or None,
             headers=_field(fields, "headers", bool, False),
             connect_urls=tuple(url for url in _field(fields, "connect_urls", list, []) if isinstance(url, str)),
+            jetstream=_field(fields, "jetstream", bool, False),
         )
 
 

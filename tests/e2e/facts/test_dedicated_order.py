@@ -149,10 +149,16 @@ STEPS = {
 
 @pytest.mark.kills
 @pytest.mark.parametrize(
-    ("seed", "steps"), [pytest.param(1, 40, marks=pytest.mark.short), *((seed, 120) for seed in range(2, 13))]
+    ("seed", "steps", "policy"),
+    [
+        pytest.param(1, 40, "explicit", marks=pytest.mark.short),
+        pytest.param(15, 40, "all", marks=pytest.mark.short),
+        *((seed, 120, "explicit") for seed in range(2, 13)),
+        *((seed, 120, "all") for seed in (13, 16, 18, 19) if RETENTIONS[seed % len(RETENTIONS)] != "workqueue"),
+    ],
 )
 async def test_facts_come_in_order_and_none_is_lost_or_repeated_whatever_happens(
-    nats_server: EmbeddedServer, seed: int, steps: int
+    nats_server: EmbeddedServer, seed: int, steps: int, policy: str
 ) -> None:
     print(f"seed {seed}, {RETENTIONS[seed % len(RETENTIONS)]}")
     rng = random.Random(seed)
@@ -160,7 +166,7 @@ async def test_facts_come_in_order_and_none_is_lost_or_repeated_whatever_happens
         model = Model(nats_server, rng, facts, other)
         js = facts.link.jetstream
         await make_stream(js, "FACTS", retention=RETENTIONS[seed % len(RETENTIONS)])
-        config = {"durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": int(ACK_WAIT * 1e9)}
+        config = {"durable_name": CONSUMER, "ack_policy": policy, "ack_wait": int(ACK_WAIT * 1e9)}
         about = {"metadata": {"penstock.reader": "dedicated"}, "filter_subject": "facts.mine.*"}
         await js.create_consumer("FACTS", {**config, **about})
         await model.append(30)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.support.commands import here
@@ -82,6 +84,52 @@ def test_a_forged_receipt_ends_with_one_line_that_says_why(run: Run) -> None:
     assert "its signature is wrong" in json.loads(machine.stdout)["error"]
 
 
+def test_every_line_of_a_file_is_appended_once_and_conflicts_are_told(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "facts.jsonl"
+    lines = [
+        {"id": "o-1", "data": {"total": 3}},
+        {"id": "o-2", "data_base64": "/wA="},
+        {"id": "o-3", "data": "text", "subject": "facts.other", "headers": {"Zone": "east"}},
+        {"id": "o-4", "data": 4},
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    done = run("append", "facts.orders", "--lines", file)
+    assert (done.returncode, done.stdout) == (1, "2 facts stored, 1 fact there before, 1 fact refused\n")
+    assert done.stderr == "o-1 of facts.orders is stored with other content, as 1 of FACTS\n"
+    again = run("append", "facts.orders", "--lines", file, "--json")
+    outcomes = [(one["id"], one["sequence"], one["outcome"]) for one in map(json.loads, again.stdout.splitlines())]
+    assert outcomes == [("o-1", 1, "conflict"), ("o-2", 2, "existed"), ("o-3", 3, "existed"), ("o-4", 4, "existed")]
+    page = json.loads(run("fetch", "reader", "--json").stdout)
+    assert [(one["subject"], one.get("data")) for one in page["facts"][2:]] == [
+        ("facts.other", "text"),
+        ("facts.orders", "4"),
+    ]
+
+
+def test_lines_come_from_standard_input_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"id": "o-9", "data": "nine"}\n'))
+    assert run("append", "facts.orders", "--lines", "-").stdout == "1 fact stored\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("no json", "line 1 is no fact"),
+        ("[]", "line 1 is no fact"),
+        ('{"data": "x"}', "line 1 has no 'id'"),
+        ('{"id": "o-9"}', "line 1 has no 'data'"),
+        ('{"id": "", "data": "x"}', "line 1: the id of a fact has 1 to 512 bytes"),
+        ('{"id": "o-9", "data_base64": "?"}', "line 1 is no fact"),
+    ],
+)
+def test_a_line_that_is_no_fact_is_told_by_its_number(run: Run, tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "facts.jsonl"
+    file.write_text(f"{line}\n")
+    done = run("append", "facts.orders", "--lines", file)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize(("arguments", "code"), [(["--limit", "0"], 64), (["--wait", "soon"], 64), (["x"], 64)])
 def test_wrong_usage_is_told(run: Run, arguments: list[str], code: int) -> None:
     assert run("fetch", "reader", *arguments).returncode == code
@@ -99,6 +147,8 @@ def test_wrong_usage_is_told(run: Run, arguments: list[str], code: int) -> None:
         ["append", "$facts", "o-1", "--data", "x"],
         ["append", "dlq.facts", "o-1", "--data", "x"],
         ["append", "facts.x", "", "--data", "x"],
+        ["append", "facts.x", "o-1", "--lines", "-"],
+        ["append", "facts.x"],
         ["append", "facts.x", "o-1", "--data", "x", "--header", "Nats-Msg-Id=1"],
         ["append", "facts.x", "o-1", "--data", "x", "--stream", "a b"],
         ["replicate", "a.b", "--to-servers", "nats://127.0.0.1:9"],

@@ -15,7 +15,7 @@ import pytest
 from tests.support.streams import make_stream
 
 from penstock.errors import ConfigError
-from penstock.facts import Appended, FactConflict, Facts
+from penstock.facts import Appended, BlockingFacts, FactConflict, Facts, NewFact
 from penstock.facts.fact import ID_HEADER
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import LossyProxy, eventually, stream_messages
@@ -110,6 +110,62 @@ async def test_answers_that_get_lost_store_nothing_twice(nats_server: EmbeddedSe
             proxy.cut()
             assert await appended == Appended("FACTS", 1, existed=True)
     assert stored_ids(nats_server) == {"1": 1}
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+
+
+def numbered(first: int, last: int, body: bytes = b"") -> list[NewFact]:
+    return [NewFact("facts.n", str(n), body or b"%d" % n) for n in range(first, last + 1)]
+
+
+async def test_many_facts_are_stored_once_and_in_order_and_each_says_what_became_of_it(
+    nats_server: EmbeddedServer, facts: Facts
+) -> None:
+    await facts.append_facts(numbered(1, 3))
+    await facts.append_fact("facts.n", "4", b"else")
+    done = await facts.append_facts([*numbered(1, 2_500), NewFact("facts.n", "9", b"9"), NewFact("facts.n", "9", b"8")])
+    assert [one.outcome for one in done[:5]] == ["existed", "existed", "existed", "conflict", "stored"]
+    assert [one.sequence for one in done[:2_500]] == [*range(1, 2_501)]
+    assert done[2_500:] == (Appended("FACTS", 9, existed=True), Appended("FACTS", 9, existed=False, conflict=True))
+    assert stored_ids(nats_server) == {str(n): 1 for n in range(1, 2_501)}
+    assert await facts.append_facts([]) == ()
+
+
+async def test_when_one_of_many_cannot_be_a_fact_none_is_stored(facts: Facts) -> None:
+    with pytest.raises(ConfigError, match="wildcards"):
+        await facts.append_facts([*numbered(1, 3), NewFact("facts.*", "4", b"")])
+    assert (await facts.link.jetstream.stream_info("FACTS")).state.messages == 0
+    with pytest.raises(ConfigError, match="captures"):
+        await facts.append_facts([NewFact("elsewhere", "4", b"")])
+    with pytest.raises(ConfigError, match="another one does"):
+        await facts.append_facts(numbered(1, 3), stream="OTHER")
+
+
+async def test_answers_to_many_that_get_lost_store_nothing_twice(nats_server: EmbeddedServer, facts: Facts) -> None:
+    with LossyProxy(nats_server.port) as proxy:
+        settings = nats_server.settings.with_servers(proxy.url)
+        async with Facts(settings) as shaky:
+            lost = iter([False] * 20 + [True] * 5)
+            proxy.drop_down = lambda line: line.startswith(b"MSG _INBOX") and next(lost, False)
+            appended = asyncio.create_task(shaky.append_facts(numbered(1, 50)))
+            await asyncio.to_thread(lambda: eventually(lambda: len(stored_ids(nats_server)) == 50))
+            proxy.cut()
+            done = await appended
+    assert [one.sequence for one in done] == [*range(1, 51)]
+    assert not any(one.conflict for one in done)
+    assert stored_ids(nats_server) == {str(n): 1 for n in range(1, 51)}
+
+
+async def test_threads_append_many_too(nats_server: EmbeddedServer, facts: Facts) -> None:
+    def append() -> tuple[Appended, ...]:
+        with BlockingFacts(nats_server.settings) as blocking:
+            return blocking.append_facts(numbered(1, 10), stream="FACTS")
+
+    assert [one.outcome for one in await asyncio.to_thread(append)] == ["stored"] * 10
+
+
+# -- concurrent writers ------------------------------------------------------------------------------------------------
 
 
 async def storm(server: EmbeddedServer, ids: range, writers: int, rng: random.Random) -> Counter[str]:

@@ -22,8 +22,9 @@ from tests.support.pages import apply_platform, check_examples
 from uvicorn.server import ServerState
 
 from penstock.errors import AccessDenied, ConfigError, Unavailable
-from penstock.facts import FactConflict, ForeignReceipt, ForgedReceipt, Page
+from penstock.facts import FactConflict, ForeignReceipt, ForgedReceipt, NewFact, Page
 from penstock.gateway import BlockingGatewayClient, GatewayClient, GatewayLogin
+from penstock.gateway.v1 import facts_pb as pb
 from penstock.gateway.v1.facts_connect import FactServiceClientSync
 from penstock.gateway.v1.facts_pb import AppendFactRequest, ConfirmReceiptRequest, FetchFactsRequest
 from penstock.server.embedded import EmbeddedServer
@@ -78,6 +79,43 @@ async def test_the_asyncio_client_does_the_same(zone: Zone) -> None:
         assert sorted(came) == sorted(ids)
         with pytest.raises(AccessDenied):
             await client.fetch_facts("edge_reader", 1)
+
+
+def test_many_facts_go_through_in_one_call_and_each_says_what_became_of_it(zone: Zone) -> None:
+    with zone.client(token="other") as client:
+        facts = [NewFact("facts.other.many", fresh(), b"%d" % n, {"N": str(n)}) for n in range(1_100)]
+        stored = client.append_facts(facts[:1])
+        done = client.append_facts([*facts, NewFact("facts.other.many", facts[0].id, b"else")])
+        assert [one.outcome for one in done] == ["existed", *["stored"] * 1_099, "conflict"]
+        assert done[0].sequence == done[-1].sequence == stored[0].sequence
+        came: list[tuple[str | None, bytes, dict[str, list[str]]]] = []
+        while len(came) < len(facts):
+            page = client.fetch_facts("other_reader", 500, wait=PATIENT)
+            came += [(fact.id, fact.data, fact.headers) for fact in page.facts]
+            client.confirm_receipt("other_reader", receipt(page))
+        assert came == [(one.id, one.data, {"N": [one.data.decode()]}) for one in facts]
+
+
+async def test_what_may_not_be_appended_alone_may_not_among_many(zone: Zone) -> None:
+    login = zone.papers.login(token=TOKENS["other"])
+    granted = NewFact("facts.other.many", fresh(), b"")
+    async with GatewayClient(zone.gateway.url, login) as client:
+        with pytest.raises(AccessDenied, match=r"'facts\.edge\.x' is not granted"):
+            await client.append_facts([granted, NewFact("facts.edge.x", fresh(), b"")])
+        with pytest.raises(ConfigError, match="reserved"):
+            await client.append_facts([granted, NewFact("facts.other.x", fresh(), b"", {"Penstock-Dlq-Only": "1"})])
+        assert (await client.append_facts([granted]))[0].outcome == "stored"
+        page = await client.fetch_facts("other_reader", 500, wait=PATIENT)
+        await client.confirm_receipt("other_reader", page.receipt)
+
+
+def test_one_call_appends_a_bounded_number_of_facts(zone: Zone) -> None:
+    login = zone.papers.login("edge")
+    with SyncHTTPTransport(**login.transport()) as transport:
+        client = FactServiceClientSync(zone.gateway.url, http_client=SyncClient(transport))
+        many = [pb.NewFact(subject="facts.edge.x", id=fresh()) for _ in range(1_001)]
+        with pytest.raises(ConnectError, match="at most 1000 facts"):
+            client.append_facts(pb.AppendFactsRequest(facts=many))
 
 
 @pytest.mark.parametrize("codec", ["proto", "json"])

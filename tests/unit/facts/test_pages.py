@@ -12,6 +12,7 @@ from penstock.facts.pages import (
     CLAIM_SECONDS,
     MOST_REMEMBERED,
     REMEMBER_PAGES,
+    REMEMBER_SECONDS,
     Book,
     Delivery,
     Span,
@@ -156,7 +157,28 @@ def test_a_book_does_not_grow_without_end_however_fast_pages_are_confirmed() -> 
     book = Book()
     for number in range(400):
         book = opened(book, f"p{number}", first_deliveries([number + 1], number + 1)).confirmed(f"p{number}", 0.0)
-    assert len(book.done) == MOST_REMEMBERED
+    assert len(book.done) == REMEMBER_PAGES + 1
+    assert book.confirmed_spans() == [Span(1, 400)]
+
+
+def test_a_book_with_holes_does_not_grow_without_end_either() -> None:
+    book = Book()
+    for number in range(1, 401):
+        book = opened(book, f"p{number}", first_deliveries([number * 2], number)).confirmed(f"p{number}", number / 100)
+    spans = book.confirmed_spans()
+    assert len(spans) == MOST_REMEMBERED + REMEMBER_PAGES
+    assert spans == [Span(n * 2, n * 2) for n in range(401 - len(spans), 401)], "the oldest are forgotten first"
+
+
+def test_what_older_pages_held_is_remembered_for_seconds_without_their_ids() -> None:
+    book = Book()
+    for number in range(1, 1_001):
+        book = opened(book, f"p{number}", first_deliveries([number], number)).confirmed(f"p{number}", number / 50)
+    assert len(book.encoded()) < 4_000
+    assert book.confirmed_spans()[0].first < 1_000 - 50 * REMEMBER_SECONDS
+    assert book.confirmed_spans()[0].first > 1_000 - 50 * (REMEMBER_SECONDS + 3)
+    assert book.all_confirmed(900, 950)
+    assert not book.all_confirmed(999, 1_001)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["deliver", "confirm"]), st.integers(0, 3), st.integers(1, 8)), max_size=60))

@@ -19,7 +19,7 @@ from connectrpc.server import ConnectASGIApplication, ConnectWSGIApplication, DE
 from protobuf import DescService
 
 from . import facts_pb
-from .facts_pb import AppendFactRequest, AppendFactResponse, ConfirmReceiptRequest, ConfirmReceiptResponse, FetchFactsRequest, FetchFactsResponse
+from .facts_pb import AppendFactRequest, AppendFactResponse, AppendFactsRequest, AppendFactsResponse, ConfirmReceiptRequest, ConfirmReceiptResponse, FetchFactsRequest, FetchFactsResponse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -46,6 +46,12 @@ class FactService(Protocol):
     async def append_fact(self, request: AppendFactRequest, ctx: RequestContext[AppendFactRequest, AppendFactResponse], /) -> AppendFactResponse:
         """
         Store a fact once. May be repeated: the same id and content give back where it is stored.
+        """
+        raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
+
+    async def append_facts(self, request: AppendFactsRequest, ctx: RequestContext[AppendFactsRequest, AppendFactsResponse], /) -> AppendFactsResponse:
+        """
+        Store up to 1,000 facts, each once, and tell the outcome of each. May be repeated, all of it.
         """
         raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
 
@@ -99,6 +105,17 @@ class FactServiceASGIApplication(ConnectASGIApplication[FactService]):
                         stream_type=StreamType.UNARY,
                     ),
                     function=svc.append_fact,
+                ),
+                "/penstock.facts.v1.FactService/AppendFacts": Endpoint.unary(
+                    method=MethodInfo(
+                        name="AppendFacts",
+                        service_name="penstock.facts.v1.FactService",
+                        input=AppendFactsRequest,
+                        output=AppendFactsResponse,
+                        idempotency_level=IdempotencyLevel.UNKNOWN,
+                        stream_type=StreamType.UNARY,
+                    ),
+                    function=svc.append_facts,
                 ),
             },
             interceptors=interceptors,
@@ -183,6 +200,29 @@ class FactServiceClient(ConnectClient):
             headers=headers,
             timeout_ms=timeout_ms,
         )
+    async def append_facts(
+        self,
+        request: AppendFactsRequest,
+        *,
+        headers: Headers | Mapping[str, str] | None = None, 
+        timeout_ms: int | None = None,
+    ) -> AppendFactsResponse:
+        """
+        Store up to 1,000 facts, each once, and tell the outcome of each. May be repeated, all of it.
+        """
+        return await self.execute_unary(
+            request=request,
+            method=MethodInfo(
+                name="AppendFacts",
+                service_name="penstock.facts.v1.FactService",
+                input=AppendFactsRequest,
+                output=AppendFactsResponse,
+                idempotency_level=IdempotencyLevel.UNKNOWN,
+                stream_type=StreamType.UNARY,
+            ),
+            headers=headers,
+            timeout_ms=timeout_ms,
+        )
 
 class FactServiceSync(Protocol):
     def fetch_facts(self, request: FetchFactsRequest, ctx: RequestContext[FetchFactsRequest, FetchFactsResponse], /) -> FetchFactsResponse:
@@ -200,6 +240,12 @@ class FactServiceSync(Protocol):
     def append_fact(self, request: AppendFactRequest, ctx: RequestContext[AppendFactRequest, AppendFactResponse], /) -> AppendFactResponse:
         """
         Store a fact once. May be repeated: the same id and content give back where it is stored.
+        """
+        raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
+
+    def append_facts(self, request: AppendFactsRequest, ctx: RequestContext[AppendFactsRequest, AppendFactsResponse], /) -> AppendFactsResponse:
+        """
+        Store up to 1,000 facts, each once, and tell the outcome of each. May be repeated, all of it.
         """
         raise ConnectError(Code.UNIMPLEMENTED, 'Not implemented')
 
@@ -251,6 +297,17 @@ class FactServiceWSGIApplication(ConnectWSGIApplication):
                         stream_type=StreamType.UNARY,
                     ),
                     function=service.append_fact,
+                ),
+                "/penstock.facts.v1.FactService/AppendFacts": EndpointSync.unary(
+                    method=MethodInfo(
+                        name="AppendFacts",
+                        service_name="penstock.facts.v1.FactService",
+                        input=AppendFactsRequest,
+                        output=AppendFactsResponse,
+                        idempotency_level=IdempotencyLevel.UNKNOWN,
+                        stream_type=StreamType.UNARY,
+                    ),
+                    function=service.append_facts,
                 ),
             },
             interceptors=interceptors,
@@ -329,6 +386,29 @@ class FactServiceClientSync(ConnectClientSync):
                 service_name="penstock.facts.v1.FactService",
                 input=AppendFactRequest,
                 output=AppendFactResponse,
+                idempotency_level=IdempotencyLevel.UNKNOWN,
+                stream_type=StreamType.UNARY,
+            ),
+            headers=headers,
+            timeout_ms=timeout_ms,
+        )
+    def append_facts(
+        self,
+        request: AppendFactsRequest,
+        *,
+        headers: Headers | Mapping[str, str] | None = None, 
+        timeout_ms: int | None = None,
+    ) -> AppendFactsResponse:
+        """
+        Store up to 1,000 facts, each once, and tell the outcome of each. May be repeated, all of it.
+        """
+        return self.execute_unary(
+            request=request,
+            method=MethodInfo(
+                name="AppendFacts",
+                service_name="penstock.facts.v1.FactService",
+                input=AppendFactsRequest,
+                output=AppendFactsResponse,
                 idempotency_level=IdempotencyLevel.UNKNOWN,
                 stream_type=StreamType.UNARY,
             ),

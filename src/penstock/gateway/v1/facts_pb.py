@@ -417,6 +417,196 @@ class AppendFactResponse(Message[_AppendFactResponseFields]):
         sequence: int
         existed: bool
 
+_NewFactFields: TypeAlias = Literal["subject", "id", "data", "headers"]
+
+class NewFact(Message[_NewFactFields]):
+    """
+    ```proto
+    message penstock.facts.v1.NewFact
+    ```
+
+    Attributes:
+        subject:
+            ```proto
+            string subject = 1;
+            ```
+        id:
+            Names the fact within its subject.
+
+            ```proto
+            string id = 2;
+            ```
+        data:
+            ```proto
+            bytes data = 3;
+            ```
+        headers:
+            ```proto
+            repeated penstock.facts.v1.Header headers = 4;
+            ```
+    """
+
+    __slots__ = ("subject", "id", "data", "headers")
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            subject: str = "",
+            id: str = "",
+            data: bytes = b"",
+            headers: list[Header] | None = None,
+        ) -> None:
+            pass
+
+        subject: str
+        id: str
+        data: bytes
+        headers: list[Header]
+
+_AppendFactsRequestFields: TypeAlias = Literal["facts", "stream"]
+
+class AppendFactsRequest(Message[_AppendFactsRequestFields]):
+    """
+    ```proto
+    message penstock.facts.v1.AppendFactsRequest
+    ```
+
+    Attributes:
+        facts:
+            ```proto
+            repeated penstock.facts.v1.NewFact facts = 1;
+            ```
+        stream:
+            When given, only this stream may take them.
+
+            ```proto
+            string stream = 2;
+            ```
+    """
+
+    __slots__ = ("facts", "stream")
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            facts: list[NewFact] | None = None,
+            stream: str = "",
+        ) -> None:
+            pass
+
+        facts: list[NewFact]
+        stream: str
+
+_AppendedFactFields: TypeAlias = Literal["stream", "sequence", "outcome"]
+
+class AppendedFact(Message[_AppendedFactFields]):
+    """
+    What became of one fact, and where the fact of its id is stored.
+
+    ```proto
+    message penstock.facts.v1.AppendedFact
+    ```
+
+    Attributes:
+        stream:
+            ```proto
+            string stream = 1;
+            ```
+        sequence:
+            ```proto
+            uint64 sequence = 2;
+            ```
+        outcome:
+            ```proto
+            penstock.facts.v1.AppendedFact.Outcome outcome = 3;
+            ```
+    """
+
+    __slots__ = ("stream", "sequence", "outcome")
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            stream: str = "",
+            sequence: int = 0,
+            outcome: AppendedFact.Outcome | None = None,
+        ) -> None:
+            pass
+
+        stream: str
+        sequence: int
+        outcome: AppendedFact.Outcome
+
+    class Outcome(Enum):
+        """
+        ```proto
+        enum penstock.facts.v1.AppendedFact.Outcome
+        ```
+
+        Attributes:
+            UNSPECIFIED:
+                ```proto
+                OUTCOME_UNSPECIFIED = 0
+                ```
+            STORED:
+                ```proto
+                OUTCOME_STORED = 1
+                ```
+            EXISTED:
+                It was stored before this call.
+
+                ```proto
+                OUTCOME_EXISTED = 2
+                ```
+            CONFLICT:
+                A fact of this id was stored before with other content, and stays as it is.
+
+                ```proto
+                OUTCOME_CONFLICT = 3
+                ```
+        """
+
+        UNSPECIFIED = 0
+        STORED = 1
+        EXISTED = 2
+        CONFLICT = 3
+
+_AppendFactsResponseFields: TypeAlias = Literal["facts"]
+
+class AppendFactsResponse(Message[_AppendFactsResponseFields]):
+    """
+    ```proto
+    message penstock.facts.v1.AppendFactsResponse
+    ```
+
+    Attributes:
+        facts:
+            In the order of the request.
+
+            ```proto
+            repeated penstock.facts.v1.AppendedFact facts = 1;
+            ```
+    """
+
+    __slots__ = ("facts",)
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            facts: list[AppendedFact] | None = None,
+        ) -> None:
+            pass
+
+        facts: list[AppendedFact]
+
 _FactErrorFields: TypeAlias = Literal["reason", "stream", "sequence"]
 
 class FactError(Message[_FactErrorFields]):
@@ -498,7 +688,7 @@ class FactError(Message[_FactErrorFields]):
 
 
 _DESC = file_desc(
-    b'\n\x1dpenstock/facts/v1/facts.proto\x12\x11penstock.facts.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto"4\n\x06Header\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n\x06values\x18\x02 \x03(\tR\x06values"\x80\x02\n\x04Fact\x12\x16\n\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x02 \x01(\x04R\x08sequence\x12\x18\n\x07subject\x18\x03 \x01(\tR\x07subject\x12\x0e\n\x02id\x18\x04 \x01(\tR\x02id\x12\x12\n\x04data\x18\x05 \x01(\x0cR\x04data\x123\n\x07headers\x18\x06 \x03(\x0b2\x19.penstock.facts.v1.HeaderR\x07headers\x127\n\tstored_at\x18\x07 \x01(\x0b2\x1a.google.protobuf.TimestampR\x08storedAt\x12\x18\n\x07attempt\x18\x08 \x01(\rR\x07attempt"\x95\x01\n\x11FetchFactsRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream\x12\x14\n\x05limit\x18\x03 \x01(\rR\x05limit\x12-\n\x04wait\x18\x04 \x01(\x0b2\x19.google.protobuf.DurationR\x04wait"\xb3\x01\n\x12FetchFactsResponse\x12-\n\x05facts\x18\x01 \x03(\x0b2\x17.penstock.facts.v1.FactR\x05facts\x12\x18\n\x07receipt\x18\x02 \x01(\tR\x07receipt\x12\x18\n\x07pending\x18\x03 \x01(\x04R\x07pending\x12:\n\x0bretry_after\x18\x04 \x01(\x0b2\x19.google.protobuf.DurationR\nretryAfter"n\n\x15ConfirmReceiptRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream\x12\x18\n\x07receipt\x18\x03 \x01(\tR\x07receipt"\\\n\x16ConfirmReceiptResponse\x12\x14\n\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n\x04last\x18\x02 \x01(\x04R\x04last\x12\x18\n\x07already\x18\x03 \x01(\x08R\x07already"\x9e\x01\n\x11AppendFactRequest\x12\x18\n\x07subject\x18\x01 \x01(\tR\x07subject\x12\x0e\n\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n\x04data\x18\x03 \x01(\x0cR\x04data\x123\n\x07headers\x18\x04 \x03(\x0b2\x19.penstock.facts.v1.HeaderR\x07headers\x12\x16\n\x06stream\x18\x05 \x01(\tR\x06stream"b\n\x12AppendFactResponse\x12\x16\n\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x02 \x01(\x04R\x08sequence\x12\x18\n\x07existed\x18\x03 \x01(\x08R\x07existed"\x85\x02\n\tFactError\x12;\n\x06reason\x18\x01 \x01(\x0e2#.penstock.facts.v1.FactError.ReasonR\x06reason\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x03 \x01(\x04R\x08sequence"\x86\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14REASON_STALE_RECEIPT\x10\x01\x12\x19\n\x15REASON_FORGED_RECEIPT\x10\x02\x12\x1a\n\x16REASON_FOREIGN_RECEIPT\x10\x03\x12\x13\n\x0fREASON_CONFLICT\x10\x042\xaa\x02\n\x0bFactService\x12Y\n\nFetchFacts\x12$.penstock.facts.v1.FetchFactsRequest\x1a%.penstock.facts.v1.FetchFactsResponse\x12e\n\x0eConfirmReceipt\x12(.penstock.facts.v1.ConfirmReceiptRequest\x1a).penstock.facts.v1.ConfirmReceiptResponse\x12Y\n\nAppendFact\x12$.penstock.facts.v1.AppendFactRequest\x1a%.penstock.facts.v1.AppendFactResponseb\x06proto3',
+    b'\n\x1dpenstock/facts/v1/facts.proto\x12\x11penstock.facts.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto"4\n\x06Header\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n\x06values\x18\x02 \x03(\tR\x06values"\x80\x02\n\x04Fact\x12\x16\n\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x02 \x01(\x04R\x08sequence\x12\x18\n\x07subject\x18\x03 \x01(\tR\x07subject\x12\x0e\n\x02id\x18\x04 \x01(\tR\x02id\x12\x12\n\x04data\x18\x05 \x01(\x0cR\x04data\x123\n\x07headers\x18\x06 \x03(\x0b2\x19.penstock.facts.v1.HeaderR\x07headers\x127\n\tstored_at\x18\x07 \x01(\x0b2\x1a.google.protobuf.TimestampR\x08storedAt\x12\x18\n\x07attempt\x18\x08 \x01(\rR\x07attempt"\x95\x01\n\x11FetchFactsRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream\x12\x14\n\x05limit\x18\x03 \x01(\rR\x05limit\x12-\n\x04wait\x18\x04 \x01(\x0b2\x19.google.protobuf.DurationR\x04wait"\xb3\x01\n\x12FetchFactsResponse\x12-\n\x05facts\x18\x01 \x03(\x0b2\x17.penstock.facts.v1.FactR\x05facts\x12\x18\n\x07receipt\x18\x02 \x01(\tR\x07receipt\x12\x18\n\x07pending\x18\x03 \x01(\x04R\x07pending\x12:\n\x0bretry_after\x18\x04 \x01(\x0b2\x19.google.protobuf.DurationR\nretryAfter"n\n\x15ConfirmReceiptRequest\x12#\n\rconsumer_name\x18\x01 \x01(\tR\x0cconsumerName\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream\x12\x18\n\x07receipt\x18\x03 \x01(\tR\x07receipt"\\\n\x16ConfirmReceiptResponse\x12\x14\n\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n\x04last\x18\x02 \x01(\x04R\x04last\x12\x18\n\x07already\x18\x03 \x01(\x08R\x07already"\x9e\x01\n\x11AppendFactRequest\x12\x18\n\x07subject\x18\x01 \x01(\tR\x07subject\x12\x0e\n\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n\x04data\x18\x03 \x01(\x0cR\x04data\x123\n\x07headers\x18\x04 \x03(\x0b2\x19.penstock.facts.v1.HeaderR\x07headers\x12\x16\n\x06stream\x18\x05 \x01(\tR\x06stream"b\n\x12AppendFactResponse\x12\x16\n\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x02 \x01(\x04R\x08sequence\x12\x18\n\x07existed\x18\x03 \x01(\x08R\x07existed"|\n\x07NewFact\x12\x18\n\x07subject\x18\x01 \x01(\tR\x07subject\x12\x0e\n\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n\x04data\x18\x03 \x01(\x0cR\x04data\x123\n\x07headers\x18\x04 \x03(\x0b2\x19.penstock.facts.v1.HeaderR\x07headers"^\n\x12AppendFactsRequest\x120\n\x05facts\x18\x01 \x03(\x0b2\x1a.penstock.facts.v1.NewFactR\x05facts\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream"\xe8\x01\n\x0cAppendedFact\x12\x16\n\x06stream\x18\x01 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x02 \x01(\x04R\x08sequence\x12A\n\x07outcome\x18\x03 \x01(\x0e2\'.penstock.facts.v1.AppendedFact.OutcomeR\x07outcome"a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_STORED\x10\x01\x12\x13\n\x0fOUTCOME_EXISTED\x10\x02\x12\x14\n\x10OUTCOME_CONFLICT\x10\x03"L\n\x13AppendFactsResponse\x125\n\x05facts\x18\x01 \x03(\x0b2\x1f.penstock.facts.v1.AppendedFactR\x05facts"\x85\x02\n\tFactError\x12;\n\x06reason\x18\x01 \x01(\x0e2#.penstock.facts.v1.FactError.ReasonR\x06reason\x12\x16\n\x06stream\x18\x02 \x01(\tR\x06stream\x12\x1a\n\x08sequence\x18\x03 \x01(\x04R\x08sequence"\x86\x01\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14REASON_STALE_RECEIPT\x10\x01\x12\x19\n\x15REASON_FORGED_RECEIPT\x10\x02\x12\x1a\n\x16REASON_FOREIGN_RECEIPT\x10\x03\x12\x13\n\x0fREASON_CONFLICT\x10\x042\x88\x03\n\x0bFactService\x12Y\n\nFetchFacts\x12$.penstock.facts.v1.FetchFactsRequest\x1a%.penstock.facts.v1.FetchFactsResponse\x12e\n\x0eConfirmReceipt\x12(.penstock.facts.v1.ConfirmReceiptRequest\x1a).penstock.facts.v1.ConfirmReceiptResponse\x12Y\n\nAppendFact\x12$.penstock.facts.v1.AppendFactRequest\x1a%.penstock.facts.v1.AppendFactResponse\x12\\\n\x0bAppendFacts\x12%.penstock.facts.v1.AppendFactsRequest\x1a&.penstock.facts.v1.AppendFactsResponseb\x06proto3',
     [
         duration_pb.desc(),
         timestamp_pb.desc(),
@@ -512,6 +702,11 @@ _DESC = file_desc(
         "ConfirmReceiptResponse": ConfirmReceiptResponse,
         "AppendFactRequest": AppendFactRequest,
         "AppendFactResponse": AppendFactResponse,
+        "NewFact": NewFact,
+        "AppendFactsRequest": AppendFactsRequest,
+        "AppendedFact": AppendedFact,
+        "AppendedFact.Outcome": AppendedFact.Outcome,
+        "AppendFactsResponse": AppendFactsResponse,
         "FactError": FactError,
         "FactError.Reason": FactError.Reason,
     },

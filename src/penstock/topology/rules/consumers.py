@@ -32,7 +32,8 @@ def feeds_a_source(case: Case, consumer: ConsumerSpec) -> bool:
 )
 def explicit_ack(case: Case) -> Iterator[Hit]:
     for consumer, _ in each(case):
-        if consumer.ack_policy != "explicit" and not consumer.why and not feeds_a_source(case, consumer):
+        in_order = consumer.ack_policy == "all" and consumer.is_dedicated  # its pages are confirmed one after the other
+        if consumer.ack_policy != "explicit" and not (in_order or consumer.why or feeds_a_source(case, consumer)):
             yield at(
                 consumer,
                 "ack_policy",
