@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazily(package: str, where: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package; `where` is the module of each name, or the module that a name is itself."""
+    """The `__getattr__` of a package; `where` maps each name to its module, and a submodule to itself."""
 
     def find(name: str) -> Any:
         if name not in where:

@@ -60,7 +60,7 @@ class Bucket:
         await self._write(key, b"", revision, DELETED)
 
     async def _write(self, key: str, data: bytes, revision: int | None, headers: dict[str, str] | None = None) -> int:
-        literal_subject(self._subject(key))
+        literal_subject(self.subject(key))
         try:
             return await self._keys.write(key, data, revision, headers)
         except WrongRevision as exc:
@@ -71,8 +71,8 @@ class Bucket:
         """Several keys in one batch: all are changed or none. The bucket's stream needs `allow_atomic`."""
         return BucketBatch(self._publisher.atomic(self.stream), self)
 
-    def _subject(self, key: str) -> str:
-        return kv.write_prefix(self.name) + key
+    def subject(self, key: str) -> str:
+        return self._keys.subject(key)
 
 
 class BucketBatch:
@@ -93,7 +93,7 @@ class BucketBatch:
         self._add(key, b"", DELETED, revision)
 
     def _add(self, key: str, data: bytes, headers: dict[str, str] | None, revision: int | None) -> None:
-        self._batch.content.add(self._bucket._subject(key), data, headers, expected_last_subject_sequence=revision)
+        self._batch.content.add(self._bucket.subject(key), data, headers, expected_last_subject_sequence=revision)
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,9 +34,9 @@ NOBODY_KEEPS_THEM = (
 )
 
 
-@click.command(epilog="Exit code 2: nobody keeps what the server says, so that nothing is known.")
+@click.command(epilog="Exit code 2: no stream stores the advisories of the server, so that nothing is known.")
 @click.option("--stream", type=RESOURCE_NAME, metavar="NAME", help="Only batches for this stream.")
-@click.option("--keep", is_flag=True, help="Create the stream that keeps what the server says from now on.")
+@click.option("--keep", is_flag=True, help="Create the stream that stores the server's advisories from now on.")
 @json_option
 @click.pass_obj
 @sync
@@ -44,8 +44,8 @@ async def batches(context: Context, stream: str | None, keep: bool, as_json: boo
     """List atomic batches that the server has dropped. Nothing of them is stored.
 
     The server says once why it dropped a batch: `timeout` (10 s without a message), `incomplete` (a message did not
-    arrive, or its publisher dropped it), `large`, `unsupported`. It does not say who published it: that is known of
-    publishers with a name, which the ids of their batches begin with.
+    arrive, or its publisher dropped it), `large`, `unsupported`. It does not say who published it: the publisher
+    is shown only if it has a name, with which the ids of its batches begin.
 
     \b
     Example:

@@ -84,14 +84,14 @@ def side_settings(context: Context, options: dict[str, Any], side: str) -> Setti
     return context.settings()
 
 
-@click.command(epilog="Exit code 1: it was fenced off by another instance, or something needs a person.")
+@click.command(epilog="Exit code 1: it was fenced off by another instance, or something needs manual action.")
 @click.argument("name")
 @click.argument("origin", type=RESOURCE_NAME, metavar="FROM_STREAM")
 @click.argument("destination", type=RESOURCE_NAME, metavar="TO_STREAM")
 @side_options
 @click.option("--subject", "subjects", multiple=True, metavar="FILTER", help="Only these subjects; repeatable.")
 @click.option("--map", "mappings", multiple=True, metavar="FROM=TO", help="Rename subjects; repeatable.")
-@click.option("--deliver-subject", default="", help="Where the origin delivers.  [default: chosen]")
+@click.option("--deliver-subject", default="", help="Deliver subject of the origin's consumer.  [default: generated]")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Messages a second, at most.")
 @click.option("--create", is_flag=True, help="Make the destination stream if it does not exist.")
 @click.option("--until-caught-up", is_flag=True, help="End when everything is carried over.")
@@ -122,7 +122,7 @@ def bridge(
 ) -> int:
     """Carry FROM_STREAM into TO_STREAM of another cluster, every message once and in order.
 
-    NAME is the bridge: its durable consumer on the origin has that name, and so have the marks on the copies. The
+    NAME is the bridge: its durable consumer on the origin has that name, and every copy carries it in a header. The
     destination has no other writer; a second instance of the same name takes over, and the first one stops.
 
     \b

@@ -30,7 +30,10 @@ SHOWN = 200
 """Characters of a fact's data in the table."""
 
 stream_option = click.option(
-    "--stream", type=RESOURCE_NAME, metavar="NAME", help="Its stream; needed where several have such a consumer."
+    "--stream",
+    type=RESOURCE_NAME,
+    metavar="NAME",
+    help="The consumer's stream; needed where several streams have one of that name.",
 )
 
 
@@ -61,7 +64,7 @@ async def fetch(context: Context, consumer: str, stream: str | None, limit: int,
         print_json(_page(page))
     elif page:
         out.print(table(f"{page.stream} / {consumer}", COLUMNS, map(_row, page.facts)))
-        out.print(f"\n{counted(page.pending, 'fact')} behind. When they are dealt with:")
+        out.print(f"\n{counted(page.pending, 'fact')} pending behind these. When these are dealt with:")
         named = f" --stream {stream}" if stream else ""
         out.print(f"  penstock confirm {consumer}{named} {page.receipt}", soft_wrap=True, markup=False)
     else:

@@ -126,7 +126,7 @@ async def prune(
         print_json([_removed(one) for one in removed])
     else:
         for one in removed:
-            out.print(f"removed {one.stream} / {one.name}, which was behind sequence {one.ack_floor}")
+            out.print(f"removed {one.stream} / {one.name}, which had acknowledged up to sequence {one.ack_floor}")
         out.print(f"{counted(len(removed), 'consumer')} removed")
     return EXIT_ATTENTION if unknown else EXIT_OK
 
@@ -156,7 +156,7 @@ async def _remove(settings: Settings, chosen: Iterable[Idle], limit: timedelta) 
 async def restore(context: Context, stream: str | None, name: str | None, as_json: bool) -> int:
     """Bring the pruned consumer NAME of STREAM back to where it was, or list what can be brought back.
 
-    It continues right behind its ack floor: what it had acknowledged beyond that comes again.
+    It continues right after its ack floor: what it had acknowledged beyond that comes again.
 
     \b
     Example:
@@ -178,7 +178,7 @@ async def restore(context: Context, stream: str | None, name: str | None, as_jso
         print_json({"stream": stream, "name": name, "ack_floor": info.ack_floor_stream_seq, "pending": info.pending})
     else:
         waiting = counted(info.pending, "message")
-        out.print(f"{stream} / {name} is back, behind sequence {info.ack_floor_stream_seq} with {waiting} before it")
+        out.print(f"{stream} / {name} is restored after sequence {info.ack_floor_stream_seq}; {waiting} pending")
     return EXIT_OK
 
 

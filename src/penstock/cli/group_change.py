@@ -17,7 +17,7 @@ from penstock.workers.group.operations import Groups
 from penstock.workers.options import group_name
 
 GROUP = Read("name", group_name)
-FORCE = "The workers that the group still lists are dead."
+FORCE = "Go on although the group still lists workers; only if they are dead."
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ def _ask(yes: bool, question: str) -> None:
 @click.pass_obj
 @sync
 async def pause(context: Context, name: str, as_json: bool) -> int:
-    """Have the workers of the group NAME begin no message until `resume`.
+    """Stop the workers of the group NAME from starting new messages, until `resume`.
 
     They keep their partitions, finish what they are handling, and see this within a second. Workers that join later
     are paused too.
@@ -85,7 +85,7 @@ async def resume(context: Context, name: str, as_json: bool) -> int:
 @click.argument("name", type=GROUP)
 @click.argument("partition")
 @click.argument("worker", required=False)
-@click.option("--anywhere", is_flag=True, help="Leave it to the strategy again.")
+@click.option("--anywhere", is_flag=True, help="Let the strategy choose the worker again.")
 @json_option
 @click.pass_obj
 @sync
@@ -150,7 +150,7 @@ async def seek(
 @click.pass_obj
 @sync
 async def delete(context: Context, name: str, force: bool, yes: bool, as_json: bool) -> int:
-    """Delete the group NAME: its consumers, and all that is known of how far it came.
+    """Delete the group NAME: its consumers, and its recorded progress.
 
     Its workers must have stopped. The stream's messages stay, except those that an Interest stream kept for this group
     only. Workers that are started later begin anew.

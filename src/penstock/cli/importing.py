@@ -1,4 +1,4 @@
-"""`penstock import`: a platform file from a living server."""
+"""`penstock import`: a platform file from a running server."""
 
 from __future__ import annotations
 

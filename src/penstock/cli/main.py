@@ -27,12 +27,12 @@ from penstock.cli.terminal import LogLines, echo
 from penstock.errors import PenstockError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "quickstart": ("penstock.cli.quickstart:quickstart", "Run the whole story on an embedded broker in ./.penstock."),
+    "quickstart": ("penstock.cli.quickstart:quickstart", "Run a full demo on an embedded broker in ./.penstock."),
     "init": ("penstock.cli.init:init", "Write a project that runs: platform file, service, test."),
     "lint": ("penstock.cli.lint:lint_command", "Look over a platform file without asking any server."),
     "plan": ("penstock.cli.platform:plan", "Show what `apply` would do, and what each change would cost."),
     "apply": ("penstock.cli.platform:apply", "Make the server as the file declares it."),
-    "import": ("penstock.cli.importing:import_command", "Write a platform file from a living server."),
+    "import": ("penstock.cli.importing:import_command", "Write a platform file from a running server."),
     "verify": ("penstock.cli.platform:verify", "Check that the server is as the file declares it, and well."),
     "asyncapi": ("penstock.cli.lint:asyncapi_command", "Write a platform file as an AsyncAPI 3.0 document."),
     "bench": ("penstock.cli.bench:bench", "Run benchmarks, each beside its peers, in turns, in one run."),
@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "publish": ("penstock.cli.publish:publish", "Publish every line of a file or of standard input."),
     "batches": ("penstock.cli.batches:batches", "List atomic batches that the server has dropped."),
     "consumer": ("penstock.cli.consumer:consumer", "Look at consumers; pause, resume, reset and prune them."),
-    "group": ("penstock.cli.group:group", "Groups of partitioned workers: how they stand, and operations."),
+    "group": ("penstock.cli.group:group", "Groups of partitioned workers: status and operations."),
     "fetch": ("penstock.cli.facts:fetch", "Fetch the next page of facts of a named reader."),
     "confirm": ("penstock.cli.facts:confirm", "Confirm a page of facts by its receipt."),
     "append": ("penstock.cli.append:append", "Append a fact, or all of a file."),
@@ -58,7 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Spark pipelines of the declared platform."),
     "server": ("penstock.cli.server:server", "Run the embedded nats-server in the foreground."),
-    "sources": ("penstock.cli.sources:sources", "Sources and mirrors: how they stand, and their consumers."),
+    "sources": ("penstock.cli.sources:sources", "Sources and mirrors: status, and their consumers."),
     "view": ("penstock.cli.view:view", "Look at the messages of any stream."),
     "status": ("penstock.cli.status:status", "Show streams and consumers, and how far behind they are."),
     "ui": ("penstock.cli.ui:ui", "See what flows, live in a browser."),

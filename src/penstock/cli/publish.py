@@ -106,7 +106,7 @@ class PublishPlan:
     "--batch-size",
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Messages a batch, with --atomic.  [default: all in one batch, or chunks of 1000 when there are more]",
+    help="Messages per batch, with --atomic.  [default: all in one batch, or chunks of 1000 when there are more]",
 )
 @click.option(
     "--pack",
@@ -117,7 +117,11 @@ class PublishPlan:
 @click.option("--subject-field", metavar="FIELD", help="The field that holds the subject.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=FIELD", help="A header from a field. Repeatable.")
 @click.option("--headers-field", metavar="FIELD", help="A field that holds an object of headers.")
-@click.option("--message-id", metavar="FIELD", help="The field that holds the message id: stored once, sent twice.")
+@click.option(
+    "--message-id",
+    metavar="FIELD",
+    help="The field that holds the message id: a message that is sent twice is stored once.",
+)
 @click.option("--data-field", metavar="FIELD", help="The field that holds the data.  [default: the whole line]")
 @click.option("--raw", is_flag=True, help="Publish lines as they are, JSON or not.")
 @click.option("--skip-bad", is_flag=True, help="Leave out bad lines and go on; not with --atomic.")
@@ -155,7 +159,7 @@ async def publish(
     """
     mode = _mode(atomic, fast, pack)
     if file == "-" and sys.stdin.isatty():
-        err.print("a message a line; Ctrl-D ends", markup=False)
+        err.print("one message per line; Ctrl-D ends", markup=False)
     plan = _plan(context, subject, file, mode, stream, batch_size, headers, skip_bad, fields)
     plan.pack = pack
     failure: PenstockError | None = None

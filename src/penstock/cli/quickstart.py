@@ -86,7 +86,7 @@ BATCH = 500
 @click.option("--ui", is_flag=True, help="Then serve the pages of `penstock ui` over it, until Ctrl-C.")
 @sync
 async def quickstart(keep: bool, fresh: bool, events: int, no_spark: bool, ui: bool) -> None:
-    """Run the whole story on an embedded broker in ./.penstock.
+    """Run a full demo on an embedded broker in ./.penstock.
 
     Starts nats-server, applies the example platform, publishes simulated events in atomic batches, has the services
     handle them on their declared consumers, lets a handler fail on some, shares a stream among a group of workers, runs

@@ -35,7 +35,7 @@ GATEWAY_FLAGS = frozenset({"token", "tls_ca", "tls_cert", "tls_key", "timeout"})
 """Connection flags that mean something to a gateway."""
 
 
-@click.command(epilog="Exit code 1: a fact was refused, or something else needs a person.")
+@click.command(epilog="Exit code 1: a fact was refused, or something else needs manual action.")
 @click.argument("consumer", type=RESOURCE_NAME)
 @side_options
 @click.option("--from-gateway", metavar="URL", help="Read through this gateway, not over NATS.")
@@ -44,11 +44,11 @@ GATEWAY_FLAGS = frozenset({"token", "tls_ca", "tls_cert", "tls_key", "timeout"})
     "--stream",
     type=RESOURCE_NAME,
     metavar="NAME",
-    help="The reader's stream; needed where several have such a consumer.",
+    help="The reader's stream; needed where several streams have a consumer of that name.",
 )
 @click.option("--to-stream", type=RESOURCE_NAME, metavar="NAME", help="Append to this stream and no other.")
 @click.option("--map", "mappings", multiple=True, metavar="FROM=TO", help="Rename subjects; repeatable.")
-@click.option("--limit", type=click.IntRange(1, MOST_FACTS), default=100, show_default=True, help="Facts a page.")
+@click.option("--limit", type=click.IntRange(1, MOST_FACTS), default=100, show_default=True, help="Facts per page.")
 @click.option("--until-caught-up", is_flag=True, help="End when everything is carried over and confirmed.")
 @json_option
 @click.pass_obj

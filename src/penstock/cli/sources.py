@@ -61,7 +61,7 @@ COLUMNS: list[Column] = [
 
 @click.group()
 def sources() -> None:
-    """Sources and mirrors: how they stand, and the consumers they read through.
+    """Sources and mirrors: status, and the consumers they read through.
 
     \b
     Example:

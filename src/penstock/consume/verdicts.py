@@ -55,7 +55,9 @@ class Retries:
         if self.max_deliver < 1:
             raise ConfigError(f"max_deliver must be at least 1, got {self.max_deliver}")
         if not self.backoff or min(self.backoff) <= 0:
-            raise ConfigError("backoff needs at least one delay, and all above 0 seconds: a bare nak burns every try")
+            raise ConfigError(
+                "backoff needs at least one delay, each above 0 s: without one all tries are used up at once"
+            )
 
     def of(self, error: BaseException) -> Retries | None:
         """Return the retries for this error; None when it must not be retried."""

@@ -121,7 +121,10 @@ def publish_answer(what: str, answer: Message) -> Json:
 
 
 def stored(what: str, raw: bytes) -> Json:
-    """Return the answer of a stream to a publish, named `what` in errors. Raises its error, or `WrongRevision`."""
+    """Parse the answer of a stream to a publish. Raises the server's error: `WrongRevision` for another last sequence.
+
+    `what` describes the publish in error messages.
+    """
     try:
         answer: Json = json.loads(raw)
         error = answer.get("error")

@@ -113,6 +113,10 @@ class KeyValue(Keys):
         self._store = store
         self._into = write_prefix(name, store.settings.domain)
 
+    def subject(self, key: str) -> str:
+        """The subject to which a value of the key is published."""
+        return self._into + key
+
     async def write(
         self, key: str, data: bytes, expected: int | None = None, headers: Mapping[str, str] | None = None
     ) -> int:
@@ -137,7 +141,7 @@ class KeyValue(Keys):
         """Store a value to get its revision: a lost answer is raised."""
         what = f"write key {key!r} of bucket {self.name!r}"
         try:
-            answer = await self._store.publish(self._into + key, data, dict(headers or {}), what)
+            answer = await self._store.publish(self.subject(key), data, dict(headers or {}), what)
         except NoStream as exc:
             raise NoBucket(f"{what}: nobody takes it; does the bucket exist, and has it a leader?") from exc
         self.writes += 1

@@ -30,7 +30,7 @@ MEASURED = 100
 
 
 class GroupWatch:
-    """One group."""
+    """Follows the state of one group; reads only the keys that changed."""
 
     def __init__(self, control: Control, group: str) -> None:
         self._control = control

@@ -89,7 +89,7 @@ class BlockingFastIngest:
         return self.added
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a call while the background thread is paused."""
+        """Run a call while the thread that sends pings and reads acknowledgements in the background is paused."""
         with self._lock:
             return finished(call)
 

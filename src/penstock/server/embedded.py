@@ -243,7 +243,7 @@ class EmbeddedServer:
         return self.data / "ports"
 
     def _find_monitoring_port(self) -> bool:
-        """Whether all listeners are up: the server then writes its ports to a file of its own."""
+        """Read the monitoring port from the file that the server writes when it listens; False before that."""
         try:
             text = next(self._ports_dir.glob(f"*_{self.pid}.ports")).read_text()
             self.monitoring_port = int(json.loads(text)["monitoring"][0].rsplit(":", 1)[1])

@@ -430,9 +430,9 @@ def check_consumer(info: ConsumerInfo, config: BridgeConfig) -> None:
     """Raise `ConfigError` when the bridge's consumer reads something else than the bridge should."""
     if set(info.filters) != set(config.subjects):
         raise ConfigError(
-            f"consumer {config.name!r} of {config.origin!r} reads {', '.join(info.filters) or 'everything'}, and the "
-            f"bridge was told {', '.join(config.subjects) or 'everything'}; give the bridge another name, or the same "
-            "filter"
+            f"consumer {config.name!r} of {config.origin!r} filters on {', '.join(info.filters) or 'everything'}, but "
+            f"the bridge is to copy {', '.join(config.subjects) or 'everything'}; give the bridge another name, "
+            "or the same filter"
         )
 
 

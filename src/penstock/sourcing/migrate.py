@@ -92,7 +92,7 @@ class SourceMigration:
 
 
 def check(migration: SourceMigration, info: StreamInfo) -> None:
-    """Raise `MigrationRefused` for what cannot be done."""
+    """Raise `MigrationRefused` if this migration is not possible."""
     who = f"the source {migration.origin!r} of {migration.stream!r}"
     twins = [one for one in info.config.get("sources") or () if migration.reads(one)]
     if len(twins) > 1:

@@ -52,7 +52,7 @@ class Packing:
     """What the body of a message may have on this server, and in this stream."""
 
     def within(self, limits: Limits) -> Limits:
-        """How large a chunk may become."""
+        """The limits of a chunk whose rows are packed, at most those given."""
         rows = min(MAX_ANNOUNCED, PACKS_BY_ROWS * self.rows, self.body_bytes // ANNOUNCED_BYTES)
         return Limits(rows, min(limits.bytes, PACKS_BY_BYTES * self.bytes), PACKS_BY_SUBJECTS)
 

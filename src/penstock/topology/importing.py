@@ -1,4 +1,4 @@
-"""From a living server to a platform file: the way back of `load`. Pure.
+"""From a running server to a platform file: the way back of `load`. Pure.
 
 What is written is what the server would not assume by itself. What the file cannot say is left out, with the reason.
 """

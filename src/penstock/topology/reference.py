@@ -63,7 +63,7 @@ nothing); and `name`, which marks what this platform owns where several share a 
 another one owns (`--take-over` does), and only a platform with a name can `--prune`; what it has declared once, made or
 found, is its own. A line taken out of the file brings the server's default back.
 Unknown keys are errors that name the nearest known key; every error says file, line and column.
-`penstock import` writes such a file from a living server. Editors complete and check it by
+`penstock import` writes such a file from a running server. Editors complete and check it by
 [penstock.schema.json](penstock.schema.json); the first line `# yaml-language-server: $schema=PATH` says where that is.
 
 - **Durations** are a number and a unit: {durations}; several may follow each other, as in `1h30m`. `0` needs no unit.

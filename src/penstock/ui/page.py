@@ -156,7 +156,7 @@ class Page:
         try:
             moment = datetime.fromtimestamp(float(text), UTC)
         except (ValueError, OverflowError, OSError) as exc:
-            raise ConfigError(f"at: {text!r} is no time, in seconds since 1970") from exc
+            raise ConfigError(f"at: {text!r} is not a time in seconds since 1970") from exc
         before, self.past = await record.at((await self.watch.control()).jetstream, moment)
         self.rates = rates(before, self.past)
         return self.past

@@ -152,7 +152,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """Accepts within limits, ends when told to, and leaves signals to us."""
+    """A server of uvicorn that limits its connections, stops on request, and installs no signal handlers."""
 
     def __init__(self, config: uvicorn.Config, places: Places, refused: Counter[str]) -> None:
         super().__init__(config)

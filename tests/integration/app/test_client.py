@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,3 +193,28 @@ def test_code_that_blocks_has_the_same(server: EmbeddedServer) -> None:
             seen += [fact.id for fact in page.facts]
             page.confirm()
         assert seen == ["f-1"]
+
+
+async def test_keys_of_a_bucket_in_another_domain_change_there_and_not_in_a_bucket_of_the_same_name_here(
+    tmp_path: Path,
+) -> None:
+    layout = {"name": "KV_users", "subjects": ["$KV.users.>"], "max_msgs_per_subject": 1, "allow_atomic": True}
+    with (
+        EmbeddedServer(tmp_path / "hub", domain="hub") as hub,
+        EmbeddedServer(tmp_path / "edge", domain="edge", leaf_of=hub.leaf_url) as edge,
+    ):
+        await eventually_async(lambda: hub.reaches("edge"), 30, "the leaf")
+        for server in (hub, edge):
+            async with penstock.connect(server.url) as client:
+                await client.jetstream.create_stream(layout)
+        async with penstock.connect(edge.url, domain="hub") as client:
+            users = client.kv("users")
+            await users.put("a", 1)
+            async with users.atomic() as batch:
+                batch.put("a", 2)
+                batch.put("b", 3)
+            found = [await users.get(key) for key in "ab"]
+            assert [one and one.value for one in found] == [b"2", b"3"]
+        async with penstock.connect(edge.url) as client:
+            assert await client.kv("users").get("a") is None
+            assert await client.kv("users").get("b") is None

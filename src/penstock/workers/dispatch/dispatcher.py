@@ -599,6 +599,7 @@ def _by_message(answer: Any, messages: list[Message]) -> list[BaseException | No
     errors = list(answer)
     if len(errors) != len(messages) or not all(e is None or isinstance(e, BaseException) for e in errors):
         raise TypeError(
-            f"a handler of batches returns None, or for each of its {len(messages)} messages None or an exception"
+            f"a batch handler must return None, or a list of {len(messages)} items, each None or an exception; "
+            f"this one returned {answer!r:.100}"
         )
     return errors

@@ -13,7 +13,7 @@ the new owner reads that part from the stream itself, and the order of the steps
     7. remove the subjects from its consumer
 
 A crash of the old owner before 2 leaves its claim: the leader frees it with the known progress. That is the record in
-which the owner wrote its progress (`progress.py`), and the consumer's ack floor, which is a true handoff sequence as
+which the owner wrote its progress (`claims.py`), and the consumer's ack floor, which is a true handoff sequence as
 long as the claim is settled and the subjects are among the filters. A crash of the new owner between 3 and 6 leaves the
 handoff sequence in the claim, and what was caught up in the record. The next owner starts there.
 

@@ -127,8 +127,9 @@ class Overlap:
         """Join the overlap of the migration to this group, on a separate connection.
 
         `lease`: seconds after which a process that does not renew its keys counts as dead; shorter than the `ack_wait`
-        of the old consumers. `window`: seconds that a key is kept; longer than either side can be behind. The first
-        process decides it. Once the migration is cleaned up, everything is handled as if there were no overlap.
+        of the old consumers. `window`: seconds that a key is kept; longer than either side can be behind. The
+        first process to open the overlap sets the window. Once the migration is cleaned up, everything is handled as if
+        there were no overlap.
         """
         control = await Control.connect(settings)
         try:
