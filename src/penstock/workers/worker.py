@@ -275,7 +275,7 @@ class Worker:
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 
     async def _start_over(self) -> None:
-        """Discard all progress after the stream was recreated."""
+        """Discard all progress after the stream was recreated. The mark stays until that is done: it may be repeated."""
         log.warning(
             "stream %s was recreated; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
         )
@@ -287,6 +287,7 @@ class Worker:
             self._puller.cursors.clear()
             self.consumer.forget()
         await self.update(wanted)
+        self.consumer.remade = False
 
     # -- partitions ------------------------------------------------------------------------------------------------
 

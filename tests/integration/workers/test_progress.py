@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.consume.hooks import Hooks
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import Retries, RetryLater
 from penstock.jetstream.kv import Bucket
@@ -119,6 +120,27 @@ async def test_all_of_a_stream_that_was_made_anew_is_handled(world: World, reten
         await eventually_async(lambda: world.js.consumer_names(STREAM), 30, "its consumer to be back")
     await world.publish("a", 40)
     await world.all_handled()
+
+
+async def test_a_stream_that_was_made_anew_is_begun_again_until_that_succeeds(world: World) -> None:
+    await world.create()
+    asked = list[tuple[str, ...]]()
+
+    def fails_once(ids: tuple[str, ...]) -> None:
+        asked.append(ids)
+        if len(asked) == 2:  # the first time on the new stream
+            raise OSError("the database is away")
+
+    worker = await world.worker(hooks=Hooks(on_assigned=fails_once))
+    await worker.update(partitions("a"))
+    await world.publish("a", 5)
+    await world.all_handled()
+    await world.js.delete_stream(STREAM)
+    await world.js.delete_stream("DLQ")
+    await world.create()
+    await world.publish("a", 5)
+    await world.all_handled()
+    assert asked == [("a",)] * 3
 
 
 async def test_a_backlog_between_the_cursor_and_the_end_is_read_when_its_subject_is_added(world: World) -> None:

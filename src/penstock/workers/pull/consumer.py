@@ -208,7 +208,7 @@ class WorkerConsumer:
 
     def forget(self) -> None:
         """Drop all cached state of the stream and the consumers."""
-        self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
+        self.applied, self._adopted, self._partitions = (), False, ()
         self.start, self._behind = 0, frozenset()
 
     async def close(self) -> None:
