@@ -275,7 +275,7 @@ class Worker:
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 
     async def _start_over(self) -> None:
-        """Discard all progress after the stream was recreated. The mark stays until that is done: it may be repeated."""
+        """Discard all progress after the stream was recreated. The mark stays until that is done: it is retried."""
         log.warning(
             "stream %s was recreated; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
         )
