@@ -17,6 +17,7 @@ from penstock.publish.control import Control
 from penstock.testing import eventually_async
 from penstock.workers.dispatch.lanes import REMEMBERED_SEQUENCES
 from penstock.workers.group.claims import ALONE, progress_key
+from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.pull.session import DeliveriesMissing
 
 MANY = 2 * REMEMBERED_SEQUENCES + 3000
@@ -141,6 +142,23 @@ async def test_a_stream_that_was_made_anew_is_begun_again_until_that_succeeds(wo
     await world.publish("a", 5)
     await world.all_handled()
     assert asked == [("a",)] * 3
+
+
+async def test_a_worker_that_began_with_new_messages_handles_all_of_a_stream_that_was_made_anew(world: World) -> None:
+    """The end of the old stream says nothing about the new one."""
+    await world.create()
+    await world.publish("a", 40)
+    before = await world.js.stream_info(STREAM)
+    world.handled["a"] = list(world.published["a"])
+    worker = await world.worker(begins=(stream_identity(before), before.state.last_seq))
+    await worker.update(partitions("a"))
+    await world.publish("a", 5)
+    await world.all_handled()
+    await world.js.delete_stream(STREAM)
+    await world.js.delete_stream("DLQ")
+    await world.create()
+    await world.publish("a", 20)
+    await world.all_handled()
 
 
 async def test_a_backlog_between_the_cursor_and_the_end_is_read_when_its_subject_is_added(world: World) -> None:

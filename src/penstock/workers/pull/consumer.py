@@ -23,7 +23,7 @@ from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Una
 from penstock.jetstream import features
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
-from penstock.workers.options import ConsumerOptions, Positions, no_positions
+from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
 from penstock.workers.pull.filters import Shards
@@ -110,14 +110,16 @@ class WorkerConsumer:
         jetstream: JetStream,
         options: ConsumerOptions,
         *,
-        positions: Positions | None = None,
+        done: Callable[[str], int] = lambda partition_id: 0,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
         before_removal: Callable[[str], None] = lambda name: None,
         before_creation: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`permitted` is called before every change: another process may have our names by now.
+        """`done` returns the last sequence done of a partition, when a consumer must be created.
+
+        `permitted` is called before every change: another process may have our names by now.
 
         `before_removal` is called with a consumer that will be deleted, so that pulling from it stops, and
         `before_creation` with one that will be created: deliveries of an earlier one of its name do not apply to it.
@@ -140,7 +142,7 @@ class WorkerConsumer:
         self.direct = False
         """Whether the stream allows batched direct get; known after the first contact."""
         self._jetstream = jetstream
-        self._positions = positions or no_positions()
+        self._done = done
         self._metrics = metrics or WorkerMetrics(options.worker_id, options.consumer)
         self._on_trouble = on_trouble
         self._permitted = permitted
@@ -356,9 +358,9 @@ class WorkerConsumer:
         if stream_identity(await self._jetstream.stream_info(self.options.stream)) != self.created:
             self.remade = True
             raise StreamRemade(f"stream {self.options.stream!r} was deleted and made again")
-        start, done = None, await self._positions(self._partitions)  # raises when we no longer own them
+        start = None
         if self.retention != WORK_QUEUE:  # there finished messages are deleted, and a consumer must deliver all
-            start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
+            start = min((self._done(p.id) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
         self._ask_permission()
         self._before_creation(self.options.name(shard))
@@ -377,7 +379,7 @@ class WorkerConsumer:
             await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
 
     async def present(self) -> dict[str, ConsumerInfo]:
-        """Return the consumers as the server has them; one that has vanished is created again, from the positions."""
+        """Return the consumers as the server has them; one that has vanished is created again, after what is done."""
         found = {}
         async with self._writing:
             for shard, subjects in enumerate(self.applied):
