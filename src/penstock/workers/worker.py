@@ -202,16 +202,6 @@ class Worker:
             log.error("%s ended", task.get_name(), exc_info=error)
 
     @property
-    def stream(self) -> str:
-        """Creation time of its stream; empty while that is not known."""
-        return self.consumer.created
-
-    @property
-    def remade(self) -> bool:
-        """Whether the stream was recreated: progress on the old one does not count."""
-        return self.consumer.remade
-
-    @property
     def failure(self) -> BaseException | None:
         """The error that ended one of its loops, if any: it should be stopped, and restarted."""
         return self._failure

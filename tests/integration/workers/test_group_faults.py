@@ -15,6 +15,7 @@ from tests.support.streams import make_stream
 
 from penstock.cli.following import Following
 from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import RetryLater
 from penstock.errors import PenstockError
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
@@ -22,7 +23,7 @@ from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
 from penstock.workers.group import assignment, claims, leader
-from penstock.workers.group.claims import Claim, claim_key
+from penstock.workers.group.claims import Claim, Reached, claim_key
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
 from penstock.workers.group.leader import Holder
@@ -328,3 +329,37 @@ async def test_a_worker_that_comes_back_works_beside_a_partition_that_it_only_ho
     )
     assert "p1" in again.statistics().held
     await world.all_done()  # and that one too, when its owner is given up
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_what_is_done_behind_a_message_that_waits_is_not_done_again_after_a_crash(
+    world: World, monkeypatch: pytest.MonkeyPatch, retention: str
+) -> None:
+    """The consumer's ack floor stands at the message that waits; the record of the dead process says more."""
+    await world.prepare(retention)
+    handle, open_ = world.handle, asyncio.Event()
+
+    async def wait(message: Message, context: MessageContext) -> None:
+        if context.partition_id == "p0" and not open_.is_set():
+            raise RetryLater(after=0.1)
+        await handle(message, context)
+
+    monkeypatch.setattr(world, "handle", wait)
+    first = await world.join(ttl=1.5)
+    await world.shared(6)
+    await world.publish("p0", 1)
+    await world.publish("p1", 200)
+
+    async def recorded() -> bool:
+        records = claims.records_in(await world.source.bucket.entries(claims.PROGRESS)).values()
+        return any(record.partitions.get("p1", Reached(0)).done >= 201 for record in records)
+
+    await eventually_async(recorded, 30, "all of p1 to be written down", state=lambda: world.done)
+    await world.crash(first)
+    await world.join(ttl=1.5)
+    await world.publish("p1", 3)
+    await eventually_async(
+        lambda: len(world.done["p1"]) >= 203, 30, "the next owner to go on", state=lambda: world.done
+    )
+    open_.set()
+    await world.all_done()

@@ -116,7 +116,7 @@ async def test_all_of_a_stream_that_was_made_anew_is_handled(world: World, reten
     await world.js.delete_stream(STREAM)
     await world.js.delete_stream("DLQ")
     await world.create(retention)
-    await eventually_async(lambda: bool(worker.remade) or worker.connects > 1, 30, "the worker to notice")
+    await eventually_async(lambda: worker.consumer.remade or worker.connects > 1, 30, "the worker to notice")
     if retention == "interest":  # what nobody wants yet is not kept
         await eventually_async(lambda: world.js.consumer_names(STREAM), 30, "its consumer to be back")
     await world.publish("a", 40)

@@ -195,10 +195,6 @@ class Leader:
         self.problems: list[str] = []
         """Problems with partitions of the source."""
         self._problems_written: list[str] | None = None
-        self.published = 0
-        """Assignments published."""
-        self.freed = 0
-        """Partitions taken from dead workers."""
 
     async def begin(self) -> None:
         """Create what must exist before this worker announces itself: the group's start sequence, and the holder."""
@@ -286,7 +282,8 @@ class Leader:
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         # In this order: a worker is known before it takes a claim, so no live worker's claim counts as a dead one's.
         alive = workers_in(await self._bucket.entries(identity.WORKERS))
-        claims |= await self._free(handoff.dead_claims(claims, alive), scene)
+        dead = scene.after_crash(handoff.dead_claims(claims, alive))
+        claims |= {claim.partition: claim for claim in await claim_store.store(self._bucket, dead)}
         await self._forget(claims, alive, scene)
         claims |= await self._disown(claims, scene)
         await self._claim_again(claims, scene)
@@ -297,11 +294,6 @@ class Leader:
             if not covers and not handoff.is_needed(worker_id, claims.values(), retention):
                 await self._remove(worker_id, consumers, scene.entries[worker_key(worker_id)])
                 del scene.workers[worker_id]
-
-    async def _free(self, dead: Iterable[Claim], scene: _Scene) -> dict[str, Claim]:
-        done = await claim_store.store(self._bucket, scene.after_crash(dead))
-        self.freed += len(done)
-        return {claim.partition: claim for claim in done}
 
     async def _remove(self, worker_id: str, consumers: Iterable[ConsumerInfo], entry: Entry) -> None:
         """Delete first the consumer, then the id: no worker can claim the id while its consumer is being deleted."""
@@ -395,7 +387,6 @@ class Leader:
         draft = assignment.Draft(following, by_id, names, self._options.stream, self._worker_id)
         await self._bucket.commit(assignment.writes(published, draft))
         self._stabilizer.acted()
-        self.published += 1
 
     async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:
         """Create missing claims; returns the current owners by partition."""

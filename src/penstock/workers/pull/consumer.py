@@ -52,8 +52,6 @@ class UpdateOutcome:
     status: UpdateStatus
     subjects: int
     """Number of filter subjects now."""
-    added: frozenset[str] = frozenset()
-    removed: frozenset[str] = frozenset()
     passed_over: frozenset[str] = frozenset()
     """Subjects whose backlog will not be delivered: they were added to an existing consumer, now or by an earlier
     update, and `all_caught_up` was not called since."""
@@ -191,7 +189,7 @@ class WorkerConsumer:
             self._metrics.update_skipped()  # this one replaces an update that was not sent yet
         elif target == self.applied and not self._doubtful:
             self._metrics.update_skipped()
-            return self._outcome(UpdateStatus.SKIPPED, self.applied, self.applied)
+            return self._outcome(UpdateStatus.SKIPPED)
         self._desired = target
         waiting: asyncio.Future[UpdateOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
@@ -286,12 +284,12 @@ class WorkerConsumer:
                     created = await self._put(shard, wanted) or created
                 self.applied = _replaced(self.applied, shard, wanted)
             self._doubtful = False
-        return self._outcome(UpdateStatus.CREATED if created else UpdateStatus.UPDATED, before, target)
+        return self._outcome(UpdateStatus.CREATED if created else UpdateStatus.UPDATED)
 
-    def _outcome(self, status: UpdateStatus, before: Shards, after: Shards) -> UpdateOutcome:
-        old, new = _union(before), _union(after)
-        self._behind &= new
-        return UpdateOutcome(status, len(new), new - old, old - new, self._behind)
+    def _outcome(self, status: UpdateStatus) -> UpdateOutcome:
+        covered = _union(self.applied)
+        self._behind &= covered
+        return UpdateOutcome(status, len(covered), self._behind)
 
     async def _adopt(self) -> None:
         """Read the consumers of an earlier run of this worker: subjects that they filter by are not skipped."""
@@ -347,11 +345,8 @@ class WorkerConsumer:
         """Clear the metadata about skipped backlogs: they have been read."""
         if not self._behind or self._desired is not None:
             return
-        async with self._writing:
-            self._ask_permission()
-            for name in self.names:
-                await self._jetstream.update_consumer(self.options.stream, name, _without_note)
-            self._behind = frozenset()
+        await self._change_all(lambda config: {**config, "metadata": _with_note(config, frozenset())})
+        self._behind = frozenset()
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
         """Create the consumer so that it starts after what is done of every partition."""
@@ -396,11 +391,7 @@ class WorkerConsumer:
     async def allow_pending(self, count: int) -> None:
         """Set `max_ack_pending` on the server, for messages that wait without being held in memory."""
         self._max_ack_pending = max(count, self.options.max_ack_pending)
-        async with self._writing:
-            self._ask_permission()
-            for name in self.names:
-                change = {"max_ack_pending": self._max_ack_pending}
-                await self._jetstream.update_consumer(self.options.stream, name, change)
+        await self._change_all({"max_ack_pending": self._max_ack_pending})
 
     async def replicas(self) -> list[ReplicaInfo]:
         """Return the replicas of the consumers, as their leaders see them."""
@@ -409,10 +400,14 @@ class WorkerConsumer:
 
     async def write_again(self) -> None:
         """Make every server read the configuration again: only a metadata value changes."""
+        now = datetime.now(UTC).isoformat()
+        await self._change_all(lambda c: {**c, "metadata": {**(c.get("metadata") or {}), WRITTEN_AGAIN: now}})
+
+    async def _change_all(self, change: Json | Callable[[Json], Json]) -> None:
         async with self._writing:
             self._ask_permission()
             for name in self.names:
-                await self._jetstream.update_consumer(self.options.stream, name, _written_again)
+                await self._jetstream.update_consumer(self.options.stream, name, change)
 
     async def reset(self, name: str, first: int | None) -> None:
         """Reset a consumer to a sequence, or to after its ack floor; its delivery count restarts at 1."""
@@ -449,14 +444,6 @@ def passed_over(info: ConsumerInfo) -> list[str]:
 
 def _noted(config: Json) -> list[str]:
     return str((config.get("metadata") or {}).get(BEHIND, "")).split()
-
-
-def _without_note(config: Json) -> Json:
-    return {**config, "metadata": _with_note(config, frozenset())}
-
-
-def _written_again(config: Json) -> Json:
-    return {**config, "metadata": {**(config.get("metadata") or {}), WRITTEN_AGAIN: datetime.now(UTC).isoformat()}}
 
 
 def _with_note(config: Json, behind: frozenset[str]) -> Json:
