@@ -218,7 +218,14 @@ class Model:
         return [Partition(name, (f"s.{name}",), weight) for name in names]
 
     async def reset_consumer(self) -> None:
-        await self._with_some_consumer(lambda name: self.group.control.jetstream.reset_consumer(STREAM, name, 1))
+        """To its first message: the server moves no consumer to before the sequence that it was created with."""
+        jetstream = self.group.control.jetstream
+
+        async def reset(name: str) -> None:
+            config = (await jetstream.consumer_info(STREAM, name)).config
+            await jetstream.reset_consumer(STREAM, name, config.get("opt_start_seq", 1))
+
+        await self._with_some_consumer(reset)
 
     async def delete_consumer(self) -> None:
         await self._with_some_consumer(lambda name: self.group.control.jetstream.delete_consumer(STREAM, name))
@@ -237,6 +244,7 @@ class Model:
         family = self.random.choice([claims.CLAIMS, claims.PROGRESS, "leader", assignment.ASSIGNMENT])
         keys = sorted(await bucket.entries(family))
         chosen = keys if self.random.random() < 0.3 else keys[:1]
+        self.happened[-1] += f" ({len(chosen)} of {family})"
         for key in chosen:
             if entry := await bucket.get(key):
                 with suppress(PenstockError):

@@ -114,6 +114,7 @@ class Groups:
         written = {claim.partition for claim in await claim_store.store(bucket, made)}
         if missed := sorted({claim.partition for claim in made} - written):
             raise ConfigError(f"{', '.join(missed[:5])} changed meanwhile: does a worker run after all?")
+        await claim_store.clear(bucket, await bucket.entries(claim_store.PROGRESS))  # they tell of before
         if stream.config.get("retention") != Retention.INTEREST:  # there the consumers keep messages
             await self._forget_consumers(group, published.stream)
         return [Sought(claim.partition, claim.handoff, first - 1) for claim in chosen]
