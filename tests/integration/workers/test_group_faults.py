@@ -25,7 +25,7 @@ from penstock.testing.proxy import LossyProxy
 from penstock.workers.group import assignment, claims, leader
 from penstock.workers.group.claims import Claim, Reached, claim_key
 from penstock.workers.group.handoff import Retention
-from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
+from penstock.workers.group.identity import RETIRED, ClaimLost, Sightings, worker_key
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
@@ -259,7 +259,7 @@ async def test_a_claim_that_nobody_writes_again_is_created_by_the_leader(
     made = leader.Leader(world.control, world.source.bucket, world.options(ttl=0.2), world.source, "worker-9")
 
     async def is_there() -> bool:
-        await made.step(Retention.LIMITS, {})
+        await made.step(Retention.LIMITS, Sightings(1.0))
         return await world.source.bucket.get(key) is not None
 
     assert not await is_there(), "a living owner gets the time to write it again"

@@ -103,12 +103,6 @@ class Holder:
         return {**config, "filter_subjects": [self._filter]}
 
 
-async def delete_holder(jetstream: JetStream, stream: str, prefix: str) -> None:
-    """Delete the holding consumer of a group that was deleted."""
-    with suppress(ConsumerNotFound):
-        await jetstream.delete_consumer(stream, holder_name(prefix))
-
-
 def covered_through(end: int, handoffs: Collection[int | None]) -> int:
     """Return the sequence up to which nothing needs to be held. `handoffs`: for partitions without an owner that has
     caught up, how far each is done; None where that is not known. Pure."""
@@ -217,7 +211,7 @@ class Leader:
         partitions, _ = usable(await self._source.partitions(), known)
         return all(partition.id in known for partition in partitions)
 
-    async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
+    async def step(self, retention: Retention, seen: Sightings) -> bool:
         """Do what is due; returns whether it published an assignment. `seen`: worker keys watched before we led."""
         entries = await self._bucket.entries(identity.WORKERS)
         self._sightings.learn(seen)
@@ -227,7 +221,8 @@ class Leader:
         await self._write_problems()
         workers = workers_in(entries)
         self._hear_of(workers)
-        if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
+        self._steps += 1
+        if self._steps % AUDIT_EVERY == 1 or any(record.state == RETIRED for record in workers.values()):
             consumers = await self._consumers()
             records = records_in(await self._bucket.entries(claim_store.PROGRESS))
             await self._clear_away(_Scene(workers, entries, consumers, partitions, records), retention)
@@ -260,10 +255,6 @@ class Leader:
 
     async def _consumers(self) -> dict[str, list[ConsumerInfo]]:
         return await group_consumers(self._control.jetstream, self._options.stream, self._options.group)
-
-    def _is_audit(self) -> bool:
-        self._steps += 1
-        return self._steps % AUDIT_EVERY == 1
 
     # -- dead workers --------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ class Member:
             except (Unavailable, OutcomeUnknown, ApiError) as exc:
                 answered = await self._degraded(exc)
                 if _is_away_for_all(exc, answered):
-                    self.identity.unanswered(asked)
+                    self.identity.lease.unanswered(asked)
             await asyncio.sleep(self._options.renew_every)
 
     @property
@@ -436,7 +436,7 @@ class Member:
             try:
                 leads = await self._election.step()
                 if leads and self._retention:
-                    if await self._leader.step(self._retention, self._election.silent_since()):
+                    if await self._leader.step(self._retention, self._election.sightings):
                         self._look.set()
                     for problem in self._leader.problems:
                         self._say("the partitions", ConfigError(problem))

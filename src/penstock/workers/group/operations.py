@@ -22,7 +22,7 @@ from penstock.workers.group.assignment import Assignments, Published
 from penstock.workers.group.claims import NO_TRIES, Claim, Reached, claims_in
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, workers_in
-from penstock.workers.group.leader import delete_holder
+from penstock.workers.group.leader import holder_name
 from penstock.workers.group.overview import GroupOverview, group_exists, look
 from penstock.workers.options import RESERVED, bucket_name, overlap_bucket
 from penstock.workers.pull.consumer import WORK_QUEUE, group_consumers, stream_identity
@@ -126,8 +126,8 @@ class Groups:
         stream = (await self._published(group)).stream
         names = await self._forget_consumers(group, stream) if stream else []
         if stream:
-            with suppress(StreamNotFound):
-                await delete_holder(self._jetstream, stream, group)
+            with suppress(StreamNotFound, ConsumerNotFound):
+                await self._jetstream.delete_consumer(stream, holder_name(group))
         for one in (overlap_bucket(group), bucket.name):  # the group's own last: until then this can be repeated
             with suppress(StreamNotFound):
                 await self._jetstream.delete_stream(stream_of(one))

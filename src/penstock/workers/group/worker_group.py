@@ -180,7 +180,7 @@ class WorkerGroup:
             ownership=claims,
             before=claims.before,
             progress=member.progress,
-            permitted=lambda: claims.certain,
+            permitted=lambda: member.identity.lease.valid,
         )
 
     # -- state ---------------------------------------------------------------------------------------------------------
