@@ -447,11 +447,12 @@ class Member:
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
 
     def _say(self, what: str, error: PenstockError) -> None:
-        """Log an error; one that does not resolve by itself, such as too many subjects, is a warning the first time."""
-        lasting = isinstance(error, ConfigError | NoPartitionList) and str(error) not in self._warned
-        if lasting:
+        """Log an error; one that does not resolve by itself, such as too many subjects, is a warning, once."""
+        level = logging.DEBUG if str(error) in self._warned else logging.INFO
+        if level == logging.INFO and isinstance(error, ConfigError | NoPartitionList):
             self._warned.add(str(error))
-        log.log(logging.WARNING if lasting else logging.INFO, "%s: %s: %s", self.identity.id, what, error)
+            level = logging.WARNING
+        log.log(level, "%s: %s: %s", self.identity.id, what, error)
 
     def count(self, metrics: WorkerMetrics) -> None:
         """Add the group's numbers to those of its worker.
