@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,8 +42,8 @@ from penstock.units import counted
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.overlap import Overlap
 from penstock.workers.group.worker_group import WorkerGroup
-from penstock.workers.options import ConsumerOptions, GroupOptions, Positions, WorkerOptions
-from penstock.workers.partitions import Partition
+from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
+from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.worker import Worker
 
 LOOK_EVERY = 0.2
@@ -211,8 +211,8 @@ async def _alone(settings: Settings, wanted: Asked, start: str) -> AsyncIterator
     async with _asking(settings) as control:
         jetstream = control.jetstream
         source = wanted.source(jetstream)
-        positions = await _positions(jetstream, options, start)
-        async with Worker(settings, options, wanted.handler, options=wanted.worker, positions=positions) as alone:
+        begins = await _begins(jetstream, options, start)
+        async with Worker(settings, options, wanted.handler, options=wanted.worker, begins=begins) as alone:
             following = Following(alone, source, Holder(jetstream, options.stream, options.consumer, source))
             await following.begin()
             found = counted(len(alone.partitions), "partition")
@@ -225,16 +225,12 @@ async def _alone(settings: Settings, wanted: Asked, start: str) -> AsyncIterator
             yield Running(lambda: [alone.metrics], done, following.run, alone.health, waits)
 
 
-async def _positions(jetstream: JetStream, options: ConsumerOptions, start: str) -> Positions | None:
+async def _begins(jetstream: JetStream, options: ConsumerOptions, start: str) -> tuple[str, int]:
     """Where partitions begin that the worker never had: behind what is there now, if only what comes is wanted."""
     if start == "all" or options.consumer in await jetstream.consumer_names(options.stream):
-        return None
-    end = (await jetstream.stream_info(options.stream)).state.last_seq
-
-    async def at_the_end(partitions: Collection[Partition]) -> Mapping[str, int]:
-        return {partition.id: end for partition in partitions}
-
-    return at_the_end
+        return "", 0
+    info = await jetstream.stream_info(options.stream)
+    return stream_identity(info), info.state.last_seq
 
 
 async def nothing_left(worker: Worker | None) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,13 +18,7 @@ from penstock.publish.control import Control
 from penstock.retry import Backoff
 from penstock.workers.group.assignment import ConsistentHash, Strategy, Windows
 from penstock.workers.group.identity import IdPool
-from penstock.workers.partitions import Partition, PartitionSource
-
-Positions = Callable[[Collection[Partition]], Awaitable[Mapping[str, int]]]
-"""Called when a consumer must be created, or a partition is added: returns the last sequence done of each partition.
-
-A partition missing from the result was never handled.
-"""
+from penstock.workers.partitions import PartitionSource
 
 _NAME = re.compile(r"[^\s.*>/\\]+")
 
@@ -34,15 +28,6 @@ def part_of_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ConfigError(f"{text!r} cannot be a name: it is empty, or has white space or one of . * > / \\ in it")
     return text
-
-
-def no_positions() -> Positions:
-    """Return positions for partitions that were never handled."""
-
-    async def none(partitions: Collection[Partition]) -> Mapping[str, int]:
-        return {}
-
-    return none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

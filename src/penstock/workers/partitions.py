@@ -131,6 +131,8 @@ WRITTEN_WITHIN = 5.0
 """Seconds that writing the list is retried while no server accepts it."""
 TOLD = 3
 """Maximum number of unusable subjects named in one log line."""
+MAX_PARTITIONS = 10_000
+"""Partitions that a group can have: each worker's share of them is one value in KV, of 1 MiB at most."""
 FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
 
 
@@ -298,7 +300,7 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
     A claim records how far a partition is done. With other subjects that would cover messages that no worker has seen;
     and a message of two partitions would be handled twice.
     """
-    chosen, wrong, taken = list[Partition](), list[str](), _Taken()
+    chosen, wrong, taken, beyond = list[Partition](), list[str](), _Taken(), 0
     for partition in sorted(partitions, key=lambda one: one.id not in known):
         before = known.get(partition.id)
         if before and set(before.subjects) != set(partition.subjects):
@@ -313,9 +315,17 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
                 "is of both would be handled twice"
             )
             continue
+        if len(chosen) == MAX_PARTITIONS:
+            beyond += 1
+            continue
         chosen.append(partition)
         for subject in partition.subjects:
             taken.add(subject.split("."), partition.id)
+    if beyond:
+        wrong.append(
+            f"{beyond} partitions are left out: a group has {MAX_PARTITIONS} at most. Hash the keys to a fixed number "
+            "of partitions (--hashed), or use several groups with a pattern each"
+        )
     return chosen, wrong
 
 

@@ -37,7 +37,7 @@ from penstock.workers.group.claims import (
     Reached,
     progress_key,
 )
-from penstock.workers.options import ConsumerOptions, Positions, WorkerOptions, no_positions
+from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
 from penstock.workers.pull.consumer import (
@@ -66,22 +66,23 @@ class Worker:
         *,
         options: WorkerOptions | None = None,
         ownership: Ownership | None = None,
-        positions: Positions | None = None,
+        begins: tuple[str, int] = ("", 0),
         before: Callable[[str], Reached] | None = None,
         progress: ProgressRecorder | None = None,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
     ) -> None:
-        """`positions` and `before`: the progress of a partition that was not handled here, and what else is known of
-        it. `progress`: where to record messages on trial. A worker without `ownership` belongs to no group, and records
-        its own progress."""
+        """`before` returns the progress of a partition before it was handled here, and what else is known of it.
+        `progress`: where to record messages on trial. A worker without `ownership` belongs to no group, and records its
+        own progress; partitions without a record begin after the sequence of `begins`, if the stream's creation time is
+        still the one named there."""
         self.options = options or WorkerOptions()
         limit = consumer.max_subjects * consumer.max_consumers
         self.metrics = metrics or WorkerMetrics(consumer.worker_id, consumer.consumer, limit)
         self.partitions: dict[str, Partition] = {}
         """The partitions of the last `update`."""
-        self._positions = positions or no_positions()
+        self._begins = begins
         self._before = before or self._recorded
         self._alone = ownership is None
         self._permitted = permitted
@@ -116,7 +117,7 @@ class Worker:
         self.consumer = WorkerConsumer(
             self._jetstream,
             consumer,
-            positions=self._done,
+            done=self._position,
             metrics=self.metrics,
             on_trouble=on_trouble,
             permitted=permitted,
@@ -201,16 +202,6 @@ class Worker:
             log.error("%s ended", task.get_name(), exc_info=error)
 
     @property
-    def stream(self) -> str:
-        """Creation time of its stream; empty while that is not known."""
-        return self.consumer.created
-
-    @property
-    def remade(self) -> bool:
-        """Whether the stream was recreated: progress on the old one does not count."""
-        return self.consumer.remade
-
-    @property
     def failure(self) -> BaseException | None:
         """The error that ended one of its loops, if any: it should be stopped, and restarted."""
         return self._failure
@@ -268,14 +259,16 @@ class Worker:
 
     def _recorded(self, partition_id: str) -> Reached:
         """Return the recorded progress of a partition, for a worker without a group."""
+        stream, first = self._begins
+        is_new = stream != self.consumer.created or self.consumer.retention == WORK_QUEUE  # a queue has only open ones
         if not self._alone or self._record.stream not in ("", self.consumer.created):
             return Reached(0)
-        found = self._record.of(partition_id, 0, self.consumer.created) or Reached(0)
+        found = self._record.of(partition_id, 0, self.consumer.created) or Reached(0 if is_new else first)
         crashed = bool(self._record.stream) and not self._record.ended
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 
     async def _start_over(self) -> None:
-        """Discard all progress after the stream was recreated."""
+        """Discard all progress after the stream was recreated. The mark stays until that is done: it is retried."""
         log.warning(
             "stream %s was recreated; %s begins with it", self.consumer.options.stream, self.consumer.options.consumer
         )
@@ -287,6 +280,7 @@ class Worker:
             self._puller.cursors.clear()
             self.consumer.forget()
         await self.update(wanted)
+        self.consumer.remade = False
 
     # -- partitions ------------------------------------------------------------------------------------------------
 
@@ -369,15 +363,14 @@ class Worker:
             return
         await self._announced.assigned([partition.id for partition in fresh])
         is_queue = self.consumer.retention == WORK_QUEUE
-        done = {} if is_queue else dict(await self._positions(fresh))
         floor = await self._common_floor()
         # What the cursor has skipped lies below the stream's current end.
         end = (await self._jetstream.stream_info(self.consumer.options.stream)).state.last_seq
         wild = [subject for subject in outcome.passed_over if not subjects.is_literal(subject)]
         from_start: list[Lane] = []
         for partition in fresh:
-            position = max(done.get(partition.id, 0), self._recorded(partition.id).done)
             before, lane = self._before(partition.id), self._dispatcher.lanes[partition.id]
+            position = 0 if is_queue and not self._alone else before.done
             lane.suspect = before.suspect
             if before.tries[1]:
                 lane.tries[before.tries[0]] = before.tries[1]
@@ -517,16 +510,10 @@ class Worker:
     def _place(self) -> StoredStream:
         return StoredStream(self._connection, self._jetstream, self.consumer.options.stream, self.consumer.direct)
 
-    async def _done(self, partitions: Collection[Partition]) -> Mapping[str, int]:
-        """Return the positions for a new consumer: what was done here, or what the coordinator knows."""
-        elsewhere = await self._positions(partitions)
-        if self._alone:
-            written = {p.id: self._recorded(p.id).done for p in partitions}
-            elsewhere = {p.id: max(elsewhere.get(p.id, 0), written[p.id]) for p in partitions}
-        lanes = self._dispatcher.lanes
-        known = [p.id for p in partitions if p.id in lanes and p.id not in self._fresh]
-        here = {id_: lanes[id_].done(self._puller.cursor) for id_ in known}
-        return {p.id: max(here.get(p.id, 0), elsewhere.get(p.id, 0)) for p in partitions}
+    def _position(self, partition_id: str) -> int:
+        """Return the last sequence done of a partition: here, or before."""
+        lane = None if partition_id in self._fresh else self._dispatcher.lanes.get(partition_id)
+        return max(lane.done(self._puller.cursor) if lane else 0, self._before(partition_id).done)
 
     def _bring_back(self, lane: Lane, sequences: list[int]) -> None:
         self._spawn(self._read_back(lane, sequences), "read what was put aside")

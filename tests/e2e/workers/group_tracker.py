@@ -50,15 +50,17 @@ class Verdict:
     duplicates: int = 0
     unexplained: list[str] = field(default_factory=list)
     """Duplicates under one and the same token: the owner was alive, and did it twice."""
+    shared: list[str] = field(default_factory=list)
+    """Tokens that two workers had: neither could be refused."""
 
     @property
     def clean(self) -> bool:
-        return not (self.lost or self.out_of_order or self.stale or self.unexplained)
+        return not (self.lost or self.out_of_order or self.stale or self.unexplained or self.shared)
 
     @property
     def wrong(self) -> list[str]:
         """The partitions that something is wrong with."""
-        told = (*self.out_of_order, *self.stale, *self.unexplained)
+        told = (*self.out_of_order, *self.stale, *self.unexplained, *self.shared)
         return sorted({*self.lost, *(line.partition(":")[0] for line in told)})
 
 
@@ -75,8 +77,10 @@ def judge(published: dict[str, int], effects: dict[str, list[Effect]]) -> Verdic
 
 
 def _judge_order(partition: str, done: list[Effect], verdict: Verdict) -> None:
-    highest, token, seen = 0, 0, dict[int, Effect]()
+    highest, token, seen, owners = 0, 0, dict[int, Effect](), dict[int, str]()
     for one in done:
+        if owners.setdefault(one.token, one.worker) != one.worker:
+            verdict.shared.append(f"{partition}: {one} under the token of {owners[one.token]}")
         if one.token < token:
             verdict.stale.append(f"{partition}: {one} after token {token}")
         token = max(token, one.token)

@@ -39,6 +39,7 @@ def test_the_judge_sees_loss_disorder_and_stale_effects() -> None:
     assert judge({"p": 3}, {"p": [*good[:1], good[3], Effect(2, 8, "b")]}).out_of_order
     assert judge({"p": 3}, {"p": [*good, Effect(3, 5, "a")]}).stale
     assert judge({"p": 3}, {"p": [*good, Effect(3, 8, "b")]}).unexplained
+    assert judge({"p": 3}, {"p": [*good, Effect(3, 8, "c")]}).shared
 
 
 @pytest.mark.parametrize("retention", short_on("limits"))

@@ -15,6 +15,7 @@ from tests.support.streams import make_stream
 
 from penstock.cli.following import Following
 from penstock.consume.messages import Message, MessageContext
+from penstock.consume.verdicts import RetryLater
 from penstock.errors import PenstockError
 from penstock.jetstream.kv import Bucket
 from penstock.publish.control import Control
@@ -22,9 +23,9 @@ from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
 from penstock.workers.group import assignment, claims, leader
-from penstock.workers.group.claims import Claim, claim_key
+from penstock.workers.group.claims import Claim, Reached, claim_key
 from penstock.workers.group.handoff import Retention
-from penstock.workers.group.identity import RETIRED, ClaimLost, worker_key
+from penstock.workers.group.identity import RETIRED, ClaimLost, Sightings, worker_key
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
@@ -258,7 +259,7 @@ async def test_a_claim_that_nobody_writes_again_is_created_by_the_leader(
     made = leader.Leader(world.control, world.source.bucket, world.options(ttl=0.2), world.source, "worker-9")
 
     async def is_there() -> bool:
-        await made.step(Retention.LIMITS, {})
+        await made.step(Retention.LIMITS, Sightings(1.0))
         return await world.source.bucket.get(key) is not None
 
     assert not await is_there(), "a living owner gets the time to write it again"
@@ -328,3 +329,113 @@ async def test_a_worker_that_comes_back_works_beside_a_partition_that_it_only_ho
     )
     assert "p1" in again.statistics().held
     await world.all_done()  # and that one too, when its owner is given up
+
+
+@pytest.mark.parametrize("loses_claims", [False, True])
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_what_is_done_behind_a_message_that_waits_is_not_done_again_after_a_crash(
+    world: World, monkeypatch: pytest.MonkeyPatch, retention: str, loses_claims: bool
+) -> None:
+    """The consumer's ack floor stands at the message that waits; the record of the dead process says more, even if
+    somebody deletes its claims."""
+    await world.prepare(retention)
+    handle, open_ = world.handle, asyncio.Event()
+
+    async def wait(message: Message, context: MessageContext) -> None:
+        if context.partition_id == "p0" and not open_.is_set():
+            raise RetryLater(after=0.1)
+        await handle(message, context)
+
+    monkeypatch.setattr(world, "handle", wait)
+    first = await world.join(ttl=1.5)
+    await world.shared(6)
+    await world.publish("p0", 1)
+    await world.publish("p1", 200)
+
+    async def recorded() -> bool:
+        records = claims.records_in(await world.source.bucket.entries(claims.PROGRESS)).values()
+        return any(record.partitions.get("p1", Reached(0)).done >= 201 for record in records)
+
+    await eventually_async(recorded, 30, "all of p1 to be written down", state=lambda: world.done)
+    await world.crash(first)
+    if loses_claims:
+        await delete_claims(world)
+    await world.join(ttl=1.5)
+    await world.publish("p1", 3)
+    await eventually_async(lambda: len(world.done["p1"]) >= 203, 30, "the next owner", state=lambda: world.done)
+    open_.set()
+    await world.all_done()
+
+
+async def test_the_ack_floor_of_a_dead_worker_counts_when_its_claims_were_deleted(world: World) -> None:
+    """Its consumer stays until there are claims again."""
+    await world.prepare()
+    await world.join(ttl=1.5)
+    second = await world.join(ttl=1.5)
+    await world.shared(3, 3)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 20)
+    await world.all_done()
+    await world.crash(second)
+    await delete_claims(world)
+    await world.shared(6)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    await world.all_done()
+
+
+async def delete_claims(world: World) -> None:
+    bucket = world.source.bucket
+    for key, entry in (await bucket.entries(claims.CLAIMS)).items():
+        await bucket.delete(key, entry.revision)
+
+
+async def test_a_worker_that_stops_keeps_its_partitions_for_as_long_as_their_handlers_take(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than its lease: nobody else may begin what it is about to finish."""
+    await world.prepare()
+    handle, begun = world.handle, asyncio.Event()
+
+    async def slowly(message: Message, context: MessageContext) -> None:
+        if message.sequence == 1:
+            begun.set()
+            await asyncio.sleep(2.5)
+        await handle(message, context)
+
+    monkeypatch.setattr(world, "handle", slowly)
+    first = await world.join(ttl=1.0)
+    await world.shared(6)
+    await world.publish("p0", 3)
+    await begun.wait()
+    await world.join(ttl=1.0)
+    await first.stop()
+    await world.all_done()
+    assert world.by["p0"] == {"worker-0", "worker-1"}, "the first message was finished where it was begun"
+
+
+async def test_what_is_being_handled_is_finished_when_a_partition_moves_while_it_catches_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.prepare()
+    handle, cancelled = world.handle, list[int]()
+
+    async def slowly(message: Message, context: MessageContext) -> None:
+        try:
+            await asyncio.sleep(0.0 if context.worker_id == "worker-2" else 0.15)
+        except asyncio.CancelledError:
+            cancelled.append(message.sequence)
+            raise
+        await handle(message, context)
+
+    monkeypatch.setattr(world, "handle", slowly)
+    await world.join()
+    await world.shared(6)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 30)
+    second = await world.join()
+    await eventually_async(lambda: second.statistics().catching_up, 30, "the second to catch up")
+    await world.join()
+    await world.all_done()
+    assert not cancelled
+    assert any("worker-2" in workers and len(workers) > 1 for workers in world.by.values()), "partitions did move"

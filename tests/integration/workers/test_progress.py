@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.integration.workers.world import STREAM, World, partitions
 
+from penstock.consume.hooks import Hooks
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import Retries, RetryLater
 from penstock.jetstream.kv import Bucket
@@ -16,6 +17,7 @@ from penstock.publish.control import Control
 from penstock.testing import eventually_async
 from penstock.workers.dispatch.lanes import REMEMBERED_SEQUENCES
 from penstock.workers.group.claims import ALONE, progress_key
+from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.pull.session import DeliveriesMissing
 
 MANY = 2 * REMEMBERED_SEQUENCES + 3000
@@ -114,10 +116,48 @@ async def test_all_of_a_stream_that_was_made_anew_is_handled(world: World, reten
     await world.js.delete_stream(STREAM)
     await world.js.delete_stream("DLQ")
     await world.create(retention)
-    await eventually_async(lambda: bool(worker.remade) or worker.connects > 1, 30, "the worker to notice")
+    await eventually_async(lambda: worker.consumer.remade or worker.connects > 1, 30, "the worker to notice")
     if retention == "interest":  # what nobody wants yet is not kept
         await eventually_async(lambda: world.js.consumer_names(STREAM), 30, "its consumer to be back")
     await world.publish("a", 40)
+    await world.all_handled()
+
+
+async def test_a_stream_that_was_made_anew_is_begun_again_until_that_succeeds(world: World) -> None:
+    await world.create()
+    asked = list[tuple[str, ...]]()
+
+    def fails_once(ids: tuple[str, ...]) -> None:
+        asked.append(ids)
+        if len(asked) == 2:  # the first time on the new stream
+            raise OSError("the database is away")
+
+    worker = await world.worker(hooks=Hooks(on_assigned=fails_once))
+    await worker.update(partitions("a"))
+    await world.publish("a", 5)
+    await world.all_handled()
+    await world.js.delete_stream(STREAM)
+    await world.js.delete_stream("DLQ")
+    await world.create()
+    await world.publish("a", 5)
+    await world.all_handled()
+    assert asked == [("a",)] * 3
+
+
+async def test_a_worker_that_began_with_new_messages_handles_all_of_a_stream_that_was_made_anew(world: World) -> None:
+    """The end of the old stream says nothing about the new one."""
+    await world.create()
+    await world.publish("a", 40)
+    before = await world.js.stream_info(STREAM)
+    world.handled["a"] = list(world.published["a"])
+    worker = await world.worker(begins=(stream_identity(before), before.state.last_seq))
+    await worker.update(partitions("a"))
+    await world.publish("a", 5)
+    await world.all_handled()
+    await world.js.delete_stream(STREAM)
+    await world.js.delete_stream("DLQ")
+    await world.create()
+    await world.publish("a", 20)
     await world.all_handled()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -657,11 +657,8 @@ async def test_what_lies_below_the_start_of_a_consumer_is_read_from_the_stream(w
     start = {"deliver_policy": "by_start_sequence", "opt_start_seq": 15}
     await world.js.create_consumer(STREAM, {**durable, **start, "name": "test-1", "durable_name": "test-1"})
 
-    async def positions(_: Collection[Partition]) -> dict[str, int]:
-        return {"a": 5, "b": 20}
-
     world.handled["a"] = world.published["a"][:5]
-    worker = await world.worker(ownership=OwnsAll(), positions=positions)
+    worker = await world.worker(ownership=OwnsAll(), before=lambda id_: Reached({"a": 5, "b": 20}[id_]))
     await worker.update(partitions("a", "b"))
     for id_ in "ab":
         await world.publish(id_, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -16,14 +15,13 @@ from penstock.jetstream.model import NANOSECONDS
 from penstock.retry import Backoff
 from penstock.testing import eventually_async
 from penstock.workers.options import ConsumerOptions
-from penstock.workers.partitions import Partition
 from penstock.workers.pull.consumer import UpdateFailed, UpdateStatus, WorkerConsumer, passed_over
 from penstock.workers.pull.filters import SubjectCapExceeded
 
 
 def make(world: World, metrics: WorkerMetrics | None = None, **choices: Any) -> WorkerConsumer:
     given = {"stream": STREAM, "worker_id": "1", "prefix": "test", "window": 0.01, "min_interval": 0.02, **choices}
-    outer = {k: given.pop(k) for k in ("positions", "on_trouble", "permitted") if k in given}
+    outer = {k: given.pop(k) for k in ("done", "on_trouble", "permitted") if k in given}
     return WorkerConsumer(given.pop("js", world.js), ConsumerOptions(**given), metrics=metrics, **outer)
 
 
@@ -222,11 +220,7 @@ async def test_a_worker_that_may_have_lost_its_id_leaves_the_consumer_alone(worl
 async def test_a_vanished_consumer_begins_behind_the_least_of_the_positions(world: World) -> None:
     await world.create()
     await world.publish("a", 10)
-
-    async def positions(asked: Collection[Partition]) -> Mapping[str, int]:
-        return {"a": 8, "b": 4}
-
-    consumer = make(world, positions=positions)
+    consumer = make(world, done=lambda id_: {"a": 8, "b": 4}[id_])
     await consumer.update(partitions("a", "b"))
     await world.js.delete_consumer(STREAM, "test-1")
     found = await consumer.present()

@@ -65,7 +65,7 @@ class World:
         """A worker that is stopped with the test."""
         retries = rest.pop("retries", Retries(max_deliver=3, backoff=(0.05, 0.1)))
         choices = {"window": 0.01, "min_interval": 0.02, **(consumer or {})}
-        outer = {k: rest.pop(k) for k in ("ownership", "positions", "on_trouble") if k in rest}
+        outer = {k: rest.pop(k) for k in ("ownership", "before", "begins", "on_trouble") if k in rest}
         made = Worker(
             self.server.settings,
             ConsumerOptions(stream=STREAM, worker_id=worker_id, prefix="test", **choices),

@@ -9,7 +9,7 @@ from penstock import subjects
 from penstock.jetstream.kv import Entry
 from penstock.jetstream.model import Json
 from penstock.workers.group.claims import claim_key, claims_in
-from penstock.workers.partitions import Partition, usable
+from penstock.workers.partitions import MAX_PARTITIONS, Partition, usable
 
 TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3)
 SUBJECTS = st.builds(lambda tokens, rest: ".".join([*tokens, *rest]), TOKENS, st.sampled_from([(), (">",)]))
@@ -28,6 +28,14 @@ def test_a_partition_that_overlaps_one_at_work_is_left_out() -> None:
     chosen, wrong = usable([narrow, wide], {"eu": wide})
     assert chosen == [wide]
     assert "handled twice" in wrong[0]
+
+
+def test_more_partitions_than_a_group_can_have_are_told_and_those_at_work_stay() -> None:
+    partitions = [Partition(f"p{n}", (f"s.p{n}",)) for n in range(MAX_PARTITIONS + 3)]
+    last = partitions[-1]
+    chosen, wrong = usable(partitions, {last.id: last})
+    assert (len(chosen), last in chosen, len(wrong)) == (MAX_PARTITIONS, True, 1)
+    assert "3 partitions are left out" in wrong[0]
 
 
 @given(st.lists(SUBJECTS, min_size=1, max_size=6))

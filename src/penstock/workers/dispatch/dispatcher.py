@@ -418,7 +418,8 @@ class Dispatcher:
         """Give up a message that was delivered too often, or given up before; whether it must not be handled now."""
         unburied, lane.unburied = lane.unburied, None
         if unburied and (unburied.sequence, unburied.token) == (message.sequence, context.fencing_token):
-            await self._bury_again(lane, message, context, unburied)
+            before = context._replace(delivery_count=unburied.attempt)
+            await self._give_up(lane, message, before, unburied.letter, unburied.error)
             return True
         letter = verdicts.before_try(context.delivery_count, self.options.retries)
         if letter is None:
@@ -429,14 +430,6 @@ class Dispatcher:
             return False
         self._finish(lane, message.sequence)
         return True
-
-    async def _bury_again(self, lane: Lane, message: Message, context: MessageContext, one: Unburied) -> None:
-        """Store the dead letter of a message that was given up before; its handler is not called again."""
-        if await self._kept(lane, message, context._replace(delivery_count=one.attempt), one.letter, one.error):
-            self._finish(lane, message.sequence)
-            return
-        lane.unburied = one
-        self._wait(lane, message.sequence, self._answers.again(message, self.options.retries.delay(one.attempt)))
 
     async def _in_time(self, message: Any, context: MessageContext) -> Any:
         async with in_time(self.options.timeout):
@@ -475,36 +468,36 @@ class Dispatcher:
         return replies
 
     async def _failed(self, lane: Lane, message: Message, context: MessageContext, error: BaseException) -> None:
-        after = await self._after_failure(lane, message, context, error)
-        if after is None:
-            self._finish(lane, message.sequence)
-        else:
-            self._wait(lane, message.sequence, after)
-
-    def _wait(self, lane: Lane, sequence: int, seconds: float) -> None:
-        lane.waits = True
-        self._retries[lane.id] = asyncio.get_running_loop().call_later(seconds, self._try_again, lane, sequence)
-
-    async def _after_failure(
-        self, lane: Lane, message: Message, context: MessageContext, error: BaseException
-    ) -> float | None:
-        """Return the seconds until the next attempt; None when the message was stored as a dead letter."""
         self._metrics.failed(error)
         verdict = verdicts.after_failure(error, context.delivery_count, self.options.retries)
-        if not isinstance(verdict, GiveUp):
+        if isinstance(verdict, GiveUp):
+            await self._give_up(lane, message, context, verdict, error)
+        else:
             lane.tries[message.sequence] = context.delivery_count
-            after = verdict.after
-        elif await self._kept(lane, message, context, verdict, error):
-            return None
-        else:  # it keeps its place; without a dead-letter subject its last attempt is repeated
-            after = self.options.retries.delay(context.delivery_count)
-            if self.options.keeps_letters:
-                attempt = context.delivery_count
-                lane.tries[message.sequence] = attempt
-                lane.unburied = Unburied(message.sequence, context.fencing_token, attempt, verdict, error)
-                return self._answers.again(message, after)
-        self._failures.again(message, context, error, after)
-        return self._answers.again(message, after)
+            self._failures.again(message, context, error, verdict.after)
+            self._wait(lane, message, verdict.after)
+
+    async def _give_up(
+        self, lane: Lane, message: Message, context: MessageContext, letter: GiveUp, error: BaseException
+    ) -> None:
+        """Store a dead letter. When that fails the message keeps its place, and storing it is retried without calling
+        the handler; without a dead-letter subject its last attempt is repeated."""
+        if await self._kept(lane, message, context, letter, error):
+            self._finish(lane, message.sequence)
+            return
+        attempt = context.delivery_count
+        after = self.options.retries.delay(attempt)
+        if self.options.keeps_letters:
+            lane.tries[message.sequence] = attempt
+            lane.unburied = Unburied(message.sequence, context.fencing_token, attempt, letter, error)
+        else:
+            self._failures.again(message, context, error, after)
+        self._wait(lane, message, after)
+
+    def _wait(self, lane: Lane, message: Message, seconds: float) -> None:
+        lane.waits = True
+        after = self._answers.again(message, seconds)
+        self._retries[lane.id] = asyncio.get_running_loop().call_later(after, self._try_again, lane, message.sequence)
 
     def _try_again(self, lane: Lane, sequence: int) -> None:
         self._retries.pop(lane.id, None)

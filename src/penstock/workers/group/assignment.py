@@ -82,7 +82,23 @@ class Preferences(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsistentHash:
+class RoundRobin:
+    """Every member has the same number of partitions, or one more."""
+
+    slack: float = 0.0
+
+    def weight(self, partition: Partition) -> int:
+        return 1
+
+    def capacity(self, member: Candidate) -> int:
+        return 1
+
+    def preferences(self, members: Sequence[Candidate]) -> Preferences:
+        return lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash(RoundRobin):
     """Consistent hashing with bounded load: a member far above its share passes partitions on along the ring."""
 
     slack: float = 0.15
@@ -91,12 +107,6 @@ class ConsistentHash:
     def __post_init__(self) -> None:
         if not 0 <= self.slack <= 1 or self.vnodes < 1:
             raise ConfigError(f"consistent hashing needs a slack from 0 to 1 and vnodes, got {self}")
-
-    def weight(self, partition: Partition) -> int:
-        return 1
-
-    def capacity(self, member: Candidate) -> int:
-        return 1
 
     def preferences(self, members: Sequence[Candidate]) -> Preferences:
         ring = sorted((hash_of(f"{m.id}#{n}"), m.id) for m in members for n in range(self.vnodes))
@@ -115,23 +125,7 @@ class ConsistentHash:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRobin:
-    """Every member has the same number of partitions, or one more."""
-
-    slack: float = 0.0
-
-    def weight(self, partition: Partition) -> int:
-        return 1
-
-    def capacity(self, member: Candidate) -> int:
-        return 1
-
-    def preferences(self, members: Sequence[Candidate]) -> Preferences:
-        return lambda _: None
-
-
-@dataclass(frozen=True, slots=True)
-class Weighted:
+class Weighted(RoundRobin):
     """By weight and capacity: a member of capacity 2 carries twice the weight of one of capacity 1."""
 
     slack: float = 0.1
@@ -141,9 +135,6 @@ class Weighted:
 
     def capacity(self, member: Candidate) -> int:
         return member.capacity
-
-    def preferences(self, members: Sequence[Candidate]) -> Preferences:
-        return lambda _: None
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -178,12 +169,6 @@ def assign(
         else:
             parked += [partition.id for partition in pool]
     return Assignment(dict(sorted(owners.items())), tuple(sorted(parked)))
-
-
-def moves(previous: Mapping[str, str], following: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the partitions whose owner changes, with the old and the new owner."""
-    both = previous.keys() & following.keys()
-    return {p: (previous[p], following[p]) for p in sorted(both) if previous[p] != following[p]}
 
 
 def hash_of(text: str) -> int:
@@ -317,13 +302,7 @@ class Windows:
             raise ConfigError(f"windows must be ordered emergency <= planned <= cold_start, got {self}")
 
     def of(self, situation: Situation) -> float:
-        match situation:
-            case Situation.COLD_START:
-                return self.cold_start
-            case Situation.PLANNED:
-                return self.planned
-            case _:
-                return self.emergency
+        return {Situation.COLD_START: self.cold_start, Situation.PLANNED: self.planned}.get(situation, self.emergency)
 
 
 class Stabilizer:

@@ -329,11 +329,6 @@ class KVClaims:
         self._left: dict[str, int] = {}
         """Partitions we no longer own, with the revision up to which claims are stale."""
 
-    @property
-    def certain(self) -> bool:
-        """Whether our lease is valid: without it we own nothing."""
-        return self._lease.valid
-
     def token(self, partition_id: str) -> int | None:
         """Return the fencing token while we own the partition and our lease is valid."""
         claim = self.mine.get(partition_id)

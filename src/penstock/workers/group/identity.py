@@ -90,17 +90,13 @@ class Sightings:
         """Return the seconds since a key was first seen with its revision; 0 for an unknown key."""
         return self._now() - self._seen[key][1] if key in self._seen else 0.0
 
-    def seen(self) -> dict[str, tuple[int, float]]:
-        """Return the keys with their revisions, and since when they have had them."""
-        return dict(self._seen)
-
-    def learn(self, seen: Mapping[str, tuple[int, float]]) -> None:
+    def learn(self, other: Sightings) -> None:
         """Add what another component of this process has seen and we have not."""
-        self._seen = {**seen, **self._seen}
+        self._seen = {**other._seen, **self._seen}
 
     def silent(self, key: str) -> bool:
         """Whether a key has not changed for longer than a lease lasts."""
-        return key in self._seen and self._now() - self._seen[key][1] > self.ttl
+        return self.quiet(key) > self.ttl
 
     def forget_heartbeats(self) -> None:
         """Discard heartbeat history after a pause of our own, so that no worker is declared dead because *we* were not
@@ -290,10 +286,6 @@ class Identity:
             return ClaimLost(self.id, f"{who} was started as instance {other.instance!r} too, and replaces it", True)
         return ClaimLost(self.id, "its lease ran out")
 
-    def unanswered(self, asked_at: float) -> None:
-        """Note that a renewal got no answer."""
-        self.lease.unanswered(asked_at)
-
     async def retire(self) -> None:
         """Give up the id. It is free again once the leader has deleted what belongs to it."""
         async with self._writing:
@@ -317,7 +309,8 @@ class Election:
         self._bucket = bucket
         self._me = {"worker": worker_id, "incarnation": incarnation}
         self._lease = Lease(ttl)
-        self._sightings = Sightings(ttl)
+        self.sightings = Sightings(ttl)
+        """The leader's key, and the worker key of a silent leader."""
         self._revision = 0
         self._beat = 0
         self._writing = asyncio.Lock()
@@ -344,7 +337,7 @@ class Election:
         await self._look(entry)
         if entry is None:
             await self._take(0)
-        elif self._is_mine(entry.value) or self._sightings.silent(LEADER_KEY):
+        elif self._is_mine(entry.value) or self.sightings.silent(LEADER_KEY):
             await self._take(entry.revision)
         else:
             self._lease.end()
@@ -354,15 +347,11 @@ class Election:
         """Also watch the worker key of a silent leader: so the next leader knows since when it is silent, and does not
         give it another whole lease."""
         seen = {LEADER_KEY: entry.revision} if entry else {}
-        if entry and not self._is_mine(entry.value) and self._sightings.quiet(LEADER_KEY) > self._sightings.ttl / 2:
+        if entry and not self._is_mine(entry.value) and self.sightings.quiet(LEADER_KEY) > self.sightings.ttl / 2:
             key = worker_key(str(entry.value.get("worker")))
             if worker := await self._bucket.get(key):
                 seen[key] = worker.revision
-        self._sightings.look(seen)
-
-    def silent_since(self) -> dict[str, tuple[int, float]]:
-        """Return the watched worker keys: their revision, and when it was first seen."""
-        return self._sightings.seen()
+        self.sightings.look(seen)
 
     async def resign(self) -> None:
         """Release leadership at once, and never lead again."""
@@ -374,7 +363,7 @@ class Election:
 
     def forget_heartbeats(self) -> None:
         """Discard heartbeat history after a pause of our own: the leader gets a whole lease from now on."""
-        self._sightings.forget_heartbeats()
+        self.sightings.forget_heartbeats()
 
     async def _take(self, revision: int) -> None:
         asked = clock()

@@ -28,7 +28,7 @@ from penstock.publish.control import Control
 from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.assignment import Assignment, Candidate, Published, Situation, Stabilizer, assign
-from penstock.workers.group.claims import Claim, ProgressRecord, claim_key, claims_in, progress_key, records_in
+from penstock.workers.group.claims import Claim, ProgressRecord, Reached, claim_key, claims_in, progress_key, records_in
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
 from penstock.workers.options import GroupOptions
@@ -103,12 +103,6 @@ class Holder:
         return {**config, "filter_subjects": [self._filter]}
 
 
-async def delete_holder(jetstream: JetStream, stream: str, prefix: str) -> None:
-    """Delete the holding consumer of a group that was deleted."""
-    with suppress(ConsumerNotFound):
-        await jetstream.delete_consumer(stream, holder_name(prefix))
-
-
 def covered_through(end: int, handoffs: Collection[int | None]) -> int:
     """Return the sequence up to which nothing needs to be held. `handoffs`: for partitions without an owner that has
     caught up, how far each is done; None where that is not known. Pure."""
@@ -119,6 +113,7 @@ BEGUN = "group.begun"
 """The key that says where in the stream the group began."""
 PROBLEMS = "assignment.problems"
 """The key with the problems that the leader finds in the partitions."""
+NOTHING = Reached(0)
 AUDIT_EVERY = 20
 """Number of steps after which all claims are checked, even if nothing seems to have changed."""
 
@@ -159,10 +154,13 @@ class _Scene:
         """Return the claims of dead workers, freed with the progress in their consumers and records."""
         return handoff.freed(dead, {one.id: one for one in self.partitions}, self.consumers, self.records)
 
-    def unsettled(self, claims: Mapping[str, Claim]) -> list[str]:
-        """Return the subjects of partitions that no owner is known to cover."""
-        open_ = [p for p in self.partitions if p.id not in claims or not claims[p.id].settled]
-        return [subject for partition in open_ for subject in partition.subjects]
+    def needed(self, claims: Mapping[str, Claim], retention: Retention) -> list[str]:
+        """Return the subjects for which consumers of dead workers stay: of partitions whose claims are gone, since
+        their ack floors still tell; and on an Interest stream of those that no owner is known to cover."""
+        settled = {p for p, claim in claims.items() if claim.settled or retention is not Retention.INTEREST}
+        return [
+            subject for partition in self.partitions if partition.id not in settled for subject in partition.subjects
+        ]
 
 
 def problems_in(entry: Entry | None) -> tuple[str, ...]:
@@ -195,10 +193,6 @@ class Leader:
         self.problems: list[str] = []
         """Problems with partitions of the source."""
         self._problems_written: list[str] | None = None
-        self.published = 0
-        """Assignments published."""
-        self.freed = 0
-        """Partitions taken from dead workers."""
 
     async def begin(self) -> None:
         """Create what must exist before this worker announces itself: the group's start sequence, and the holder."""
@@ -217,7 +211,7 @@ class Leader:
         partitions, _ = usable(await self._source.partitions(), known)
         return all(partition.id in known for partition in partitions)
 
-    async def step(self, retention: Retention, seen: Mapping[str, tuple[int, float]]) -> bool:
+    async def step(self, retention: Retention, seen: Sightings) -> bool:
         """Do what is due; returns whether it published an assignment. `seen`: worker keys watched before we led."""
         entries = await self._bucket.entries(identity.WORKERS)
         self._sightings.learn(seen)
@@ -227,7 +221,8 @@ class Leader:
         await self._write_problems()
         workers = workers_in(entries)
         self._hear_of(workers)
-        if self._is_audit() or any(record.state == RETIRED for record in workers.values()):
+        self._steps += 1
+        if self._steps % AUDIT_EVERY == 1 or any(record.state == RETIRED for record in workers.values()):
             consumers = await self._consumers()
             records = records_in(await self._bucket.entries(claim_store.PROGRESS))
             await self._clear_away(_Scene(workers, entries, consumers, partitions, records), retention)
@@ -261,10 +256,6 @@ class Leader:
     async def _consumers(self) -> dict[str, list[ConsumerInfo]]:
         return await group_consumers(self._control.jetstream, self._options.stream, self._options.group)
 
-    def _is_audit(self) -> bool:
-        self._steps += 1
-        return self._steps % AUDIT_EVERY == 1
-
     # -- dead workers --------------------------------------------------------------------------------------------------
 
     async def _retire(self, entries: dict[str, Entry]) -> None:
@@ -286,22 +277,18 @@ class Leader:
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         # In this order: a worker is known before it takes a claim, so no live worker's claim counts as a dead one's.
         alive = workers_in(await self._bucket.entries(identity.WORKERS))
-        claims |= await self._free(handoff.dead_claims(claims, alive), scene)
+        dead = scene.after_crash(handoff.dead_claims(claims, alive))
+        claims |= {claim.partition: claim for claim in await claim_store.store(self._bucket, dead)}
         await self._forget(claims, alive, scene)
         claims |= await self._disown(claims, scene)
         await self._claim_again(claims, scene)
-        open_ = scene.unsettled(claims) if retention is Retention.INTEREST else []
+        open_ = scene.needed(claims, retention)
         for worker_id in [w for w, record in scene.workers.items() if record.state == RETIRED]:
             consumers = scene.consumers.get(worker_id, ())
             covers = any(subjects.covered(subject, one.filters) for one in consumers for subject in open_)
             if not covers and not handoff.is_needed(worker_id, claims.values(), retention):
                 await self._remove(worker_id, consumers, scene.entries[worker_key(worker_id)])
                 del scene.workers[worker_id]
-
-    async def _free(self, dead: Iterable[Claim], scene: _Scene) -> dict[str, Claim]:
-        done = await claim_store.store(self._bucket, scene.after_crash(dead))
-        self.freed += len(done)
-        return {claim.partition: claim for claim in done}
 
     async def _remove(self, worker_id: str, consumers: Iterable[ConsumerInfo], entry: Entry) -> None:
         """Delete first the consumer, then the id: no worker can claim the id while its consumer is being deleted."""
@@ -322,7 +309,9 @@ class Leader:
         return {claim.partition: claim for claim in done}
 
     async def _forget(self, claims: Mapping[str, Claim], workers: Mapping[str, WorkerRecord], scene: _Scene) -> None:
-        """Delete the records of processes that are gone and own nothing any more."""
+        """Delete the records of processes that are gone and own nothing any more, unless claims are gone too."""
+        if any(partition.id not in claims for partition in scene.partitions):
+            return
         alive = {progress_key(worker, record.incarnation) for worker, record in workers.items()}
         needed = {progress_key(claim.owner, claim.incarnation or "") for claim in claims.values() if claim.owner}
         with suppress(WrongRevision):  # another leader was first
@@ -340,11 +329,18 @@ class Leader:
         due = [p for name, p in missing.items() if self._unclaimed.silent(name)]
         if due:
             log.warning("the claims of %s are gone; they are created again", ", ".join(p.id for p in due[:5]))
-            await self._create_claims(due, [one for some in scene.consumers.values() for one in some])
+            await self._create_claims(due)
 
-    async def _create_claims(self, partitions: Iterable[Partition], consumers: Collection[ConsumerInfo]) -> None:
+    async def _create_claims(self, partitions: Iterable[Partition]) -> None:
         start = await self._first_sequence()
-        wanted = [first_claim(p, consumers, start) for p in partitions]
+        # Before the consumers: were the stream recreated in between, claims about the old one would begin anew.
+        stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
+        consumers = [one for some in (await self._consumers()).values() for one in some]
+        records = records_in(await self._bucket.entries(claim_store.PROGRESS)).values()
+        wanted = [
+            replace(first_claim(p, consumers, start, last_record(records, p.id, stream)), stream=stream)
+            for p in partitions
+        ]
         written = {claim.partition for claim in await claim_store.store(self._bucket, wanted)}
         for claim in wanted:
             if claim.partition not in written:  # a deleted key leaves a marker, which `create` replaces
@@ -395,14 +391,13 @@ class Leader:
         draft = assignment.Draft(following, by_id, names, self._options.stream, self._worker_id)
         await self._bucket.commit(assignment.writes(published, draft))
         self._stabilizer.acted()
-        self.published += 1
 
     async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:
         """Create missing claims; returns the current owners by partition."""
         claims = claims_in(await self._bucket.entries(claim_store.CLAIMS))
         missing = [p for p in partitions if p.id not in claims]
         if missing:
-            await self._create_claims(missing, [one for some in (await self._consumers()).values() for one in some])
+            await self._create_claims(missing)
         return {p: claim.owner for p, claim in claims.items() if claim.owner}
 
     async def _first_sequence(self) -> int:
@@ -422,13 +417,28 @@ class Leader:
         return first
 
 
-def first_claim(partition: Partition, consumers: Collection[ConsumerInfo], start: int) -> Claim:
-    """Return the claim of a partition without one: it is new, or its claim was lost with the bucket and a consumer
-    covers it.
+def last_record(records: Iterable[ProgressRecord], partition: str, stream: str) -> Reached:
+    """Return the progress of a partition that its last owner recorded; `Reached(0)` when none did. Pure."""
+    found = [
+        record.partitions[partition] for record in records if record.stream == stream and partition in record.partitions
+    ]
+    return max(found, key=lambda reached: (reached.token, reached.done), default=Reached(0))
+
+
+def first_claim(
+    partition: Partition, consumers: Collection[ConsumerInfo], start: int, recorded: Reached = NOTHING
+) -> Claim:
+    """Return the claim of a partition without one: it is new, or its claim was lost, and a consumer covers it or a
+    process has recorded how far it is done.
 
     A consumer whose worker has not caught up with the partition has skipped messages of it: its ack floor says nothing.
-    When no other consumer covers it, the partition starts from the beginning.
+    When no other consumer covers it, and nothing is recorded, the partition starts from the beginning.
     """
+    found = _by_consumers(partition, consumers, start)
+    return replace(found, handoff=recorded.done, tries=recorded.tries) if recorded.done > found.handoff else found
+
+
+def _by_consumers(partition: Partition, consumers: Collection[ConsumerInfo], start: int) -> Claim:
     covering = [c for c in consumers if any(subjects.covered(s, c.filters) for s in partition.subjects)]
     if not covering:
         return Claim(partition.id, start)

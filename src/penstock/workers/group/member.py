@@ -72,14 +72,7 @@ class MemberStatistics:
     waiting_for: tuple[str, ...]
     held: tuple[str, ...]
     catching_up: tuple[str, ...]
-    claims: int
-    claims_lost: int
     handed_over: int
-    caught_up: int
-    leader_changes: int
-    assignments: int
-    freed: int
-    kv_writes: int
 
 
 class Member:
@@ -102,7 +95,7 @@ class Member:
         self._covered: set[str] = set()
         """Partitions whose subjects our consumer filters by."""
         self._held: set[str] = set()
-        self._draining: dict[str, asyncio.Task[Reached | None]] = {}
+        self._draining: dict[str, asyncio.Task[dict[str, Reached]]] = {}
         """Partitions to be released: each is drained separately, so that a slow handler holds up no other partition."""
         self._again: set[str] = set()
         """Partitions whose backlog is always read: another worker owned them while our consumer still covered them."""
@@ -125,7 +118,6 @@ class Member:
         """The creation time of the stream."""
         self.mode = WORKING
         self.handed_over = 0
-        self.caught_up = 0
         self._warned: set[str] = set()
 
     # -- lifecycle -----------------------------------------------------------------------------------------------------
@@ -201,7 +193,7 @@ class Member:
             except (Unavailable, OutcomeUnknown, ApiError) as exc:
                 answered = await self._degraded(exc)
                 if _is_away_for_all(exc, answered):
-                    self.identity.unanswered(asked)
+                    self.identity.lease.unanswered(asked)
             await asyncio.sleep(self._options.renew_every)
 
     @property
@@ -272,7 +264,8 @@ class Member:
         """Read the assignment and its claims, and take the steps that are due."""
         if failure := self._worker.failure:
             raise WorkerFailed(f"{self.identity.id} cannot go on: {failure}") from failure
-        if self._worker.remade or (self._stream and self._worker.stream not in ("", self._stream)):
+        consumer = self._worker.consumer
+        if consumer.remade or (self._stream and consumer.created not in ("", self._stream)):
             raise StreamRemade(f"stream {self._options.stream!r} was recreated; {self.identity.id} begins with it")
         retention = await self._learn()
         if not self.identity.lease.valid:
@@ -361,7 +354,7 @@ class Member:
         for partition in [p for p, task in ended.items() if task.exception()]:  # it is drained again
             log.info("%s: %s is given away later: %s", self.identity.id, partition, ended.pop(partition).exception())
             self._draining.pop(partition)
-        known = {p: reached for p, task in ended.items() if (reached := task.result())}
+        known = {p: reached for p, task in ended.items() if (reached := task.result().get(p))}
         log.debug("%s gives away, and has done: %s", self.identity.id, known)
         mine = [p for p in ended if p in self.claims.mine]
         freed = await self.claims.give({p: known.get(p) or Reached(self.claims.mine[p].handoff) for p in mine})
@@ -375,11 +368,8 @@ class Member:
     def _drain_all(self, partitions: Iterable[str]) -> None:
         for partition in partitions:
             if partition not in self._draining:
-                self._draining[partition] = asyncio.create_task(self._drain(partition), name=f"drain {partition}")
-
-    async def _drain(self, partition: str) -> Reached | None:
-        """Finish the running handlers of a partition; returns its progress, or None when it had not started."""
-        return (await self._worker.drain([partition])).get(partition)
+                drain = self._worker.drain([partition])
+                self._draining[partition] = asyncio.create_task(drain, name=f"drain {partition}")
 
     async def _let_go(self, partitions: Collection[str]) -> None:
         """7. remove the subjects from our consumer. Nothing is added with it: on a work queue that may have to wait for
@@ -432,7 +422,7 @@ class Member:
         if done := open_.keys() - self._worker.behind:
             is_queue = self._retention is Retention.WORKQUEUE  # there what is not done may not be delivered yet
             through = {p: open_[p].handoff if is_queue else self._worker.done_through(p) for p in done}
-            self.caught_up += len(await self.claims.settle(through))
+            await self.claims.settle(through)
 
     async def _cover(self, partitions: Set[str], again: Collection[str] = ()) -> None:
         anothers = partitions - self.claims.mine.keys()
@@ -446,7 +436,7 @@ class Member:
             try:
                 leads = await self._election.step()
                 if leads and self._retention:
-                    if await self._leader.step(self._retention, self._election.silent_since()):
+                    if await self._leader.step(self._retention, self._election.sightings):
                         self._look.set()
                     for problem in self._leader.problems:
                         self._say("the partitions", ConfigError(problem))
@@ -457,11 +447,12 @@ class Member:
             await asyncio.sleep(min(self._options.look_every, self._options.renew_every))
 
     def _say(self, what: str, error: PenstockError) -> None:
-        """Log an error; one that does not resolve by itself, such as too many subjects, is a warning the first time."""
-        lasting = isinstance(error, ConfigError | NoPartitionList) and str(error) not in self._warned
-        if lasting:
+        """Log an error; one that does not resolve by itself, such as too many subjects, is a warning, once."""
+        level = logging.DEBUG if str(error) in self._warned else logging.INFO
+        if level == logging.INFO and isinstance(error, ConfigError | NoPartitionList):
             self._warned.add(str(error))
-        log.log(logging.WARNING if lasting else logging.INFO, "%s: %s: %s", self.identity.id, what, error)
+            level = logging.WARNING
+        log.log(level, "%s: %s: %s", self.identity.id, what, error)
 
     def count(self, metrics: WorkerMetrics) -> None:
         """Add the group's numbers to those of its worker.
@@ -498,14 +489,7 @@ class Member:
             waiting_for=self._steps.wait,
             held=tuple(sorted(self._held)),
             catching_up=tuple(sorted(self._catching_up)),
-            claims=self.claims.made,
-            claims_lost=self.claims.lost,
             handed_over=self.handed_over,
-            caught_up=self.caught_up,
-            leader_changes=self._election.changes,
-            assignments=self._leader.published,
-            freed=self._leader.freed,
-            kv_writes=self._bucket.writes,
         )
 
 

@@ -299,7 +299,7 @@ class Migration:
 
     async def _legacy(self) -> list[ConsumerInfo]:
         consumers = await self._jetstream.consumers(self._stream)
-        return [c for c in consumers if c.name.startswith(self._prefix) and not _group_of(c)]
+        return [c for c in consumers if c.name.startswith(self._prefix) and not _noted(c, "group")]
 
     async def _of_group(self) -> list[ConsumerInfo]:
         found = await group_consumers(self._jetstream, self._stream, self._group)
@@ -353,10 +353,6 @@ async def phase(bucket: Bucket) -> str | None:
     """Return the phase of a migration to the group; None when there is none."""
     entry = await bucket.get(MIGRATION_KEY)
     return str(entry.value["phase"]) if entry else None
-
-
-def _group_of(consumer: ConsumerInfo) -> str:
-    return _noted(consumer, "group")
 
 
 def _floors(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:

@@ -22,7 +22,7 @@ from penstock.workers.group.assignment import Assignments, Published
 from penstock.workers.group.claims import NO_TRIES, Claim, Reached, claims_in
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, workers_in
-from penstock.workers.group.leader import delete_holder
+from penstock.workers.group.leader import holder_name
 from penstock.workers.group.overview import GroupOverview, group_exists, look
 from penstock.workers.options import RESERVED, bucket_name, overlap_bucket
 from penstock.workers.pull.consumer import WORK_QUEUE, group_consumers, stream_identity
@@ -114,6 +114,7 @@ class Groups:
         written = {claim.partition for claim in await claim_store.store(bucket, made)}
         if missed := sorted({claim.partition for claim in made} - written):
             raise ConfigError(f"{', '.join(missed[:5])} changed meanwhile: does a worker run after all?")
+        await claim_store.clear(bucket, await bucket.entries(claim_store.PROGRESS))  # they tell of before
         if stream.config.get("retention") != Retention.INTEREST:  # there the consumers keep messages
             await self._forget_consumers(group, published.stream)
         return [Sought(claim.partition, claim.handoff, first - 1) for claim in chosen]
@@ -125,8 +126,8 @@ class Groups:
         stream = (await self._published(group)).stream
         names = await self._forget_consumers(group, stream) if stream else []
         if stream:
-            with suppress(StreamNotFound):
-                await delete_holder(self._jetstream, stream, group)
+            with suppress(StreamNotFound, ConsumerNotFound):
+                await self._jetstream.delete_consumer(stream, holder_name(group))
         for one in (overlap_bucket(group), bucket.name):  # the group's own last: until then this can be repeated
             with suppress(StreamNotFound):
                 await self._jetstream.delete_stream(stream_of(one))

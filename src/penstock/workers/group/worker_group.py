@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from penstock.consume.handlers import Handler, refuse_what_no_process_can_run
@@ -25,7 +25,6 @@ from penstock.workers.group.assignment import Assignments
 from penstock.workers.group.identity import ClaimLost, Identity, WorkerRecord
 from penstock.workers.group.member import DEGRADED, Member, MemberStatistics
 from penstock.workers.options import ConsumerOptions, GroupOptions, WorkerOptions
-from penstock.workers.partitions import Partition
 from penstock.workers.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -170,16 +169,6 @@ class WorkerGroup:
 
     def _make_worker(self, worker_id: str, member: Member) -> Worker:
         claims = member.claims
-
-        async def positions(partitions: Collection[Partition]) -> Mapping[str, int]:
-            """Return the start of a consumer to be created: after what the claims say is done."""
-            if any(claims.token(p.id) is None for p in partitions if p.id in claims.mine):
-                raise Unavailable(
-                    f"{worker_id} lost its lease and cannot create a consumer until its claims are confirmed again; "
-                    "it will retry"
-                )
-            return {p.id: claims.mine[p.id].handoff for p in partitions if p.id in claims.mine}
-
         consumer = ConsumerOptions(
             stream=self.options.stream, worker_id=worker_id, prefix=self.options.group, **self._consumer
         )
@@ -189,10 +178,9 @@ class WorkerGroup:
             self._handler,
             options=self._worker_options,
             ownership=claims,
-            positions=positions,
             before=claims.before,
             progress=member.progress,
-            permitted=lambda: claims.certain,
+            permitted=lambda: member.identity.lease.valid,
         )
 
     # -- state ---------------------------------------------------------------------------------------------------------

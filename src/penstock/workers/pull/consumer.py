@@ -23,7 +23,7 @@ from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Una
 from penstock.jetstream import features
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
-from penstock.workers.options import ConsumerOptions, Positions, no_positions
+from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
 from penstock.workers.pull.filters import Shards
@@ -52,8 +52,6 @@ class UpdateOutcome:
     status: UpdateStatus
     subjects: int
     """Number of filter subjects now."""
-    added: frozenset[str] = frozenset()
-    removed: frozenset[str] = frozenset()
     passed_over: frozenset[str] = frozenset()
     """Subjects whose backlog will not be delivered: they were added to an existing consumer, now or by an earlier
     update, and `all_caught_up` was not called since."""
@@ -110,14 +108,16 @@ class WorkerConsumer:
         jetstream: JetStream,
         options: ConsumerOptions,
         *,
-        positions: Positions | None = None,
+        done: Callable[[str], int] = lambda partition_id: 0,
         metrics: WorkerMetrics | None = None,
         on_trouble: Trouble | None = None,
         permitted: Permission = always,
         before_removal: Callable[[str], None] = lambda name: None,
         before_creation: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`permitted` is called before every change: another process may have our names by now.
+        """`done` returns the last sequence done of a partition, when a consumer must be created.
+
+        `permitted` is called before every change: another process may have our names by now.
 
         `before_removal` is called with a consumer that will be deleted, so that pulling from it stops, and
         `before_creation` with one that will be created: deliveries of an earlier one of its name do not apply to it.
@@ -140,7 +140,7 @@ class WorkerConsumer:
         self.direct = False
         """Whether the stream allows batched direct get; known after the first contact."""
         self._jetstream = jetstream
-        self._positions = positions or no_positions()
+        self._done = done
         self._metrics = metrics or WorkerMetrics(options.worker_id, options.consumer)
         self._on_trouble = on_trouble
         self._permitted = permitted
@@ -189,7 +189,7 @@ class WorkerConsumer:
             self._metrics.update_skipped()  # this one replaces an update that was not sent yet
         elif target == self.applied and not self._doubtful:
             self._metrics.update_skipped()
-            return self._outcome(UpdateStatus.SKIPPED, self.applied, self.applied)
+            return self._outcome(UpdateStatus.SKIPPED)
         self._desired = target
         waiting: asyncio.Future[UpdateOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
@@ -208,7 +208,7 @@ class WorkerConsumer:
 
     def forget(self) -> None:
         """Drop all cached state of the stream and the consumers."""
-        self.applied, self.remade, self._adopted, self._partitions = (), False, False, ()
+        self.applied, self._adopted, self._partitions = (), False, ()
         self.start, self._behind = 0, frozenset()
 
     async def close(self) -> None:
@@ -284,12 +284,12 @@ class WorkerConsumer:
                     created = await self._put(shard, wanted) or created
                 self.applied = _replaced(self.applied, shard, wanted)
             self._doubtful = False
-        return self._outcome(UpdateStatus.CREATED if created else UpdateStatus.UPDATED, before, target)
+        return self._outcome(UpdateStatus.CREATED if created else UpdateStatus.UPDATED)
 
-    def _outcome(self, status: UpdateStatus, before: Shards, after: Shards) -> UpdateOutcome:
-        old, new = _union(before), _union(after)
-        self._behind &= new
-        return UpdateOutcome(status, len(new), new - old, old - new, self._behind)
+    def _outcome(self, status: UpdateStatus) -> UpdateOutcome:
+        covered = _union(self.applied)
+        self._behind &= covered
+        return UpdateOutcome(status, len(covered), self._behind)
 
     async def _adopt(self) -> None:
         """Read the consumers of an earlier run of this worker: subjects that they filter by are not skipped."""
@@ -345,20 +345,17 @@ class WorkerConsumer:
         """Clear the metadata about skipped backlogs: they have been read."""
         if not self._behind or self._desired is not None:
             return
-        async with self._writing:
-            self._ask_permission()
-            for name in self.names:
-                await self._jetstream.update_consumer(self.options.stream, name, _without_note)
-            self._behind = frozenset()
+        await self._change_all(lambda config: {**config, "metadata": _with_note(config, frozenset())})
+        self._behind = frozenset()
 
     async def _create(self, shard: int, subjects: Collection[str]) -> ConsumerInfo:
         """Create the consumer so that it starts after what is done of every partition."""
         if stream_identity(await self._jetstream.stream_info(self.options.stream)) != self.created:
             self.remade = True
             raise StreamRemade(f"stream {self.options.stream!r} was deleted and made again")
-        start, done = None, await self._positions(self._partitions)  # raises when we no longer own them
+        start = None
         if self.retention != WORK_QUEUE:  # there finished messages are deleted, and a consumer must deliver all
-            start = min((done.get(p.id, 0) for p in self._partitions), default=0) + 1
+            start = min((self._done(p.id) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
         self._ask_permission()
         self._before_creation(self.options.name(shard))
@@ -377,7 +374,7 @@ class WorkerConsumer:
             await self._jetstream.delete_consumer(self.options.stream, self.options.name(shard))
 
     async def present(self) -> dict[str, ConsumerInfo]:
-        """Return the consumers as the server has them; one that has vanished is created again, from the positions."""
+        """Return the consumers as the server has them; one that has vanished is created again, after what is done."""
         found = {}
         async with self._writing:
             for shard, subjects in enumerate(self.applied):
@@ -394,11 +391,7 @@ class WorkerConsumer:
     async def allow_pending(self, count: int) -> None:
         """Set `max_ack_pending` on the server, for messages that wait without being held in memory."""
         self._max_ack_pending = max(count, self.options.max_ack_pending)
-        async with self._writing:
-            self._ask_permission()
-            for name in self.names:
-                change = {"max_ack_pending": self._max_ack_pending}
-                await self._jetstream.update_consumer(self.options.stream, name, change)
+        await self._change_all({"max_ack_pending": self._max_ack_pending})
 
     async def replicas(self) -> list[ReplicaInfo]:
         """Return the replicas of the consumers, as their leaders see them."""
@@ -407,10 +400,14 @@ class WorkerConsumer:
 
     async def write_again(self) -> None:
         """Make every server read the configuration again: only a metadata value changes."""
+        now = datetime.now(UTC).isoformat()
+        await self._change_all(lambda c: {**c, "metadata": {**(c.get("metadata") or {}), WRITTEN_AGAIN: now}})
+
+    async def _change_all(self, change: Json | Callable[[Json], Json]) -> None:
         async with self._writing:
             self._ask_permission()
             for name in self.names:
-                await self._jetstream.update_consumer(self.options.stream, name, _written_again)
+                await self._jetstream.update_consumer(self.options.stream, name, change)
 
     async def reset(self, name: str, first: int | None) -> None:
         """Reset a consumer to a sequence, or to after its ack floor; its delivery count restarts at 1."""
@@ -447,14 +444,6 @@ def passed_over(info: ConsumerInfo) -> list[str]:
 
 def _noted(config: Json) -> list[str]:
     return str((config.get("metadata") or {}).get(BEHIND, "")).split()
-
-
-def _without_note(config: Json) -> Json:
-    return {**config, "metadata": _with_note(config, frozenset())}
-
-
-def _written_again(config: Json) -> Json:
-    return {**config, "metadata": {**(config.get("metadata") or {}), WRITTEN_AGAIN: datetime.now(UTC).isoformat()}}
 
 
 def _with_note(config: Json, behind: frozenset[str]) -> Json:

@@ -44,10 +44,22 @@ def subject_set(partitions: Iterable[Partition]) -> SubjectSet:
     """Return the subjects of all partitions; covered ones are dropped, since the server refuses overlapping filters."""
     listed = [subject for partition in partitions for subject in partition.subjects]
     unique = set(listed)
-    wide = [subject for subject in unique if not subjects.is_literal(subject)]
-    covered = {s for s in unique for w in wide if s != w and subjects.covers(w, s)}
+    wide = {subject for subject in unique if not subjects.is_literal(subject)}
+    # Compared by shape, of which there are few: thousands of wildcards take too long to compare with each other.
+    shapes = {tuple("" if subjects.is_literal(token) else token for token in subject.split(".")) for subject in wide}
+    covered = {s for s in unique for shape in shapes if _shaped(s, shape) in wide and _is_covered(s, shape)}
     kept = frozenset(unique - covered)
     return SubjectSet(kept, len(listed) - len(kept))
+
+
+def _shaped(subject: str, shape: tuple[str, ...]) -> str:
+    """Return the subject with the wildcards of a shape."""
+    return ".".join(mark or token for mark, token in zip(shape, subject.split("."), strict=False))
+
+
+def _is_covered(subject: str, shape: tuple[str, ...]) -> bool:
+    wider = _shaped(subject, shape)
+    return wider != subject and subjects.covers(wider, subject)
 
 
 def compressed(wanted: frozenset[str], universe: Collection[str], cap: int) -> frozenset[str]:

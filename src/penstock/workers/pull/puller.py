@@ -29,13 +29,13 @@ from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
 from penstock.workers.pull.session import (
     AVERAGE_DECAY,
     BATCH_SECONDS,
+    MESSAGE_OVERHEAD_BYTES,
     BatchSize,
     DeliveriesMissing,
     PullSession,
     bounded,
     capacity,
     pending_needed,
-    request_bytes,
 )
 
 log = logging.getLogger(__name__)
@@ -187,8 +187,11 @@ class Upkeep:
         return min(self._options.max_in_flight, max(1, self._most // 4)) if large else self._options.max_in_flight
 
     def request_bytes(self, max_payload: int) -> int:
-        """Return `max_bytes` for one pull request."""
-        return request_bytes(self._options.max_bytes, max_payload)
+        """Return `max_bytes` of one pull request: two may be open before the size of the messages is known.
+
+        One message always fits, or the server would refuse every request.
+        """
+        return max(self._options.max_bytes // 4, max_payload + MESSAGE_OVERHEAD_BYTES)
 
     def came(self, batch: list[Message]) -> None:
         """Update the average message size."""

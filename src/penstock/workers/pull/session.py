@@ -74,14 +74,6 @@ def bounded(most: int, max_bytes: int, size: float) -> int:
     return max(1, min(most, int(max_bytes / size))) if size else most
 
 
-def request_bytes(max_bytes: int, max_payload: int) -> int:
-    """Return `max_bytes` of one request: two may be open before the size of the messages is known.
-
-    One message always fits, or the server would refuse every request.
-    """
-    return max(max_bytes // 4, max_payload + MESSAGE_OVERHEAD_BYTES)
-
-
 def next_pull(size: int, asked: int, held: int, room: int) -> int:
     """Return how many messages to request now: 0 while enough are requested, or too many are held.
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.workers.group.assignment import Candidate, ConsistentHash, RoundRobin, Strategy, Weighted, assign, moves
+from penstock.workers.group.assignment import Candidate, ConsistentHash, RoundRobin, Strategy, Weighted, assign
 from penstock.workers.partitions import Partition
+
+
+def moves(previous: Mapping[str, str], following: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the partitions whose owner changes, with the old and the new owner."""
+    both = previous.keys() & following.keys()
+    return {p: (previous[p], following[p]) for p in sorted(both) if previous[p] != following[p]}
+
 
 STRATEGIES: list[Strategy] = [ConsistentHash(), RoundRobin(), Weighted()]
 counts = st.integers(0, 120)

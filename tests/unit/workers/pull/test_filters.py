@@ -13,6 +13,9 @@ from penstock.workers.pull.filters import SubjectCapExceeded, compressed, placed
 TOKENS = st.sampled_from("abc")
 LITERALS = st.frozensets(st.tuples(TOKENS, TOKENS, TOKENS).map(".".join), max_size=20)
 
+WILD = st.lists(st.sampled_from("ab*"), min_size=1, max_size=3).map(".".join)
+FILTERS = st.frozensets(st.one_of(WILD, WILD.map(lambda subject: f"{subject}.>")), max_size=12)
+
 
 def test_a_subject_that_two_partitions_have_comes_once_and_is_noticed() -> None:
     found = subject_set([Partition("1", ("a.x", "a.y")), Partition("2", ("a.x",))])
@@ -24,6 +27,12 @@ def test_a_subject_that_a_wildcard_covers_is_left_out() -> None:
     found = subject_set([Partition("1", ("a.>",)), Partition("2", ("a.x",)), Partition("3", ("b.x",))])
     assert found.subjects == {"a.>", "b.x"}
     assert found.duplicates == 1
+
+
+@given(FILTERS)
+def test_what_is_left_out_is_what_another_covers(wanted: frozenset[str]) -> None:
+    found = subject_set([Partition(str(n), (subject,)) for n, subject in enumerate(sorted(wanted))]).subjects
+    assert found == {s for s in wanted if not any(w != s and subjects.covers(w, s) for w in wanted)}
 
 
 @given(wanted=LITERALS, others=LITERALS, cap=st.integers(1, 10))
