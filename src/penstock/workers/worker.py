@@ -30,6 +30,7 @@ from penstock.workers.dispatch.dispatcher import Dispatcher, HandlingOptions, Ow
 from penstock.workers.dispatch.lanes import NO_LIMIT, Finished, Lane
 from penstock.workers.group.claims import (
     ALONE,
+    CALM_RECORD_EVERY,
     NO_TRIES,
     RECORD_EVERY,
     ProgressRecord,
@@ -238,9 +239,13 @@ class Worker:
         self._record = await self._progress.load()
 
     async def _write_down_for_ever(self) -> None:
+        written = 0.0
         while True:
             await asyncio.sleep(RECORD_EVERY)
-            if self._permitted() and (self.strained or (self._progress and self._progress.is_due)):
+            now = time.perf_counter()
+            due = self.strained or (self._progress and self._progress.is_due) or now - written >= CALM_RECORD_EVERY
+            if due and self._permitted():
+                written = now
                 await self._write_down()
 
     async def _write_down(self, ended: bool = False) -> None:

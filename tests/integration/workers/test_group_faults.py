@@ -384,6 +384,29 @@ async def test_the_ack_floor_of_a_dead_worker_counts_when_its_claims_were_delete
     await world.all_done()
 
 
+async def test_what_a_dead_worker_had_done_is_known_without_its_consumer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message waited, so that the consumer's ack floor said everything. Then somebody deletes that consumer."""
+    monkeypatch.setattr("penstock.workers.worker.CALM_RECORD_EVERY", 0.1)
+    await world.prepare()
+    first = await world.join(ttl=1.5)
+    await world.shared(6)
+    await world.publish("p0", 100)
+
+    async def recorded() -> bool:
+        records = claims.records_in(await world.source.bucket.entries(claims.PROGRESS)).values()
+        return any(record.partitions.get("p0", Reached(0)).done >= 100 for record in records)
+
+    await eventually_async(recorded, 30, "all of p0 to be written down", state=lambda: world.done)
+    await world.crash(first)
+    for info in await world.control.jetstream.consumers("S"):
+        await world.control.jetstream.delete_consumer("S", info.name)
+    await world.join(ttl=1.5)
+    await world.publish("p0", 3)
+    await world.all_done()
+
+
 async def delete_claims(world: World) -> None:
     bucket = world.source.bucket
     for key, entry in (await bucket.entries(claims.CLAIMS)).items():

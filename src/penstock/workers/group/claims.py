@@ -41,6 +41,8 @@ PROGRESS = "progress"
 VERSION = 1
 RECORD_EVERY = 0.5
 """Minimum seconds between two writes of the progress record."""
+CALM_RECORD_EVERY = 5.0
+"""Seconds between two writes while the ack floor of the consumer says as much: somebody may delete the consumer."""
 ALONE = "penstock-workers"
 """The bucket of workers that belong to no group. No group's own bucket can have that name."""
 
