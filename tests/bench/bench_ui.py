@@ -16,8 +16,7 @@ from bench_plan import CONSUMERS_A_STREAM, applied, platform_file
 from harness import Bench, Figure
 
 from penstock.jetstream.kv import BATCH, Bucket, Write
-from penstock.observe.groups import GroupWatches
-from penstock.observe.snapshot import take
+from penstock.observe.snapshot import Observer
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
@@ -85,11 +84,13 @@ def _record(name: str, beat: int) -> WorkerRecord:
 
 async def _looks(server: EmbeddedServer, again: bool) -> int:
     """Looks at everything, as the pages do; returns how many."""
-    control, groups = await Control.connect(server.settings), GroupWatches()
-    seen = await take(control, None, None, 0, groups) if again else None
+    control = await Control.connect(server.settings)
+    observer = Observer(control)
+    if again:
+        await observer.look()
     count = 5 if again else 1
-    for turn in range(1, count + 1):
-        seen = await take(control, None, seen, turn, groups)
+    for _ in range(count):
+        await observer.look()
     await control.close()
     return count
 

@@ -6,11 +6,13 @@ import asyncio
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice
 from operator import attrgetter
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from penstock.deadletter.capturer import dlq_of
 from penstock.deadletter.letters import DeadLetter
@@ -18,23 +20,32 @@ from penstock.deadletter.letters import read as read_letter
 from penstock.deadletter.waiting import GivenUp, given_up
 from penstock.errors import AccessDenied, MessageNotFound, NotFound
 from penstock.jetstream import ConsumerInfo, JetStream, SourceInfo, StreamInfo, metadata
+from penstock.jetstream.listing import StreamMemory
 from penstock.jetstream.model import parse_time
 from penstock.publish import advisories
 from penstock.spark import progress
-from penstock.subjects import holds_dead_letters
+from penstock.subjects import any_overlap, holds_dead_letters
 
 T = TypeVar("T")
 
-TURNS = 10
+TURNS = 20
 """Looks after which everything was asked for again, also what stands still."""
 FEW_STREAMS = 32
-"""Up to so many streams with consumers, everything is asked for with every look."""
+"""Streams without movement whose consumers are asked for in one look."""
+SPECIAL = ("$JS.>", "dlq.>")
+"""Subjects of advisories and dead letters."""
+Place = tuple[str, str]
+"""Stream and consumer."""
 GROUP = "penstock.group"
 """Metadata of a consumer of a worker: its group."""
 AT_ONCE = 32
 """API requests under way at the same time."""
 MOST_LETTERS_READ = 5_000
 """Letters of a subject that several consumers share and that are read to tell whose they are."""
+
+
+_holds_dead_letters = lru_cache(maxsize=10_000)(holds_dead_letters)
+"""It is asked several times in every look, for all streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class StreamStatus:
     @property
     def is_dead_letters(self) -> bool:
         """Whether the stream holds dead letters and nothing else."""
-        return holds_dead_letters(self.subjects)
+        return _holds_dead_letters(self.subjects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,60 +190,188 @@ class OfPipeline:
     state: str
 
 
-Durables = Mapping[tuple[str, str], OfPipeline]
+Durables = Mapping[Place, OfPipeline]
 """The pipelines of durable consumers, by stream and consumer."""
 
 
-async def collect(
-    js: JetStream, before: Status | None = None, turn: int = 0, durables: Durables | None = None
-) -> Status:
-    """Ask the server for everything; the number of requests grows with pages, streams, and consumers that lag.
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream as it was listed, and what is shown of it."""
 
-    `durables`: which consumers belong to pipelines; None: those of the pipelines that have left a record.
+    info: StreamInfo
+    status: StreamStatus
+    is_special: bool
+    """Whether it keeps advisories or dead letters."""
 
-    Whoever looks again and again gives what was seen `before` and counts `turn` up. Then on a server with more than
-    `FEW_STREAMS` only the consumers of streams where something moves are asked for, and the others in turns: each is at
-    most `TURNS` looks old.
+    @classmethod
+    def of(cls, info: StreamInfo) -> Self:
+        status = _stream_status(info)
+        return cls(info, status, any_overlap(status.subjects, SPECIAL) is not None)
+
+    def has_moved(self, now: StreamInfo) -> bool:
+        """Whether messages or consumers came or went."""
+        return self.info is not now and _place_of(self.info) != _place_of(now)
+
+
+def _place_of(info: StreamInfo) -> tuple[object, ...]:
+    return info.created, info.state.last_seq, info.state.messages, info.state.consumers
+
+
+@dataclass(frozen=True, slots=True)
+class _Consumers:
+    """The consumers of a stream, as they were when they were last asked for, and what is shown of them."""
+
+    infos: Sequence[ConsumerInfo] = ()
+    shown: tuple[ConsumerStatus, ...] = ()
+    is_moving: bool = False
+    """Whether messages are on their way."""
+    is_behind: bool = False
+
+    @classmethod
+    def of(cls, infos: Sequence[ConsumerInfo], ages: Iterable[datetime | None], before: _Consumers) -> Self:
+        known = {one.name: one for one in before.shown}
+        found = []
+        for info, age in zip(infos, ages, strict=True):
+            now, seen = _consumer_status(info, age), known.get(info.name)
+            found.append(seen if seen and now == _alone(seen) else now)
+        moving = any(one.ack_pending or (one.lag_messages and one.waiting) for one in found)
+        return cls(infos, tuple(found), moving, any(one.lag_messages for one in found))
+
+    def later(self, passed: timedelta) -> Self:
+        """The same, not asked for again: what waits there has become older."""
+        if not self.is_behind:
+            return self
+        shown = (replace(one, lag=one.lag + passed) if one.lag_messages else one for one in self.shown)
+        return replace(self, shown=tuple(shown))
+
+
+class StatusWatch:
+    """Looks at a server again and again. What has not changed is the same object in the next status.
+
+    Only the consumers of streams where something moves are asked for with every look, and of the others about
+    `FEW_STREAMS`, in turns, first those where messages wait: on a server with few streams that is all of them, on a
+    large one each is at most `TURNS` looks old.
     """
-    streams = await js.streams()
-    read = [one for one in streams if one.state.consumers]
-    due = [one.name for one in read if len(read) <= FEW_STREAMS or _is_due(one, before, turn)]
-    listed = await _gathered(_consumers(js, name) for name in due)
-    consumers = [consumer for page in listed for consumer in page]
-    ages = await _gathered(_oldest_unacknowledged(js, consumer) for consumer in consumers)
-    lost = await given_up(js, streams)
-    seen = [_consumer_status(info, age) for info, age in zip(consumers, ages, strict=True)]
-    now, not_asked = datetime.now(UTC), {one.name for one in read}.difference(due)
-    if before:
-        seen += [_later(one, now - before.taken_at) for one in before.consumers if one.stream in not_asked]
-    statuses = tuple(sorted(map(_stream_status, streams), key=attrgetter("name")))
-    dead = await _dead_letters(js, statuses, seen, before)
-    if durables is None:
-        durables = await _recorded_durables(js, streams)
-    seen = [_with_pipeline(one, durables.get((one.stream, one.name))) for one in seen]
-    return Status(
-        taken_at=now,
-        streams=statuses,
-        consumers=tuple(sorted((_with_letters(one, dead, lost) for one in seen), key=attrgetter("stream", "name"))),
-        abandoned_batches=await advisories.kept(js, streams),
-        given_up=lost,
-    )
+
+    def __init__(self, js: JetStream) -> None:
+        self._js = js
+        self._memory = StreamMemory()
+        self._streams: dict[str, _Stream] = {}
+        self._consumers: dict[str, _Consumers] = {}
+        self._moved: frozenset[str] = frozenset()
+        """Streams that had moved at the last look: the server counts a message for consumers after it has stored it."""
+        self._turn = 0
+        self._taken_at = datetime.now(UTC)
+        self._users: dict[Place, str] = {}
+        self._letters: list[StreamStatus] = []
+        self._dead: Mapping[Place, int | None] = {}
+
+    async def streams(self) -> list[StreamInfo]:
+        """All streams now, for the next `look`."""
+        return await self._js.streams_again(self._memory)
+
+    def consumers_of(self, stream: str) -> Sequence[ConsumerInfo]:
+        """The consumers of a stream, as they were when they were last asked for."""
+        known = self._consumers.get(stream)
+        return known.infos if known else ()
+
+    async def look(
+        self, streams: Sequence[StreamInfo], durables: Durables | None = None, stirred: Collection[str] = ()
+    ) -> Status:
+        """Ask for everything else; the number of requests grows with pages, streams, and consumers that lag.
+
+        `durables`: which consumers belong to pipelines; None: those of the pipelines that have left a record.
+        `stirred`: streams whose consumers are asked for in any case.
+        """
+        known = {one.name: self._stream(one) for one in sorted(streams, key=attrgetter("name"))}
+        read = {name: one.info for name, one in known.items() if one.info.state.consumers}
+        due = self._due(read, stirred)
+        special = [one.info for one in known.values() if one.is_special]
+        listed = dict(zip(due, await _gathered(_consumers(self._js, name) for name in due), strict=True))
+        ages = iter(await _gathered(_oldest_unacknowledged(self._js, one) for some in listed.values() for one in some))
+        lost = await given_up(self._js, special)
+        now = datetime.now(UTC)
+        passed, self._taken_at, self._turn = now - self._taken_at, now, self._turn + 1
+        asked = {
+            name: _Consumers.of(some, islice(ages, len(some)), self._consumers.get(name, _Consumers()))
+            for name, some in listed.items()
+        }
+        self._consumers = {name: asked.get(name) or self._consumers[name].later(passed) for name in read}
+        self._streams, statuses = known, tuple(one.status for one in known.values())
+        await self._count_letters(statuses)
+        if durables is None:
+            durables = await _recorded_durables(self._js, streams)
+        self._consumers = {
+            name: self._described(some, lost.by_consumer, durables) for name, some in self._consumers.items()
+        }
+        return Status(
+            taken_at=now,
+            streams=statuses,
+            consumers=tuple(one for some in self._consumers.values() for one in some.shown),
+            abandoned_batches=await advisories.kept(self._js, special),
+            given_up=lost,
+        )
+
+    def _due(self, read: Mapping[str, StreamInfo], stirred: Collection[str]) -> list[str]:
+        """The streams whose consumers are asked for in this look."""
+        moved, moving, behind, still = [], [], [], []
+        for name, info in read.items():
+            known, consumers = self._streams.get(name), self._consumers.get(name)
+            if known is not None and known.has_moved(info):
+                moved.append(name)
+            elif consumers is None or consumers.is_moving or name in self._moved or name in stirred:
+                moving.append(name)
+            elif consumers.is_behind:
+                behind.append(name)
+            else:
+                still.append(name)
+        self._moved = frozenset(moved)
+        return moved + moving + self._in_turn(behind) + self._in_turn(still)
+
+    def _in_turn(self, names: Sequence[str]) -> list[str]:
+        turns = min(TURNS, -(-len(names) // FEW_STREAMS))
+        return [name for name in names if zlib.crc32(name.encode()) % turns == self._turn % turns]
+
+    def _stream(self, info: StreamInfo) -> _Stream:
+        known = self._streams.get(info.name)
+        return known if known and known.info is info else _Stream.of(info)
+
+    async def _count_letters(self, streams: Sequence[StreamStatus]) -> None:
+        """Count dead letters by consumer, unless letters and consumers are those of the last look."""
+        users = {(one.stream, one.name): one.dlq for some in self._consumers.values() for one in some.shown if one.dlq}
+        letters = [one for one in streams if one.messages and one.is_dead_letters]
+        if (users, letters) != (self._users, self._letters):
+            self._dead = await _dead_letters(self._js, letters, users)
+            self._users, self._letters = users, letters
+
+    def _described(self, some: _Consumers, lost: Mapping[Place, int], durables: Durables) -> _Consumers:
+        """Consumers with their letters and pipelines; the same object if nothing of that has changed."""
+        changed = False
+        found = []
+        for one in some.shown:
+            key = (one.stream, one.name)
+            owner = durables.get(key)
+            name, state = (owner.name, owner.state) if owner else (None, None)
+            facts = (self._dead.get(key, 0), lost.get(key, 0), name, state)
+            if facts != (one.dead_letters, one.given_up, one.pipeline, one.pipeline_state):
+                dead, gone, name, state = facts
+                one = replace(one, dead_letters=dead, given_up=gone, pipeline=name, pipeline_state=state)
+                changed = True
+            found.append(one)
+        return replace(some, shown=tuple(found)) if changed else some
 
 
-def _is_due(stream: StreamInfo, before: Status | None, turn: int) -> bool:
-    """Whether the consumers of a stream are to be asked for: something moves there, or it is its turn."""
-    known = before.of_stream(stream.name) if before else None
-    if before is None or known is None or zlib.crc32(stream.name.encode()) % TURNS == turn % TURNS:
-        return True
-    state = stream.state
-    if (known.last_seq, known.messages, known.consumers) != (state.last_seq, state.messages, state.consumers):
-        return True
-    return any(one.ack_pending or (one.lag_messages and one.waiting) for one in before.consumers_of(stream.name))
+def _alone(consumer: ConsumerStatus) -> ConsumerStatus:
+    """A consumer as it is without what others say about it."""
+    if (consumer.dead_letters, consumer.given_up, consumer.pipeline, consumer.pipeline_state) == (0, 0, None, None):
+        return consumer
+    return replace(consumer, dead_letters=0, given_up=0, pipeline=None, pipeline_state=None)
 
 
-def _later(consumer: ConsumerStatus, passed: timedelta) -> ConsumerStatus:
-    """A consumer that was not asked for again: what waits there has become older."""
-    return replace(consumer, lag=consumer.lag + passed) if consumer.lag_messages else consumer
+async def collect(js: JetStream) -> Status:
+    """Ask the server for everything, once."""
+    watch = StatusWatch(js)
+    return await watch.look(await watch.streams())
 
 
 async def _recorded_durables(js: JetStream, streams: Sequence[StreamInfo]) -> Durables:
@@ -248,23 +387,6 @@ async def _recorded_durables(js: JetStream, streams: Sequence[StreamInfo]) -> Du
         for name, one in records.items()
         for stream in one.streams
     }
-
-
-def _with_pipeline(consumer: ConsumerStatus, owner: OfPipeline | None) -> ConsumerStatus:
-    name, state = (owner.name, owner.state) if owner else (None, None)
-    if (name, state) == (consumer.pipeline, consumer.pipeline_state):
-        return consumer
-    return replace(consumer, pipeline=name, pipeline_state=state)
-
-
-def _with_letters(
-    consumer: ConsumerStatus, dead: Mapping[tuple[str, str], int | None], lost: GivenUp
-) -> ConsumerStatus:
-    key = (consumer.stream, consumer.name)
-    found = dead.get(key, 0), lost.by_consumer.get(key, 0)
-    if found == (consumer.dead_letters, consumer.given_up):
-        return consumer
-    return replace(consumer, dead_letters=found[0], given_up=found[1])
 
 
 async def consumer_status(js: JetStream, stream: str, name: str) -> ConsumerStatus | None:
@@ -311,21 +433,17 @@ async def _time_of_next(js: JetStream, stream: str, seq: int, subject: str) -> d
 
 
 async def _dead_letters(
-    js: JetStream, streams: Sequence[StreamStatus], consumers: Sequence[ConsumerStatus], before: Status | None
-) -> dict[tuple[str, str], int | None]:
+    js: JetStream, letters: Sequence[StreamStatus], consumers: Mapping[Place, str]
+) -> dict[Place, int | None]:
     """Dead letters by the consumer that gave up. The subject of one consumer is counted, that of several is read."""
-    users: dict[str, list[ConsumerStatus]] = defaultdict(list)
-    for consumer in consumers:
-        if consumer.dlq:
-            users[consumer.dlq].append(consumer)
-    letters = [one for one in streams if one.messages and one.is_dead_letters]
-    if before and letters == [one for one in before.streams if one.messages and one.is_dead_letters]:
-        return {(one.stream, one.name): one.dead_letters for one in before.consumers}
+    users: dict[str, list[Place]] = defaultdict(list)
+    for consumer, dlq in consumers.items():
+        users[dlq].append(consumer)
     asked = [(stream.name, dlq) for dlq in sorted(users) for stream in letters]
     found = await _gathered(_letters_below(js, *one) for one in asked)
-    counts: dict[tuple[str, str], int | None] = {(one.stream, one.name): 0 for some in users.values() for one in some}
+    counts: dict[Place, int | None] = dict.fromkeys(consumers, 0)
     for (stream, dlq), count in zip(asked, found, strict=True):
-        names = [(one.stream, one.name) for one in users[dlq]]
+        names = users[dlq]
         theirs = await _readers(js, stream, dlq) if count and len(names) > 1 else {names[0]: count}
         for name in names:
             known = counts[name]
@@ -333,7 +451,7 @@ async def _dead_letters(
     return counts
 
 
-async def _readers(js: JetStream, stream: str, dlq: str) -> Mapping[tuple[str, str], int] | None:
+async def _readers(js: JetStream, stream: str, dlq: str) -> Mapping[Place, int] | None:
     """Who gave up on the letters below a subject; None when there are too many to look."""
     if await js.subject_count(stream, f"{dlq}.*.*") > MOST_LETTERS_READ:
         return None

@@ -121,10 +121,12 @@ class Site:
         }  # fmt: skip
         self._templates.globals |= {"sections": SECTIONS, "link": link, "heat": charts.heat, "site": self}
 
+    def text(self, template: str, **values: Any) -> str:
+        return self._templates.get_template(template).render(**values)
+
     def rendered(self, template: str, status: int = 200, **values: Any) -> Response:
         """A page. What publishers wrote may not be UTF-8, and is shown all the same."""
-        text = self._templates.get_template(template).render(**values)
-        return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
+        return HTMLResponse(self.text(template, **values).encode("utf-8", "backslashreplace"), status)
 
 
 @dataclass(slots=True)
