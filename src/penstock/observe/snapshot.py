@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import TypeVar
 
 from penstock.observe import pipelines
+from penstock.observe.collecting import StatusWatch
 from penstock.observe.groups import GroupWatches
 from penstock.observe.pipelines import Declared, PipelineStatus
-from penstock.observe.status import ConsumerStatus, Status, StatusWatch, StreamStatus
+from penstock.observe.status import ConsumerStatus, Status, StreamStatus
 from penstock.publish.control import Control
 from penstock.topology.model import Platform
 from penstock.workers.group.overview import GroupOverview

@@ -12,7 +12,8 @@ from tests.support.streams import make_stream
 from penstock.cli.common import out
 from penstock.cli.status import render
 from penstock.jetstream import Broker, connect
-from penstock.observe.status import ConsumerStatus, Status, StatusWatch, collect
+from penstock.observe.collecting import StatusWatch, collect
+from penstock.observe.status import ConsumerStatus, Status
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
@@ -152,7 +153,7 @@ async def test_a_consumer_that_moves_while_its_stream_does_not_is_seen_with_the_
 async def test_on_a_large_server_what_moves_is_seen_with_the_next_look_and_the_rest_is_not_asked_for(
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.observe.status.FEW_STREAMS", 2)
+    monkeypatch.setattr("penstock.observe.collecting.FEW_STREAMS", 2)
     async with connect(nats_server.settings) as broker:
         for number in range(40):
             await make_stream(broker.jetstream, f"S{number}", subjects=[f"s{number}.>"])
