@@ -115,6 +115,11 @@ class PipelineProgress:
         """A micro-batch of this run, if it is among the last ones."""
         return next((one for one in self.recent if one.number == number), None)
 
+    def checkpoint(self, stream: str) -> int | None:
+        """Return the sequence up to which its last micro-batch has read a stream; None when none is recorded."""
+        read = (one.last for batch in reversed(self.recent) for one in batch.inputs if one.stream == stream)
+        return next(read, None)
+
     def json(self) -> Json:
         return {"version": VERSION, **plain(self)}
 

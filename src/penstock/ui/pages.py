@@ -132,9 +132,8 @@ async def stream(page: Page) -> Response:
     name = page.at("stream")
     snapshot = await page.snapshot()
     js = (await page.watch.control()).jetstream
-    info = (
-        await js.stream_info(name, subjects_filter=">") if await _few_subjects(js, name) else await js.stream_info(name)
-    )
+    few = not page.is_refresh and await _few_subjects(js, name)
+    info = await js.stream_info(name, subjects_filter=">" if few else None)
     found = snapshot.stream(name)
     return page.show(
         "stream.html",
@@ -144,10 +143,10 @@ async def stream(page: Page) -> Response:
         stream=found,
         full_in=_full_in(found, page) if found else None,
         known=_declared(name, page),
-        drift=await drift(page, name),
+        drift=[] if page.is_refresh else await drift(page, name),
         subjects=sorted(info.state.subjects.items(), key=lambda item: -item[1])[:200],
         consumers=[one for one in snapshot.status.consumers if one.stream == name],
-        bars=charts.bars(await histogram(js, info)),
+        bars=[] if page.is_refresh else charts.bars(await histogram(js, info)),
     )
 
 
@@ -436,6 +435,7 @@ async def group(page: Page) -> Response:
         "most": max((known.messages for known in lags.values()), default=0),
         "size": size,
         "measured": len(lags),
+        "happened": () if page.past else page.watch.happened.get(found.group, ()),
     }
     return page.show("group.html", "/groups", found.group, **values)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from penstock.events.documents import Documents
 from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
 from penstock.observe.flow import Edge, FlowNode, FlowPicture, FlowWatch
+from penstock.observe.group_changes import GroupChange, changes
 from penstock.observe.snapshot import Key, Observer, Rates, Snapshot, rates
 from penstock.publish.control import Control
 from penstock.settings import Settings
@@ -38,6 +39,8 @@ LOOKED_FOR = 15.0
 """Seconds that a page counts as looked at after it was asked for without staying open."""
 TREND = 200
 """Points of a trend: five minutes."""
+HAPPENED = 200
+"""Changes of a group that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class Watch:
         """The stream of recorded snapshots at the latest look; None where nothing is recorded."""
         self.trends: dict[Key, deque[Point]] = {}
         """Of consumers; those where nothing has waited have none."""
+        self.happened: dict[str, deque[GroupChange]] = defaultdict(lambda: deque(maxlen=HAPPENED))
+        """What was seen to happen in groups, the newest last."""
         self._looks: deque[Point] = deque(maxlen=TREND)
         """What the trend of such a consumer would be."""
         self.counting = asyncio.Lock()
@@ -199,6 +204,7 @@ class Watch:
             else:
                 self.error = None
                 self.rates = rates(self.latest, found)
+                self._note_groups(self.latest, found)
                 self.latest = found
                 self._note(found)
                 await self._record(found)
@@ -229,6 +235,13 @@ class Watch:
             self.history = await record.kept((await self.control()).jetstream)
         except PenstockError as exc:
             log.info("the recorded snapshots could not be found: %s", exc)
+
+    def _note_groups(self, before: Snapshot | None, found: Snapshot) -> None:
+        for group in found.groups:
+            if before and (known := before.group(group.group)):
+                self.happened[group.group].extend(changes(known, group, found.taken_at))
+        for gone in self.happened.keys() - {group.group for group in found.groups}:
+            del self.happened[gone]
 
     def _note(self, found: Snapshot) -> None:
         """Go on with the trends of consumers where messages wait, or have waited within the time of a trend."""

@@ -68,6 +68,23 @@ def test_the_page_lists_the_last_micro_batches_with_what_they_read(
     assert '<a href="/streams/S/messages?first=11&amp;last=2000">S 11 to 2,000</a>, ' in page
     assert "T 1 to 5<" in page
     assert page.index(">8<") < page.index(">7<")
+    places = page[page.index('id="places"') :]
+    assert [places.count(f'data-label="Checkpoint" class="num">{number}<') for number in ("2,000", "5")] == [1, 1]
+
+
+def test_an_error_and_micro_batches_that_come_while_the_page_is_open_have_a_place_to_appear(
+    nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    record = PipelineProgress(
+        pipeline="p", state=RUNNING, streams=("S",), consumer="c", host="h", pid=1, started=NOW, heard=NOW
+    )
+    streams.connection.request(f"$KV.{BUCKET}.p", json.dumps(record.json()).encode())
+    with served(nats_server.settings) as pages:
+        page = pages.get("/pipelines/p").text
+    assert '<div id="error" data-live></div>' in page
+    assert '<div id="batches" data-live>' in page
+    assert "Last" not in page
 
 
 FILE = """
