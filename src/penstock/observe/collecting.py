@@ -29,7 +29,9 @@ T = TypeVar("T")
 TURNS = 30
 """Looks after which everything was asked for again, also what stands still."""
 FEW_STREAMS = 32
-"""Streams without movement whose consumers are asked for in one look."""
+"""Up to so many streams without movement, their consumers are asked for with every look."""
+IN_TURN = 16
+"""Of more streams, about so many are asked for in one look."""
 SPECIAL = ("$JS.>", "dlq.>")
 """Subjects of advisories and dead letters."""
 GROUP = "penstock.group"
@@ -111,9 +113,9 @@ class _Consumers:
 class StatusWatch:
     """Looks at a server again and again. What has not changed is the same object in the next status.
 
-    Only the consumers of streams where something moves are asked for with every look, and of the others about
-    `FEW_STREAMS`, in turns, first those where messages wait: on a server with few streams that is all of them, on a
-    large one each is at most `TURNS` looks old.
+    Only the consumers of streams where something moves are asked for with every look, and of the others some in turns,
+    more often where messages wait: on a server with few streams that is all of them, on a large one each is at most
+    `TURNS` looks old.
     """
 
     def __init__(self, js: JetStream) -> None:
@@ -194,7 +196,9 @@ class StatusWatch:
 
     def _in_turn(self, names: Sequence[str], many: int) -> list[str]:
         """Some of these streams; fewer where there are many others to ask."""
-        turns = min(TURNS, -(-len(names) // max(FEW_STREAMS - many, 1)))
+        if len(names) + many <= FEW_STREAMS:
+            return list(names)
+        turns = min(TURNS, -(-len(names) // max(IN_TURN - many // 2, 1)))
         return [name for name in names if zlib.crc32(name.encode()) % turns == self._turn % turns]
 
     def _stream(self, info: StreamInfo) -> _Stream:

@@ -154,6 +154,7 @@ async def test_on_a_large_server_what_moves_is_seen_with_the_next_look_and_the_r
     nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.observe.collecting.FEW_STREAMS", 2)
+    monkeypatch.setattr("penstock.observe.collecting.IN_TURN", 2)
     async with connect(nats_server.settings) as broker:
         for number in range(40):
             await make_stream(broker.jetstream, f"S{number}", subjects=[f"s{number}.>"])
