@@ -87,6 +87,27 @@ def test_an_error_and_micro_batches_that_come_while_the_page_is_open_have_a_plac
     assert "Last" not in page
 
 
+@pytest.mark.parametrize("value", ["not JSON", "{}", "[1]", "null", "7"])
+def test_what_is_no_record_of_a_pipeline_hides_nothing_else(
+    nats_server: EmbeddedServer, streams: Streams, value: str
+) -> None:
+    streams.make("S", subjects=["s.>"])
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    record = PipelineProgress(
+        pipeline="p", state=FAILED, streams=("S",), consumer="c", host="h", pid=1, started=NOW, heard=NOW
+    )
+    naive = {**record.json(), "state": RUNNING, "heard": "2026-11-18T10:00:00"}
+    for key, text in {"bad": value, "naive": json.dumps(naive), "p": json.dumps(record.json())}.items():
+        streams.connection.request(f"$KV.{BUCKET}.{key}", text.encode())
+    with served(nats_server.settings) as pages:
+        page = pages.get("/pipelines")
+        assert page.status == 200, page.text
+        assert 'href="/pipelines/p"' in page.text
+        assert "/pipelines/bad" not in page.text
+        assert "/streams/S" in pages.get("/").text
+    assert "S" in ended("--servers", nats_server.url, "status").stdout
+
+
 FILE = """
 name: shop
 environments: {dev: {servers: ["%s"]}}
