@@ -157,6 +157,7 @@ class JetStream:
 
     async def streams_again(self, memory: StreamMemory) -> list[StreamInfo]:
         """Return all streams, and parse only those that differ from what `memory` has of the last call."""
+        memory.begin()
         return memory.streams(await self._list("list streams", "STREAM.LIST", "streams", {}, memory.page))
 
     async def stream_names(self, subject: str | None = None) -> list[str]:

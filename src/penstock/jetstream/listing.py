@@ -26,6 +26,10 @@ class StreamMemory:
         self._seen: dict[bytes, Json] = {}
         self._streams: dict[str, StreamInfo] = {}
 
+    def begin(self) -> None:
+        """Forget the pages of a listing that was not completed."""
+        self._seen = {}
+
     def page(self, data: bytes) -> Json:
         """Parse one page of the listing. Pages that are written otherwise than those of today are parsed as a whole."""
         first, *parts = data.split(BEGIN)

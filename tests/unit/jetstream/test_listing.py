@@ -40,6 +40,17 @@ def test_what_has_not_changed_is_the_same_object_and_the_rest_is_new() -> None:
     assert third[0] is not first[2], "it was away in between"
 
 
+def test_a_listing_that_was_not_completed_is_forgotten() -> None:
+    memory = StreamMemory()
+    first = listed(memory, page(stream("A")))
+    memory.begin()
+    memory.page(page(stream("GONE"), missing=["A"]))
+    memory.begin()
+    assert memory.streams(memory.page(page(stream("A", ts="later")))["streams"])[0] is first[0]
+    memory.begin()
+    assert memory.page(page(stream("GONE", ts="later")))["streams"][0]["ts"] == "later"
+
+
 @pytest.mark.parametrize("text", ['{"config":', ',"ts":"x"}', '"},{"config":{"name":"X"', "ü\u2028\\", '"ts":"'])
 def test_texts_that_look_like_the_answer_itself_are_texts(text: str) -> None:
     memory = StreamMemory()
