@@ -70,7 +70,7 @@ class GroupWatch:
             self._shares, self._others, self._ownership = {}, {}, None
             self._revision, self._created, self._read_all = 0, created, now
         if bucket.state.last_seq > self._revision:
-            self._apply(*await self._bucket.since(self._revision))
+            self._apply(*await self._bucket.since(self._revision, bucket))
         if self._ownership is not None:
             return None
         self._ownership = GroupShares.of(self._shares)

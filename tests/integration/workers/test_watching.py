@@ -8,7 +8,7 @@ import pytest
 from tests.integration.workers.test_group import World, world
 
 from penstock.consume.messages import Message, MessageContext
-from penstock.jetstream.kv import Bucket
+from penstock.jetstream.kv import Bucket, Entry
 from penstock.observe.snapshot import Observer
 from penstock.publish.control import Control
 from penstock.testing import eventually_async
@@ -83,11 +83,23 @@ async def test_only_what_changed_is_read_again(control: Control) -> None:
     assert await bucket.since(revision) == ({}, revision)
     await bucket.put("claims.p1", {"n": 7}, revisions[1])
     await bucket.delete("claims.p2", revisions[2])
-    found, revision = await bucket.since(revision)
+    await bucket.add("claims.p0", b"not JSON")
+    found, last = await bucket.since(revision)
+    assert await bucket.since(revision, await control.jetstream.stream_info(bucket.stream)) == (found, last)
     changed = found.pop("claims.p1")
     assert changed is not None
     assert changed.value == {"n": 7}
     assert found == {"claims.p2": None}
+
+
+async def test_changes_that_others_have_overwritten_are_not_waited_for(control: Control) -> None:
+    bucket = Bucket(control, "penstock_g")
+    await bucket.ensure()
+    first = await bucket.put("workers.w", {"n": 0}, 0)
+    for n in range(1, 20):
+        last = await bucket.put("workers.w", {"n": n})
+    found, revision = await bucket.since(first - 1, await control.jetstream.stream_info(bucket.stream))
+    assert (found, revision) == ({"workers.w": Entry({"n": 19}, last)}, last)
 
 
 async def test_more_keys_than_one_answer_holds_are_all_read(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
