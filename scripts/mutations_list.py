@@ -285,7 +285,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # -- observe ---------------------------------------------------------------------------------------------------
     Mutation(
         name="age-of-an-acknowledged-message",
-        file="src/penstock/observe/status.py",
+        file="src/penstock/observe/collecting.py",
         old="consumer.ack_floor_stream_seq + 1, f)",
         new="consumer.ack_floor_stream_seq, f)",
         breaks="The lag of a consumer is the age of a message it has acknowledged: alerts fire without a reason.",
@@ -296,7 +296,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="lag-without-what-is-in-flight",
-        file="src/penstock/observe/status.py",
+        file="src/penstock/observe/collecting.py",
         old="lag_messages=info.unprocessed,",
         new="lag_messages=info.pending,",
         breaks="Messages that were delivered and not acknowledged are not counted as lag: a stuck handler shows none.",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import itertools
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from bench_plan import CONSUMERS_A_STREAM, applied, platform_file
 from harness import Bench, Figure
 
 from penstock.jetstream.kv import BATCH, Bucket, Write
-from penstock.observe.groups import GroupWatches
-from penstock.observe.snapshot import take
+from penstock.observe.snapshot import Observer
 from penstock.publish.control import Control
 from penstock.server.embedded import EmbeddedServer
 from penstock.topology.load import load
@@ -33,6 +33,7 @@ SERVER_SHARE = 2.0
 """Percent of a core."""
 PERSON = 5.0
 """Seconds after the start that somebody opens the first page; nothing is looked at until then but once."""
+MOVING = 25
 BEATS_EVERY = 5.0
 """Seconds between two heartbeats of a worker."""
 FIRST_LOOK, NEXT_LOOK = "first look", "look again"
@@ -85,18 +86,20 @@ def _record(name: str, beat: int) -> WorkerRecord:
 
 async def _looks(server: EmbeddedServer, again: bool) -> int:
     """Looks at everything, as the pages do; returns how many."""
-    control, groups = await Control.connect(server.settings), GroupWatches()
-    seen = await take(control, None, None, 0, groups) if again else None
+    control = await Control.connect(server.settings)
+    observer = Observer(control)
+    if again:
+        await observer.look()
     count = 5 if again else 1
-    for turn in range(1, count + 1):
-        seen = await take(control, None, seen, turn, groups)
+    for _ in range(count):
+        await observer.look()
     await control.close()
     return count
 
 
 def _figures(server: EmbeddedServer, file: Path, workers: int, seconds: int) -> Sequence[Figure]:
     with _beating(server, workers):
-        alone = _cpu(server.pid, seconds)
+        (alone,) = _shares(seconds, server.pid)
         command = [sys.executable, "-m", "penstock", "ui", str(file), "--listen", "127.0.0.1:0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             try:
@@ -107,24 +110,27 @@ def _figures(server: EmbeddedServer, file: Path, workers: int, seconds: int) -> 
                 first = _seconds(place)
                 with _open_page(place):
                     time.sleep(min(10.0, seconds))  # the first looks read everything
-                    before, began = (_ticks(process.pid), _ticks(server.pid)), time.perf_counter()
-                    time.sleep(seconds)
-                    took = time.perf_counter() - began
-                    own, theirs = (
-                        _ticks(pid) - ticks for pid, ticks in zip((process.pid, server.pid), before, strict=True)
-                    )
+                    own, theirs = _shares(seconds, process.pid, server.pid)
+                    with _moving(server):
+                        time.sleep(min(5.0, seconds))
+                        moving, _ = _shares(seconds // 2, process.pid, server.pid)
             finally:
                 process.terminate()
     return [
         Figure(name="a page that is asked for when the process has just started", value=at_once, unit="s"),
         Figure(name="the first page of a person", value=first, unit="s", at_most=FIRST_PAGE),
-        Figure(name="CPU of the pages", value=100 * own / took, unit="% of a core", at_most=UI_SHARE),
+        Figure(name="CPU of the pages", value=100 * own, unit="% of a core", at_most=UI_SHARE),
         Figure(name="CPU of the server without them", value=100 * alone, unit="% of a core"),
         Figure(
             name="CPU that the server needs more",
-            value=100 * (theirs / took - alone),
+            value=100 * (theirs - alone),
             unit="% of a core",
             at_most=SERVER_SHARE,
+        ),
+        Figure(
+            name=f"CPU of the pages while {MOVING} streams get a message a second that nobody reads",
+            value=100 * moving,
+            unit="% of a core",
         ),
     ]
 
@@ -135,10 +141,12 @@ def _ticks(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / 100
 
 
-def _cpu(pid: int, seconds: float) -> float:
-    before = _ticks(pid)
+def _shares(seconds: float, *pids: int) -> list[float]:
+    """How much of a core processes use in the next seconds."""
+    before, began = [_ticks(pid) for pid in pids], time.perf_counter()
     time.sleep(seconds)
-    return (_ticks(pid) - before) / seconds
+    took = time.perf_counter() - began
+    return [(_ticks(pid) - ticks) / took for pid, ticks in zip(pids, before, strict=True)]
 
 
 def _seconds(place: str) -> float:
@@ -180,19 +188,42 @@ def _open_page(place: str) -> Iterator[None]:
 @contextmanager
 def _beating(server: EmbeddedServer, workers: int) -> Iterator[None]:
     """Heartbeats of the group's workers, as they write them."""
+
+    async def beat(control: Control, count: int) -> None:
+        name = f"worker-{count % workers}"
+        await Bucket(control, "penstock_large").put(worker_key(name), _record(name, count).to_json())
+        await asyncio.sleep(BEATS_EVERY / workers)
+
+    with _repeating(server, beat):
+        yield
+
+
+@contextmanager
+def _moving(server: EmbeddedServer) -> Iterator[None]:
+    """Messages in some of the streams."""
+
+    async def publish(control: Control, count: int) -> None:
+        await control.publish(f"s{count % MOVING}.e0", b"x" * 100)
+        await asyncio.sleep(1 / MOVING)
+
+    with _repeating(server, publish):
+        yield
+
+
+@contextmanager
+def _repeating(server: EmbeddedServer, do: Callable[[Control, int], Awaitable[None]]) -> Iterator[None]:
+    """Does something again and again, in a thread of its own."""
     stop = threading.Event()
 
-    async def beat() -> None:
+    async def repeat() -> None:
         control = await Control.connect(server.settings)
-        bucket, count = Bucket(control, "penstock_large"), 0
-        while not stop.is_set():
-            name = f"worker-{count % workers}"
-            await bucket.put(worker_key(name), _record(name, count).to_json())
-            count += 1
-            await asyncio.sleep(BEATS_EVERY / workers)
+        for count in itertools.count():
+            if stop.is_set():
+                break
+            await do(control, count)
         await control.close()
 
-    thread = threading.Thread(target=lambda: asyncio.run(beat()), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(repeat()), daemon=True)
     thread.start()
     try:
         yield

@@ -11,8 +11,9 @@ from rich.live import Live
 
 from penstock.cli.common import Column, err, table
 from penstock.errors import PenstockError
+from penstock.observe.collecting import consumer_status
 from penstock.observe.pipelines import PipelineStatus
-from penstock.observe.status import ConsumerStatus, consumer_status
+from penstock.observe.status import ConsumerStatus
 from penstock.settings import Settings
 from penstock.spark.link import Link
 from penstock.spark.progress import PipelineProgress, now

@@ -29,7 +29,7 @@ from penstock.consume import failures
 from penstock.errors import NotFound
 from penstock.examples import example_dir, load_module
 from penstock.jetstream import Broker, JetStream, connect
-from penstock.observe.status import collect
+from penstock.observe.collecting import collect
 from penstock.publish import Publisher
 from penstock.settings import Settings
 from penstock.topology import actual

@@ -28,7 +28,8 @@ from penstock.cli.common import (
 from penstock.cli.terminal import Text
 from penstock.errors import ServerBusy, Unavailable
 from penstock.jetstream import connect
-from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
+from penstock.observe.collecting import collect
+from penstock.observe.status import ConsumerStatus, Status, StreamStatus
 from penstock.units import approximate_duration, approximate_size
 
 STREAM_COLUMNS: list[Column] = [

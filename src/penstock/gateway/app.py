@@ -18,7 +18,8 @@ from penstock.gateway.limits import Allowance, TooMany
 from penstock.gateway.metrics import Metrics
 from penstock.gateway.service import METHODS, Service, caller
 from penstock.gateway.v1.facts_connect import FactServiceASGIApplication
-from penstock.observe.status import ConsumerStatus, consumer_status
+from penstock.observe.collecting import consumer_status
+from penstock.observe.status import ConsumerStatus
 from penstock.topology.model import GatewaySpec
 from penstock.web.server import PEER
 

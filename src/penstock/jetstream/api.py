@@ -22,6 +22,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream import codes, features
+from penstock.jetstream.listing import StreamMemory
 from penstock.jetstream.model import (
     AccountInfo,
     ConsumerInfo,
@@ -36,6 +37,9 @@ from penstock.wire import headers
 
 Change = Mapping[str, Any] | Callable[[Json], Json]
 """New values for some fields, or a function from the configuration read to the one to write."""
+
+Parse = Callable[[bytes], Json]
+"""Turns the body of an answer into a document."""
 
 _NOT_A_NAME = re.compile(r"[.*>/\\\s]|^$")
 """Characters that would turn a stream's or consumer's name into another subject, or into a path."""
@@ -150,6 +154,11 @@ class JetStream:
         """Return all streams, over all pages; with `subject`, those that a filter of it could match."""
         body = {"subject": subject} if subject else {}
         return [StreamInfo.parse(raw) for raw in await self._list("list streams", "STREAM.LIST", "streams", body)]
+
+    async def streams_again(self, memory: StreamMemory) -> list[StreamInfo]:
+        """Return all streams, and parse only those that differ from what `memory` has of the last call."""
+        memory.begin()
+        return memory.streams(await self._list("list streams", "STREAM.LIST", "streams", {}, memory.page))
 
     async def stream_names(self, subject: str | None = None) -> list[str]:
         body = {"subject": subject} if subject else {}
@@ -287,7 +296,7 @@ class JetStream:
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
-    async def _ask(self, what: str, verb: str, body: Json | None, within: float) -> Json:
+    async def _ask(self, what: str, verb: str, body: Json | None, within: float, parse: Parse = json.loads) -> Json:
         """Send one request and return its answer; a refusal of the server is raised."""
         payload = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         self.requests += 1
@@ -295,20 +304,29 @@ class JetStream:
             raw = await self._request(f"{self._prefix}.{verb}", payload, max(within, 0.001))
         except DeadlineExceeded as exc:
             raise DeadlineExceeded(what, self.timeout) from exc
-        answer: Json = json.loads(raw)
+        answer = parse(raw)
         if error := answer.get("error"):
             raise codes.refusal(what, error)
         return answer
 
-    async def _repeat(self, what: str, verb: str, body: Json | None, retry_on: Callable[[BaseException], bool]) -> Json:
+    async def _repeat(
+        self,
+        what: str,
+        verb: str,
+        body: Json | None,
+        retry_on: Callable[[BaseException], bool],
+        parse: Parse = json.loads,
+    ) -> Json:
         deadline = time.monotonic() + self.timeout
         return await retry.retrying(
-            lambda: self._ask(what, verb, body, deadline - time.monotonic()), within=self.timeout, retry_on=retry_on
+            lambda: self._ask(what, verb, body, deadline - time.monotonic(), parse),
+            within=self.timeout,
+            retry_on=retry_on,
         )
 
-    async def _read(self, what: str, verb: str, body: Json | None = None) -> Json:
+    async def _read(self, what: str, verb: str, body: Json | None = None, parse: Parse = json.loads) -> Json:
         """Send an idempotent request: retried while the server is busy or unavailable, up to the deadline."""
-        return await self._repeat(what, verb, body, retry.is_retryable)
+        return await self._repeat(what, verb, body, retry.is_retryable, parse)
 
     async def _decide(self, what: str, verb: str, body: Json | None = None) -> Json:
         """Send a request that must not be done twice: retried only while nothing was done."""
@@ -317,7 +335,7 @@ class JetStream:
         except (ConnectionLost, DeadlineExceeded) as exc:
             raise OutcomeUnknown(f"{what}: the answer was lost ({exc})") from exc
 
-    async def _list(self, what: str, verb: str, key: str, body: Json) -> list[Any]:
+    async def _list(self, what: str, verb: str, key: str, body: Json, parse: Parse = json.loads) -> list[Any]:
         """Return all items of a listing, in the order of their names.
 
         Pages are counted from the start, so an item removed before a page shifts others out of it. Hence each page is
@@ -326,7 +344,7 @@ class JetStream:
         items: list[Any] = []
         last, offset = "", 0
         while True:
-            answer = _complete(what, await self._read(what, verb, {**body, "offset": offset}))
+            answer = _complete(what, await self._read(what, verb, {**body, "offset": offset}, parse))
             page, total = answer.get(key) or [], answer.get("total", 0)
             if last and offset and not (page and _name_of(page[0]) <= last):
                 offset = max(0, offset - OVERLAP)

@@ -28,7 +28,7 @@ from penstock.errors import (
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.connection import NoStream, WrongRevision
 from penstock.jetstream.consumer import AckSubject
-from penstock.jetstream.model import NANOSECONDS, Json, StoredMessage
+from penstock.jetstream.model import NANOSECONDS, Json, StoredMessage, StreamInfo
 from penstock.settings import Settings
 from penstock.subjects import api_prefix
 from penstock.wire import aio, frames
@@ -39,6 +39,8 @@ MARKER_LIVES = "1h"
 """How long the marker of a deleted key is kept."""
 DELETED = frozenset({"DEL", "PURGE"})
 LISTING_LIVES = 5_000_000_000  # nanoseconds until the server itself removes the consumer of a listing
+ONE_BY_ONE = 100
+"""Changes that are asked for one by one."""
 ASKED_AT_ONCE = 100
 """Keys of one request; a server answers up to 1,024, and is slow with many."""
 READ_AT_ONCE = 1_000
@@ -270,26 +272,35 @@ class Bucket(KeyValue):
                 found[key] = entry
         return found
 
-    async def since(self, revision: int) -> tuple[dict[str, Entry | None], int]:
+    async def since(self, revision: int, bucket: StreamInfo | None = None) -> tuple[dict[str, Entry | None], int]:
         """Return the changes after a revision, and the newest revision seen; None stands for a deleted key.
 
         Read by direct get, so that no consumer is needed. Any replica may answer, also one that lags: what it does not
         have yet comes with the next call. Values that are not JSON are skipped.
+
+        `bucket`: its stream as it is now, if already known. A few changes of a bucket without replicas are then asked
+        for one by one: for every request of several the server counts what else there is, over thousands of keys.
         """
         found: dict[str, Entry | None] = {}
+        if bucket and bucket.config.get("num_replicas", 1) == 1 and bucket.state.last_seq - revision <= ONE_BY_ONE:
+            _note_changes(found, self._prefix, await self._each(range(revision + 1, bucket.state.last_seq + 1)))
+            return found, max(revision, bucket.state.last_seq)
         while True:
             page = await self._page_behind(revision)
-            for message in page:
-                headers = message.header_values()
-                key = headers["Nats-Subject"][-1].removeprefix(self._prefix)
-                revision = int(headers["Nats-Sequence"][-1])
-                try:
-                    gone = headers.get("KV-Operation", [""])[0] in DELETED or not message.data
-                    found[key] = None if gone else Entry(json.loads(message.data), revision)
-                except ValueError:
-                    continue
+            revision = _note_changes(found, self._prefix, page) or revision
             if len(page) < READ_AT_ONCE:
                 return found, revision
+
+    async def _each(self, sequences: Sequence[int]) -> list[frames.Message]:
+        """The messages of these sequences that are still there, in their order."""
+        await self._control.ready()
+        connection, subject = self._control.connection, self._control.jetstream.subject(f"DIRECT.GET.{self.stream}")
+        async with self._inbox() as (inbox, arrived):
+            for sequence in sequences:
+                await connection.publish(subject, b'{"seq":%d}' % sequence, reply=inbox)
+            read = [message async for message in self._received(arrived, len(sequences))]
+        there = [message for message in read if not self._is_end(message)]
+        return sorted(there, key=lambda message: int(message.header_values()["Nats-Sequence"][-1]))
 
     async def _page_behind(self, revision: int) -> list[frames.Message]:
         await self._control.ready()
@@ -303,12 +314,17 @@ class Bucket(KeyValue):
         """The messages of an answer to a direct get."""
         found: list[frames.Message] = []
         async for message in self._received(arrived, most + 1):
-            if status := message.status:
-                if status[0] not in END_OF_ANSWER:
-                    raise Unavailable(f"bucket {self.name!r} cannot be read: {status[0]} {status[1]}")
+            if self._is_end(message):
                 break
             found.append(message)
         return found
+
+    def _is_end(self, message: frames.Message) -> bool:
+        """Whether it says that there is no message, or no further one. Raises when it says something else."""
+        status = message.status
+        if status and status[0] not in END_OF_ANSWER:
+            raise Unavailable(f"bucket {self.name!r} cannot be read: {status[0]} {status[1]}")
+        return status is not None
 
     async def _newest_of(self, keys: Collection[str]) -> list[frames.Message]:
         await self._control.ready()
@@ -429,6 +445,21 @@ def listing_config(inbox: str, filters: list[str]) -> Json:
         "num_replicas": 1,
         "inactive_threshold": LISTING_LIVES,
     }
+
+
+def _note_changes(found: dict[str, Entry | None], prefix: str, messages: Sequence[frames.Message]) -> int:
+    """Note what messages of direct gets say, skipping values that are not JSON. Returns the last revision; 0: none."""
+    revision = 0
+    for message in messages:
+        headers = message.header_values()
+        revision = int(headers["Nats-Sequence"][-1])
+        try:
+            gone = headers.get("KV-Operation", [""])[0] in DELETED or not message.data
+            value = None if gone else Entry(json.loads(message.data), revision)
+        except ValueError:
+            continue
+        found[headers["Nats-Subject"][-1].removeprefix(prefix)] = value
+    return revision
 
 
 def _note(found: dict[str, Entry], key: str, revision: int, headers: Mapping[str, list[str]], data: bytes) -> None:

@@ -6,13 +6,13 @@ It is laid out by the declared platform. What is on the server and not in the fi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from penstock import subjects
 from penstock.observe.pipelines import PipelineStatus
-from penstock.observe.snapshot import Rates, Snapshot
+from penstock.observe.snapshot import Key, Rates, Snapshot
 from penstock.observe.status import ConsumerStatus, StreamStatus
 from penstock.spark.progress import FAILED, NEVER, SILENT
 from penstock.topology.model import Platform
@@ -147,8 +147,27 @@ def is_declared(consumer: ConsumerStatus, platform: Platform | None) -> bool:
     return spec is not None and spec.stream == consumer.stream
 
 
-def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> FlowPicture:
-    """The graph of a snapshot. What the platform declares and the server lacks is in it, as failed."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A consumer in the graph."""
+
+    consumer: ConsumerStatus
+    rate: float
+    node: FlowNode
+    edge: Edge
+
+
+Readings = dict[Key, Reading]
+
+
+def flow(
+    snapshot: Snapshot, rates: Rates, platform: Platform | None = None, readings: Readings | None = None
+) -> FlowPicture:
+    """The graph of a snapshot. What the platform declares and the server lacks is in it, as failed.
+
+    `readings`: consumers of the graph before this one of the same platform, which are not made again if they are the
+    same objects; after the call those of this graph.
+    """
     graph = FlowPicture()
     shown = {one.name: one for one in snapshot.status.streams if not one.name.startswith(INTERNAL)}
     for stream in shown.values():
@@ -162,7 +181,7 @@ def flow(snapshot: Snapshot, rates: Rates, platform: Platform | None = None) -> 
                 graph.add(FlowNode(kind, name, NodeState.FAILED, "declared, not on the server"))
         _add_publishers(graph, platform, shown.values())
     letters = [one for one in shown.values() if one.is_dead_letters]
-    _add_consumers(graph, snapshot, rates, shown, letters, platform)
+    _add_consumers(graph, snapshot, rates, shown, letters, platform, {} if readings is None else readings)
     _add_groups(graph, snapshot, rates, letters)
     _add_pipelines(graph, snapshot, rates, shown, letters, platform)
     return graph
@@ -209,19 +228,31 @@ def _add_consumers(
     shown: dict[str, StreamStatus],
     letters: Sequence[StreamStatus],
     platform: Platform | None,
+    readings: Readings,
 ) -> None:
+    before = readings.copy()
+    readings.clear()
     for consumer in snapshot.status.consumers:
-        key = (consumer.stream, consumer.name)
         if consumer.stream not in shown or consumer.group or consumer.carries or consumer.pipeline:
             continue
-        declared = is_declared(consumer, platform)
-        state = state_of(consumer)
-        kind, name = (NodeKind.SERVICE, consumer.service) if consumer.service else (NodeKind.CONSUMER, consumer.name)
-        target = graph.add(FlowNode(kind, name, state, declared=declared))
-        source = _id_of(shown[consumer.stream])
-        seconds = consumer.lag.total_seconds()
-        graph.connect(Edge(source, target, rates.settled.get(key, 0.0), consumer.lag_messages, seconds, state))
-        _add_dead_letters(graph, target, consumer.dlq, (consumer.dead_letters or 0) + consumer.given_up, letters)
+        key = (consumer.stream, consumer.name)
+        rate, made = rates.settled.get(key, 0.0), before.get(key)
+        if made is None or made.consumer is not consumer or made.rate != rate:
+            made = _reading(consumer, rate, _id_of(shown[consumer.stream]), platform)
+        readings[key] = made
+        graph.add(made.node)
+        graph.connect(made.edge)
+        if consumer.dlq:
+            count = (consumer.dead_letters or 0) + consumer.given_up
+            _add_dead_letters(graph, made.edge.target, consumer.dlq, count, letters)
+
+
+def _reading(consumer: ConsumerStatus, rate: float, source: str, platform: Platform | None) -> Reading:
+    state = state_of(consumer)
+    kind, name = (NodeKind.SERVICE, consumer.service) if consumer.service else (NodeKind.CONSUMER, consumer.name)
+    node = FlowNode(kind, name, state, declared=is_declared(consumer, platform))
+    edge = Edge(source, node.id, rate, consumer.lag_messages, consumer.lag.total_seconds(), state)
+    return Reading(consumer, rate, node, edge)
 
 
 def _add_dead_letters(
@@ -320,13 +351,15 @@ def layout(graph: FlowPicture, most: int = 60) -> Layout:
     columns: list[list[FlowNode]] = [[] for _ in range(COLUMNS)]
     for node in graph.nodes.values():
         columns[COLUMN[node.kind]].append(node)
-    weight = _weights(graph)
+    weight = _weights(graph) if any(len(nodes) > most for nodes in columns) else {}
     left_out = 0
     for place, nodes in enumerate(columns):
         left_out += max(0, len(nodes) - most)
-        kept = sorted(nodes, key=lambda node: (-BADNESS[node.state], -weight[node.id]))[:most]
+        kept = nodes
+        if len(nodes) > most:
+            kept = sorted(nodes, key=lambda node: (-BADNESS[node.state], -weight.get(node.id, 0.0)))[:most]
         columns[place] = sorted(kept, key=lambda node: (node.kind, node.name))
-    neighbours = _neighbours(graph)
+    neighbours = _neighbours(graph, {node.id for nodes in columns for node in nodes})
     for place in (*range(1, COLUMNS), *range(COLUMNS - 2, -1, -1), *range(1, COLUMNS)):
         _untangle(columns, place, neighbours)
     placed = {
@@ -344,11 +377,12 @@ def _weights(graph: FlowPicture) -> dict[str, float]:
     return weight
 
 
-def _neighbours(graph: FlowPicture) -> dict[str, list[str]]:
+def _neighbours(graph: FlowPicture, drawn: Set[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for source, target in graph.edges:
-        found[source].append(target)
-        found[target].append(source)
+        if source in drawn and target in drawn:
+            found[source].append(target)
+            found[target].append(source)
     return found
 
 
@@ -371,5 +405,30 @@ def _untangle(columns: list[list[FlowNode]], place: int, neighbours: dict[str, l
 def needs_attention(graph: FlowPicture) -> Iterator[tuple[FlowNode, list[Edge]]]:
     """What is behind, not read or failed, with the edges that show it, the worst first."""
     bad = [node for node in graph.nodes.values() if BADNESS[node.state] >= BADNESS[NodeState.BEHIND]]
+    edges: dict[str, list[Edge]] = defaultdict(list)
+    for edge in graph.edges.values():
+        if edge.state is not NodeState.OK:
+            edges[edge.target].append(edge)
     for node in sorted(bad, key=lambda node: (-BADNESS[node.state], node.kind, node.name)):
-        yield node, [edge for edge in graph.edges.values() if edge.target == node.id and edge.state is not NodeState.OK]
+        yield node, edges[node.id]
+
+
+class FlowWatch:
+    """The graph of snapshot after snapshot: where nothing that it shows has changed, it is the same object."""
+
+    def __init__(self, platform: Platform | None = None) -> None:
+        self._platform = platform
+        self._seen: object = None
+        self._graph = FlowPicture()
+        self._readings: Readings = {}
+
+    def of(self, snapshot: Snapshot, rates: Rates) -> FlowPicture:
+        streams = tuple(one for one in snapshot.status.streams if not one.name.startswith(INTERNAL))
+        names = {one.name for one in streams}
+        stored = {name: rate for name, rate in rates.stored.items() if rate and name in names}
+        settled = {key: rate for key, rate in rates.settled.items() if rate and key[0] in names}
+        seen = (streams, snapshot.status.consumers, snapshot.groups, snapshot.pipelines, stored, settled)
+        if seen != self._seen:
+            self._graph = flow(snapshot, Rates(stored, settled), self._platform, self._readings)
+            self._seen = seen
+        return self._graph

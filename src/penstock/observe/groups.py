@@ -5,26 +5,36 @@ A group of 10,000 partitions has as many keys. Its workers write a few of them e
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from penstock.consume.metrics import Lag
-from penstock.errors import ConfigError, StreamNotFound
-from penstock.jetstream.kv import Bucket, Entry
-from penstock.jetstream.model import ConsumerInfo
+from penstock.errors import AccessDenied, PenstockError
+from penstock.jetstream.kv import Bucket, Entry, stream_of
+from penstock.jetstream.model import ConsumerInfo, StreamInfo
 from penstock.publish.control import Control
 from penstock.workers.group import assignment
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.claims import progress_key, records_in
 from penstock.workers.group.identity import workers_in
+from penstock.workers.group.operations import group_names
 from penstock.workers.group.overview import GroupOverview, GroupShares, PartitionOverview, overview
 from penstock.workers.options import bucket_name
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import stored
-from penstock.workers.pull.consumer import group_consumers
+from penstock.workers.pull.consumer import by_worker
+
+log = logging.getLogger(__name__)
 
 READ_ALL_EVERY = 300.0
 """Seconds after which all keys are read again: some may have expired without a trace."""
+SHARES = (f"{claim_store.CLAIMS}.", f"{assignment.ASSIGNMENT}.")
+"""Keys of a group that say who has which partition: most of them, and those that change least."""
+ConsumersOf = Callable[[str], Sequence[ConsumerInfo]]
+"""The consumers of a stream."""
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
+"""Exceptions of parsing values that no worker has written: whoever may write to the bucket can write anything."""
 MEASURED = 100
 """Partitions whose lag is asked for in one look; the others follow in turns."""
 
@@ -35,8 +45,11 @@ class GroupWatch:
     def __init__(self, control: Control, group: str) -> None:
         self._control = control
         self._group = group
-        self._bucket = Bucket(control, bucket_name(group))
-        self._entries: dict[str, Entry] = {}
+        self.bucket = bucket_name(group)
+        self._bucket = Bucket(control, self.bucket)
+        self._shares: dict[str, Entry] = {}
+        """Keys that say who has which partition."""
+        self._others: dict[str, Entry] = {}
         self._revision = 0
         self._created = ""
         self._read_all = 0.0
@@ -45,32 +58,43 @@ class GroupWatch:
         self._lags: dict[str, Lag] = {}
         """Of partitions, the one measured longest ago first."""
 
-    async def look(self) -> GroupOverview:
-        """The group now. Raises `ConfigError` when there is none of that name."""
-        try:
-            info = await self._control.jetstream.stream_info(self._bucket.stream)
-        except StreamNotFound as exc:
-            raise ConfigError(f"there is no group {self._group!r} on this server") from exc
-        created, now = str(info.raw.get("created", "")), time.monotonic()
+    async def read(self, bucket: StreamInfo) -> str | None:
+        """Read what has changed in the bucket. Returns the stream of the group if partitions have moved.
+
+        Raises `AccessDenied` when we may not read it.
+        """
+        if not self._created:
+            await self._control.jetstream.stream_info(bucket.name)  # refused at once, where reading goes unanswered
+        created, now = str(bucket.raw.get("created", "")), time.monotonic()
         if created != self._created or now - self._read_all > READ_ALL_EVERY:
-            self._entries, self._revision, self._created, self._read_all = {}, 0, created, now
-            self._ownership = None
-        if info.state.last_seq > self._revision:
-            self._apply(*await self._bucket.since(self._revision))
+            self._shares, self._others, self._ownership = {}, {}, None
+            self._revision, self._created, self._read_all = 0, created, now
+        if bucket.state.last_seq > self._revision:
+            self._apply(*await self._bucket.since(self._revision, bucket))
+        if self._ownership is not None:
+            return None
+        self._ownership = GroupShares.of(self._shares)
+        return self._ownership.published.stream
+
+    def overview(self, consumers_of: ConsumersOf) -> GroupOverview | None:
+        """The group as it was read, with its consumers; None when the bucket is none of a group."""
         if self._ownership is None:
-            self._ownership = GroupShares.of(self._entries)
+            return None
         stream = self._ownership.published.stream
-        self._consumers = await group_consumers(self._control.jetstream, stream, self._group) if stream else {}
-        return overview(self._group, self._entries, self._consumers, self._ownership)
+        self._consumers = by_worker(consumers_of(stream), self._group) if stream else {}
+        found = overview(self._group, self._others, self._consumers, self._ownership)
+        return found if found.stream or found.workers else None
 
     def _apply(self, changed: Mapping[str, Entry | None], revision: int) -> None:
         self._revision = revision
         for key, entry in changed.items():
+            is_share = key.startswith(SHARES)
+            entries = self._shares if is_share else self._others
             if entry is None:
-                self._entries.pop(key, None)
+                entries.pop(key, None)
             else:
-                self._entries[key] = entry
-            if key.startswith((f"{claim_store.CLAIMS}.", f"{assignment.ASSIGNMENT}.")):
+                entries[key] = entry
+            if is_share:
                 self._ownership = None
 
     async def lags(self, group: GroupOverview) -> dict[str, Lag]:
@@ -98,10 +122,10 @@ class GroupWatch:
     def _done(self, partitions: Collection[PartitionOverview]) -> dict[str, int]:
         """The sequence up to which everything is done, for certain, by partition."""
         assert self._ownership is not None
-        claims, workers = self._ownership.claims, workers_in(self._entries)
+        claims, workers = self._ownership.claims, workers_in(self._others)
         names = {one.owner for one in partitions if one.owner in workers}
         keys = {name: progress_key(name, workers[name].incarnation) for name in names if name}
-        records = records_in({key: self._entries[key] for key in keys.values() if key in self._entries})
+        records = records_in({key: self._others[key] for key in keys.values() if key in self._others})
         found = {}
         for one in partitions:
             claim, done = claims.get(one.id), one.handoff
@@ -118,17 +142,46 @@ class GroupWatch:
 class GroupWatches:
     """All groups of a server."""
 
-    def __init__(self) -> None:
-        self.denied: set[str] = set()
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._denied: set[str] = set()
         """Groups that nobody lets us read: they are not asked for again."""
         self._groups: dict[str, GroupWatch] = {}
+        self._read: list[GroupWatch] = []
+        """Those that could be read in the last look."""
 
-    def of(self, control: Control, group: str) -> GroupWatch:
-        if group not in self._groups:
-            self._groups[group] = GroupWatch(control, group)
-        return self._groups[group]
+    async def read(self, streams: Sequence[StreamInfo]) -> list[str]:
+        """Read what has changed in the buckets of groups. Returns the streams where partitions have moved."""
+        buckets = {one.name: one for one in streams}
+        names = [name for name in group_names(buckets) if name not in self._denied]
+        self._groups = {name: self._groups.get(name) or GroupWatch(self._control, name) for name in names}
+        self._read, stirred = [], list[str]()
+        for name, watch in self._groups.items():
+            try:
+                moved = await watch.read(buckets[stream_of(bucket_name(name))])
+            except AccessDenied:
+                self._denied.add(name)
+            except PenstockError:
+                continue  # it is being deleted
+            except UNREADABLE as exc:
+                log.info("what bucket %s holds is no group: %r", watch.bucket, exc)
+            else:
+                self._read.append(watch)
+                stirred += [moved] if moved else []
+        return stirred
 
-    def keep_only(self, groups: Collection[str]) -> None:
-        """Forget groups that are gone."""
-        for gone in self._groups.keys() - set(groups):
-            del self._groups[gone]
+    def overviews(self, consumers_of: ConsumersOf) -> Iterator[GroupOverview]:
+        """The groups that could be read."""
+        for watch in self._read:
+            try:
+                found = watch.overview(consumers_of)
+            except UNREADABLE as exc:
+                log.info("what bucket %s holds is no group: %r", watch.bucket, exc)
+                continue
+            if found:
+                yield found
+
+    async def lags(self, group: GroupOverview) -> dict[str, Lag]:
+        """How far the partitions of a group are behind, as far as that is known."""
+        watch = self._groups.get(group.group)
+        return await watch.lags(group) if watch else {}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.jetstream import JetStream
-from penstock.observe.status import ConsumerStatus, Durables, OfPipeline, consumer_status
+from penstock.observe.collecting import consumer_status
+from penstock.observe.status import ConsumerStatus, Durables, OfPipeline
 from penstock.spark.progress import FAILED, NEVER, SILENT, PipelineProgress, now, recorded
 
 

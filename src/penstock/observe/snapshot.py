@@ -6,20 +6,21 @@ overview of groups; neither counts by itself.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TypeVar
 
-from penstock.errors import AccessDenied, PenstockError
 from penstock.observe import pipelines
+from penstock.observe.collecting import StatusWatch
 from penstock.observe.groups import GroupWatches
 from penstock.observe.pipelines import Declared, PipelineStatus
-from penstock.observe.status import ConsumerStatus, Status, StreamStatus, collect
+from penstock.observe.status import ConsumerStatus, Status, StreamStatus
 from penstock.publish.control import Control
 from penstock.topology.model import Platform
-from penstock.workers.group.operations import Groups
 from penstock.workers.group.overview import GroupOverview
 
+T = TypeVar("T")
 Key = tuple[str, str]
 """Stream and consumer."""
 
@@ -62,21 +63,29 @@ class Rates:
 
 
 def rates(before: Snapshot | None, now: Snapshot) -> Rates:
-    """How fast streams grew and consumers worked. What was recreated or reset in between counts as standing still."""
+    """How fast streams grew and consumers worked. What was recreated or reset in between counts as standing still.
+
+    What is the same object in both is left out: it stood still.
+    """
     seconds = (now.taken_at - before.taken_at).total_seconds() if before else 0.0
     if before is None or seconds <= 0:
         return Rates()
-    ends = {one.name: one.last_seq for one in before.status.streams}
-    sizes = {one.name: one.bytes for one in before.status.streams}
-    done = {(one.stream, one.name): one.settled for one in before.status.consumers}
-    return Rates(
-        {one.name: max(0, one.last_seq - ends.get(one.name, one.last_seq)) / seconds for one in now.status.streams},
-        {
-            (one.stream, one.name): max(0, one.settled - done.get((one.stream, one.name), one.settled)) / seconds
-            for one in now.status.consumers
-        },
-        {one.name: max(0, one.bytes - sizes.get(one.name, one.bytes)) / seconds for one in now.status.streams},
-    )
+    ends, sizes, done = dict[str, float](), dict[str, float](), dict[Key, float]()
+    streams = {one.name: one for one in before.status.streams}
+    consumers = {(one.stream, one.name): one for one in before.status.consumers}
+    for stream in _changed(before.status.streams, now.status.streams):
+        known = streams.get(stream.name, stream)
+        ends[stream.name] = max(0, stream.last_seq - known.last_seq) / seconds
+        sizes[stream.name] = max(0, stream.bytes - known.bytes) / seconds
+    for one in _changed(before.status.consumers, now.status.consumers):
+        seen = consumers.get((one.stream, one.name), one)
+        done[one.stream, one.name] = max(0, one.settled - seen.settled) / seconds
+    return Rates(ends, done, sizes)
+
+
+def _changed(before: Iterable[T], now: Iterable[T]) -> Iterator[T]:
+    known = set(map(id, before))
+    return (one for one in now if id(one) not in known)
 
 
 def declared_pipelines(platform: Platform | None) -> list[Declared]:
@@ -86,35 +95,22 @@ def declared_pipelines(platform: Platform | None) -> list[Declared]:
     return [Declared(one.name, platform.streams_read_by(one), one.consumer) for one in platform.pipelines.values()]
 
 
-async def take(
-    control: Control,
-    platform: Platform | None = None,
-    before: Snapshot | None = None,
-    turn: int = 0,
-    groups: GroupWatches | None = None,
-) -> Snapshot:
-    """Ask the server for everything, or for what has moved since `before` (see `collect`).
+class Observer:
+    """Looks at a server again and again; what is known of the last look is not asked for anew (see `StatusWatch`)."""
 
-    Groups that cannot be read are left out. `groups` remembers what was read of them.
-    """
-    found = await pipelines.collect_pipelines(control.jetstream, declared_pipelines(platform))
-    seen = before.status if before else None
-    status = await collect(control.jetstream, seen, turn, pipelines.durables(found))
-    return Snapshot(status, tuple(found), tuple([one async for one in _groups(control, groups or GroupWatches())]))
+    def __init__(self, control: Control, platform: Platform | None = None) -> None:
+        self.groups = GroupWatches(control)
+        self._js = control.jetstream
+        self._platform = platform
+        self._status = StatusWatch(control.jetstream)
+        self._stirred: set[str] = set()
+        """Streams of groups whose partitions have moved since their consumers were asked for."""
 
-
-async def _groups(control: Control, groups: GroupWatches) -> AsyncIterator[GroupOverview]:
-    names = await Groups(control).names()
-    groups.keep_only(names)
-    for name in names:
-        if name in groups.denied:
-            continue
-        try:
-            group = await groups.of(control, name).look()
-        except AccessDenied:
-            groups.denied.add(name)
-        except PenstockError:
-            continue  # it is being deleted, or is no group
-        else:
-            if group.stream or group.workers:
-                yield group
+    async def look(self) -> Snapshot:
+        """Everything now. Groups that cannot be read are left out."""
+        streams = await self._status.streams()
+        found = await pipelines.collect_pipelines(self._js, declared_pipelines(self._platform))
+        self._stirred.update(await self.groups.read(streams))
+        status = await self._status.look(streams, pipelines.durables(found), self._stirred)
+        self._stirred.clear()
+        return Snapshot(status, tuple(found), tuple(self.groups.overviews(self._status.consumers_of)))

@@ -6,6 +6,7 @@ The position of a pipeline in its streams is not in the record: its durable cons
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from typing import Any, Self
 from penstock.errors import StreamNotFound
 from penstock.jetstream import JetStream
 from penstock.jetstream.kv import Keys, KeyValue, bucket_layout
-from penstock.jetstream.model import Json
+from penstock.jetstream.model import NO_ADVISORY, Json
 from penstock.records import plain, typed
 from penstock.spark.link import Link
+
+log = logging.getLogger(__name__)
 
 BUCKET = "penstock_pipelines"
 VERSION = 1
@@ -115,6 +118,11 @@ class PipelineProgress:
         """A micro-batch of this run, if it is among the last ones."""
         return next((one for one in self.recent if one.number == number), None)
 
+    def checkpoint(self, stream: str) -> int | None:
+        """Return the sequence up to which its last micro-batch has read a stream; None when none is recorded."""
+        read = (one.last for batch in reversed(self.recent) for one in batch.inputs if one.stream == stream)
+        return next(read, None)
+
     def json(self) -> Json:
         return {"version": VERSION, **plain(self)}
 
@@ -126,13 +134,18 @@ class PipelineProgress:
 
 
 async def recorded(js: JetStream) -> dict[str, PipelineProgress]:
-    """Return every record, by pipeline."""
+    """Return every record, by pipeline. What is no record is passed over: others may write to the bucket too."""
     bucket, found = Keys(js, BUCKET), dict[str, PipelineProgress]()
     for key in await bucket.keys():
         with suppress(StreamNotFound):  # removed since its keys were listed
             record = await bucket.newest(key)
             if record and record.data:
-                found[key] = PipelineProgress.parse(json.loads(record.data))
+                try:
+                    told = PipelineProgress.parse(json.loads(record.data))
+                    told.state_at(now())  # its times can be compared
+                    found[key] = told
+                except NO_ADVISORY as exc:
+                    log.info("what key %r of bucket %r holds is no record of a pipeline: %r", key, BUCKET, exc)
     return found
 
 

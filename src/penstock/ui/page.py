@@ -60,6 +60,12 @@ def age(value: timedelta | float | None) -> str:
     return approximate_duration(value if isinstance(value, timedelta) else timedelta(seconds=value))
 
 
+def span(value: timedelta) -> str:
+    """A length of time that may be short."""
+    seconds = value.total_seconds()
+    return age(value) if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
 def moment(value: datetime | None) -> str:
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}" if value else ""
 
@@ -109,11 +115,12 @@ class Site:
         """`title`: the platform, `place`: its environment and servers."""
         self.title = title
         self.place = place
+        self._live: dict[str, bool] = {}
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("penstock.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True
         )
         self._templates.filters |= {
-            "age": age, "moment": moment, "number": number, "size": approximate_size, "rate": per_second,
+            "age": age, "span": span, "moment": moment, "number": number, "size": approximate_size, "rate": per_second,
             "readable": readable, "state_of": state_of, "is_declared": is_declared,
             "trend": charts.trend, "breakable": breakable, "own_headers": own_headers,
             "path": lambda text: quote(str(text), safe="", errors="surrogatepass"),
@@ -121,10 +128,19 @@ class Site:
         }  # fmt: skip
         self._templates.globals |= {"sections": SECTIONS, "link": link, "heat": charts.heat, "site": self}
 
+    def is_live(self, template: str) -> bool:
+        """Whether a page has parts that are exchanged while it is open."""
+        if template not in self._live:
+            assert self._templates.loader
+            self._live[template] = "data-live" in self._templates.loader.get_source(self._templates, template)[0]
+        return self._live[template]
+
+    def text(self, template: str, **values: Any) -> str:
+        return self._templates.get_template(template).render(**values)
+
     def rendered(self, template: str, status: int = 200, **values: Any) -> Response:
         """A page. What publishers wrote may not be UTF-8, and is shown all the same."""
-        text = self._templates.get_template(template).render(**values)
-        return HTMLResponse(text.encode("utf-8", "backslashreplace"), status)
+        return HTMLResponse(self.text(template, **values).encode("utf-8", "backslashreplace"), status)
 
 
 @dataclass(slots=True)
@@ -161,6 +177,11 @@ class Page:
         self.rates = rates(before, self.past)
         return self.past
 
+    @property
+    def is_refresh(self) -> bool:
+        """Whether the page is there, and its live parts are exchanged: the others need not be made."""
+        return "x-live" in self.request.headers
+
     def at(self, name: str) -> str:
         """A part of the path."""
         return str(self.request.path_params[name])
@@ -187,6 +208,7 @@ class Page:
             title=title,
             trouble=self.watch.error,
             watch=self.watch,
+            live=self.site.is_live(template),
             rates=self.rates,
             past=self.past,
             history=self.history,

@@ -9,6 +9,7 @@ from datetime import timedelta
 from shlex import quote
 from typing import Any
 
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -27,6 +28,7 @@ from penstock.topology.plan import Change, plan
 from penstock.topology.resource import Desired
 from penstock.ui import charts
 from penstock.ui.page import Page, moment
+from penstock.ui.watch import DrawnFlow
 from penstock.units import format_duration, from_nanoseconds
 from penstock.workers.group.overview import PartitionOverview
 
@@ -50,24 +52,35 @@ DURATIONS = frozenset(
 
 
 async def flow(page: Page) -> Response:
-    """What flows from where to where."""
+    """What flows from where to where. What is drawn is drawn once for all who look at the same."""
     snapshot = await page.snapshot()
-    graph = flows.flow(snapshot, page.rates, page.watch.platform)
-    placed = flows.layout(graph)
-    outgoing: dict[str, list[flows.Edge]] = {}
-    for edge in graph.edges.values():
-        outgoing.setdefault(edge.source, []).append(edge)
+    graph = flows.flow(snapshot, page.rates, page.watch.platform) if page.past else page.watch.flow()
+    drawn = page.watch.drawn
+    if drawn is None or drawn.graph is not graph:
+        picture = Markup(page.site.text("flow_picture.html", **_picture(graph)))
+        drawn = DrawnFlow(graph, list(flows.needs_attention(graph)), picture)
+        if not page.past:
+            page.watch.drawn = drawn
     return page.show(
         "flow.html",
         "/",
         "Flow",
-        picture=charts.picture(placed),
-        left_out=placed.left_out,
         graph=graph,
-        outgoing=outgoing,
-        attention=list(flows.needs_attention(graph)),
+        attention=drawn.attention,
         totals=_totals(snapshot, page.rates),
+        picture=drawn.html,
     )
+
+
+def _picture(graph: flows.FlowPicture) -> dict[str, Any]:
+    """What the picture and the same as a list are made of."""
+    placed = flows.layout(graph)
+    outgoing: dict[str, list[flows.Edge]] = {}
+    for edge in graph.edges.values():
+        if edge.source in placed.placed:
+            outgoing.setdefault(edge.source, []).append(edge)
+    picture = charts.picture(placed)
+    return {"graph": graph, "picture": picture, "left_out": placed.left_out, "outgoing": outgoing}
 
 
 def _totals(snapshot: Snapshot, rates: Rates) -> list[tuple[str, str]]:
@@ -119,9 +132,8 @@ async def stream(page: Page) -> Response:
     name = page.at("stream")
     snapshot = await page.snapshot()
     js = (await page.watch.control()).jetstream
-    info = (
-        await js.stream_info(name, subjects_filter=">") if await _few_subjects(js, name) else await js.stream_info(name)
-    )
+    few = not page.is_refresh and await _few_subjects(js, name)
+    info = await js.stream_info(name, subjects_filter=">" if few else None)
     found = snapshot.stream(name)
     return page.show(
         "stream.html",
@@ -131,10 +143,10 @@ async def stream(page: Page) -> Response:
         stream=found,
         full_in=_full_in(found, page) if found else None,
         known=_declared(name, page),
-        drift=await drift(page, name),
+        drift=[] if page.is_refresh else await drift(page, name),
         subjects=sorted(info.state.subjects.items(), key=lambda item: -item[1])[:200],
         consumers=[one for one in snapshot.status.consumers if one.stream == name],
-        bars=charts.bars(await histogram(js, info)),
+        bars=[] if page.is_refresh else charts.bars(await histogram(js, info)),
     )
 
 
@@ -423,6 +435,7 @@ async def group(page: Page) -> Response:
         "most": max((known.messages for known in lags.values()), default=0),
         "size": size,
         "measured": len(lags),
+        "happened": () if page.past else page.watch.happened.get(found.group, ()),
     }
     return page.show("group.html", "/groups", found.group, **values)
 

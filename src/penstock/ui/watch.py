@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,8 +17,9 @@ from penstock.errors import PenstockError
 from penstock.events.documents import Documents
 from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
-from penstock.observe.groups import GroupWatches
-from penstock.observe.snapshot import Key, Rates, Snapshot, rates, take
+from penstock.observe.flow import Edge, FlowNode, FlowPicture, FlowWatch
+from penstock.observe.group_changes import GroupChange, changes
+from penstock.observe.snapshot import Key, Observer, Rates, Snapshot, rates
 from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.topology.model import Platform
@@ -38,6 +39,8 @@ LOOKED_FOR = 15.0
 """Seconds that a page counts as looked at after it was asked for without staying open."""
 TREND = 200
 """Points of a trend: five minutes."""
+HAPPENED = 200
+"""Changes of a group that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,15 @@ class Point:
     at: datetime
     lag: int
     seconds: float
-    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFlow:
+    """The picture of a graph, as it is on the page."""
+
+    graph: FlowPicture
+    attention: Sequence[tuple[FlowNode, list[Edge]]]
+    html: str
 
 
 def pause(took: float, used: float, every: float) -> float:
@@ -72,20 +83,27 @@ class Watch:
         """Why there is no newer snapshot; None while all is well."""
         self.history: StreamInfo | None = None
         """The stream of recorded snapshots at the latest look; None where nothing is recorded."""
-        self.trends: dict[Key, deque[Point]] = defaultdict(lambda: deque(maxlen=TREND))
+        self.trends: dict[Key, deque[Point]] = {}
+        """Of consumers; those where nothing has waited have none."""
+        self.happened: dict[str, deque[GroupChange]] = defaultdict(lambda: deque(maxlen=HAPPENED))
+        """What was seen to happen in groups, the newest last."""
+        self._looks: deque[Point] = deque(maxlen=TREND)
+        """What the trend of such a consumer would be."""
         self.counting = asyncio.Lock()
         """Held while something is counted again."""
         self._lags: dict[str, tuple[int, Mapping[str, Lag]]] = {}
         self._every = EVERY
         self._control: Control | None = None
+        self._observer: Observer | None = None
+        self._flow = FlowWatch(platform)
+        self.drawn: DrawnFlow | None = None
+        """The latest picture that somebody has asked for."""
         self._looked_at = -math.inf
         self._open = 0
         self._number = 0
         self._told = asyncio.Condition()
         self._looking = asyncio.Lock()
         self._recorded = 0.0
-        self.groups = GroupWatches()
-        """Groups that we may not read."""
         self._wanted = asyncio.Event()
         self._first_look_over = asyncio.Event()
 
@@ -100,6 +118,11 @@ class Watch:
             self._control = await Control.connect(self.settings)
         return self._control
 
+    async def _observe(self) -> Observer:
+        if self._observer is None:
+            self._observer = Observer(await self.control(), self.platform)
+        return self._observer
+
     async def close(self) -> None:
         if self._control is not None:
             await self._control.close()
@@ -113,6 +136,11 @@ class Watch:
             await self._look(raising=self.latest is None)
         assert self.latest is not None
         return self.latest
+
+    def flow(self) -> FlowPicture:
+        """The graph of the latest snapshot."""
+        assert self.latest is not None
+        return self._flow.of(self.latest, self.rates)
 
     def _age(self) -> float:
         """Seconds since the latest look that succeeded."""
@@ -159,7 +187,7 @@ class Watch:
         number, found = self._lags.get(group.group, (-1, {}))
         if number != self._number:
             try:
-                found = await self.groups.of(await self.control(), group.group).lags(group)
+                found = await (await self._observe()).groups.lags(group)
             except PenstockError as exc:
                 log.info("the lag of the partitions of %s could not be measured: %s", group.group, exc)
             self._lags[group.group] = (self._number, found)
@@ -168,7 +196,7 @@ class Watch:
     async def _look(self, raising: bool) -> None:
         async with self._looking:
             try:
-                found = await take(await self.control(), self.platform, self.latest, self._number, self.groups)
+                found = await (await self._observe()).look()
             except PenstockError as exc:
                 self.error = str(exc)
                 if raising:
@@ -176,6 +204,7 @@ class Watch:
             else:
                 self.error = None
                 self.rates = rates(self.latest, found)
+                self._note_groups(self.latest, found)
                 self.latest = found
                 self._note(found)
                 await self._record(found)
@@ -207,12 +236,24 @@ class Watch:
         except PenstockError as exc:
             log.info("the recorded snapshots could not be found: %s", exc)
 
+    def _note_groups(self, before: Snapshot | None, found: Snapshot) -> None:
+        for group in found.groups:
+            if before and (known := before.group(group.group)):
+                self.happened[group.group].extend(changes(known, group, found.taken_at))
+        for gone in self.happened.keys() - {group.group for group in found.groups}:
+            del self.happened[gone]
+
     def _note(self, found: Snapshot) -> None:
-        there = set()
-        for one in found.status.consumers:
-            key = (one.stream, one.name)
-            there.add(key)
-            rate = self.rates.settled.get(key, 0.0)
-            self.trends[key].append(Point(found.taken_at, one.lag_messages, one.lag.total_seconds(), rate))
-        for gone in self.trends.keys() - there:
-            del self.trends[gone]
+        """Go on with the trends of consumers where messages wait, or have waited within the time of a trend."""
+        there = {(one.stream, one.name): one for one in found.status.consumers if one.lag_messages}
+        still = Point(found.taken_at, 0, 0.0)
+        for key, points in list(self.trends.items()):
+            if key not in there:
+                points.append(still)
+                if not any(point.lag for point in points):
+                    del self.trends[key]
+        for key, one in there.items():
+            if key not in self.trends:
+                self.trends[key] = deque(self._looks, TREND)
+            self.trends[key].append(Point(found.taken_at, one.lag_messages, one.lag.total_seconds()))
+        self._looks.append(still)

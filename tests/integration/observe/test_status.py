@@ -6,18 +6,20 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from tests.support.streams import make_stream
 
 from penstock.cli.common import out
 from penstock.cli.status import render
 from penstock.jetstream import Broker, connect
-from penstock.observe.status import ConsumerStatus, Status, collect
+from penstock.observe.collecting import StatusWatch, collect
+from penstock.observe.status import ConsumerStatus, Status
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing import eventually_async
 
 
-async def consumer(broker: Broker, **config: object) -> None:
-    await broker.jetstream.create_consumer("S", {"durable_name": "c", "ack_policy": "explicit", **config})
+async def consumer(broker: Broker, stream: str = "S", **config: object) -> None:
+    await broker.jetstream.create_consumer(stream, {"durable_name": "c", "ack_policy": "explicit", **config})
 
 
 async def status_of(broker: Broker) -> Status:
@@ -30,11 +32,13 @@ def shown(status: Status) -> str:
     return printed.get()
 
 
-async def pull(broker: Broker, count: int) -> list[str]:
+async def pull(broker: Broker, count: int, stream: str = "S") -> list[str]:
     """Fetch `count` messages of the consumer `c`; the subjects to acknowledge them on."""
     connection, inbox = broker.connection, broker.settings.new_inbox()
     await connection.subscribe(inbox)
-    await connection.publish("$JS.API.CONSUMER.MSG.NEXT.S.c", json.dumps({"batch": count}).encode(), reply=inbox)
+    await connection.publish(
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.c", json.dumps({"batch": count}).encode(), reply=inbox
+    )
     return [(await connection.receive(20)).reply for _ in range(count)]
 
 
@@ -138,8 +142,57 @@ async def test_a_consumer_that_moves_while_its_stream_does_not_is_seen_with_the_
         await consumer(broker)
         for _ in range(5):
             await broker.publish("s.a", b"x")
-        before = await status_of(broker)
-        await broker.jetstream.reset_consumer("S", "c", 5)
-        for turn in range(1, 11):
-            (found,) = (await collect(broker.jetstream, before, turn)).consumers
-            assert found.lag_messages == 1, turn
+        watch = StatusWatch(broker.jetstream)
+        for first in (5, 3, 4, 2):
+            await watch.look(await watch.streams())
+            await broker.jetstream.reset_consumer("S", "c", first)
+            (found,) = (await watch.look(await watch.streams())).consumers
+            assert found.lag_messages == 6 - first
+
+
+async def test_on_a_large_server_what_moves_is_seen_with_the_next_look_and_the_rest_is_not_asked_for(
+    nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.observe.collecting.FEW_STREAMS", 2)
+    monkeypatch.setattr("penstock.observe.collecting.IN_TURN", 2)
+    async with connect(nats_server.settings) as broker:
+        for number in range(40):
+            await make_stream(broker.jetstream, f"S{number}", subjects=[f"s{number}.>"])
+            await consumer(broker, f"S{number}")
+        watch = StatusWatch(broker.jetstream)
+
+        async def lags() -> dict[str, int]:
+            found = await watch.look(await watch.streams())
+            return {one.stream: one.lag_messages for one in found.consumers if one.lag_messages}
+
+        first = await watch.look(await watch.streams())
+        asked = broker.jetstream.requests
+        again = await watch.look(await watch.streams())
+        assert broker.jetstream.requests - asked < 20
+        assert list(map(id, again.consumers)) == list(map(id, first.consumers))
+        assert list(map(id, again.streams)) == list(map(id, first.streams))
+
+        await broker.publish("s7.a", b"x")
+        await lags()  # the server counts a message for its consumers a moment after it has acknowledged it
+        assert await lags() == {"S7": 1}
+        (reply,) = await pull(broker, 1, "S7")
+        await lags()
+        await broker.request(reply, b"+ACK", 20)
+        assert await lags() == {}, "read by somebody again, while the stream stands still"
+        await broker.jetstream.delete_stream("S7")
+        found = await watch.look(await watch.streams())
+        assert {(one.stream, one.name) for one in found.consumers} == {
+            (f"S{number}", "c") for number in range(40) if number != 7
+        }
+
+
+async def test_letters_of_a_consumer_that_was_not_there_before_are_counted(nats_server: EmbeddedServer) -> None:
+    async with connect(nats_server.settings) as broker:
+        await make_stream(broker.jetstream)
+        await make_stream(broker.jetstream, "DLQ")
+        await broker.publish("dlq.s.0123456789abcdef.1", b"x")
+        watch = StatusWatch(broker.jetstream)
+        await watch.look(await watch.streams())
+        await consumer(broker, metadata={"penstock.dlq": "dlq.s"})
+        (found,) = (await watch.look(await watch.streams())).consumers
+        assert found.dead_letters == 1

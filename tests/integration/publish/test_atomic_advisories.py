@@ -11,7 +11,7 @@ from tests.support.commands import ended, here
 from tests.support.streams import make_stream
 
 from penstock.jetstream.model import StoredMessage
-from penstock.observe.status import collect
+from penstock.observe.collecting import collect
 from penstock.publish import Abandonment, Abandonments, Gap, Publisher, TooLarge, advisories
 from penstock.server.embedded import EmbeddedServer
 from penstock.testing.polling import eventually_async

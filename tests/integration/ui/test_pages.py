@@ -37,6 +37,9 @@ def status(server: EmbeddedServer) -> Any:
     return json.loads(ended("--servers", server.url, "status", "--json").stdout)
 
 
+LEFT_OUT = ("Messages over time", "<h2>Subjects</h2>")
+
+
 def token(page: Answer) -> str:
     found = TOKEN.search(page.text)
     assert found, page.text
@@ -99,6 +102,24 @@ def test_a_stream_that_was_changed_by_hand_differs_from_the_file(pages: Served, 
         "$JS.API.STREAM.UPDATE.ORDERS", json.dumps({**streams.info("ORDERS").config, "max_bytes": 2**21}).encode()
     )
     assert "max_bytes" in pages.get("/streams/ORDERS").text
+
+
+def test_a_refresh_makes_what_is_live_and_nothing_else(pages: Served, streams: Streams) -> None:
+    """A histogram and a plan are dozens of requests to the server, and a page fetches itself every other second."""
+    streams.number("orders.paid", 1, 20)
+    whole = pages.get("/streams/ORDERS").text
+    part = pages.get("/streams/ORDERS", **{"x-live": "1"}).text
+    assert [name in whole for name in LEFT_OUT] == [True, True]
+    assert [name in part for name in LEFT_OUT] == [False, False]
+    live = re.compile(r'<(dl|div) id="(\w+)" data-live.*?</\1>', re.DOTALL)
+    assert [found[2] for found in live.finditer(part)] == [found[2] for found in live.finditer(whole)]
+
+
+def test_only_pages_with_live_parts_say_that_they_are_looked_at_again(pages: Served) -> None:
+    for path in PATHS:
+        page = pages.get(path).text
+        main = page[page.index("<main") : page.index("</main>")]
+        assert ("looked at again" in page) == ("data-live" in main), path
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------

@@ -68,6 +68,44 @@ def test_the_page_lists_the_last_micro_batches_with_what_they_read(
     assert '<a href="/streams/S/messages?first=11&amp;last=2000">S 11 to 2,000</a>, ' in page
     assert "T 1 to 5<" in page
     assert page.index(">8<") < page.index(">7<")
+    places = page[page.index('id="places"') :]
+    assert [places.count(f'data-label="Checkpoint" class="num">{number}<') for number in ("2,000", "5")] == [1, 1]
+
+
+def test_an_error_and_micro_batches_that_come_while_the_page_is_open_have_a_place_to_appear(
+    nats_server: EmbeddedServer, streams: Streams
+) -> None:
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    record = PipelineProgress(
+        pipeline="p", state=RUNNING, streams=("S",), consumer="c", host="h", pid=1, started=NOW, heard=NOW
+    )
+    streams.connection.request(f"$KV.{BUCKET}.p", json.dumps(record.json()).encode())
+    with served(nats_server.settings) as pages:
+        page = pages.get("/pipelines/p").text
+    assert '<div id="error" data-live></div>' in page
+    assert '<div id="batches" data-live>' in page
+    assert "Last" not in page
+
+
+@pytest.mark.parametrize("value", ["not JSON", "{}", "[1]", "null", "7"])
+def test_what_is_no_record_of_a_pipeline_hides_nothing_else(
+    nats_server: EmbeddedServer, streams: Streams, value: str
+) -> None:
+    streams.make("S", subjects=["s.>"])
+    run(streams.api.create_stream(BUCKET_CONFIG))
+    record = PipelineProgress(
+        pipeline="p", state=FAILED, streams=("S",), consumer="c", host="h", pid=1, started=NOW, heard=NOW
+    )
+    naive = {**record.json(), "state": RUNNING, "heard": "2026-11-18T10:00:00"}
+    for key, text in {"bad": value, "naive": json.dumps(naive), "p": json.dumps(record.json())}.items():
+        streams.connection.request(f"$KV.{BUCKET}.{key}", text.encode())
+    with served(nats_server.settings) as pages:
+        page = pages.get("/pipelines")
+        assert page.status == 200, page.text
+        assert 'href="/pipelines/p"' in page.text
+        assert "/pipelines/bad" not in page.text
+        assert "/streams/S" in pages.get("/").text
+    assert "S" in ended("--servers", nats_server.url, "status").stdout
 
 
 FILE = """

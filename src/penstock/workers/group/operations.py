@@ -7,7 +7,7 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -50,6 +50,12 @@ class Deleted:
     bucket: str
 
 
+def group_names(streams: Iterable[str]) -> list[str]:
+    """Return the names of possible groups, by the names of all streams."""
+    prefix = stream_of(bucket_name(""))
+    return sorted({name.removeprefix(prefix) for name in streams if name.startswith(prefix)} - RESERVED)
+
+
 class Groups:
     """An operator's access to the groups of a server."""
 
@@ -59,9 +65,7 @@ class Groups:
 
     async def names(self) -> list[str]:
         """Return the names of possible groups, by the names of their buckets."""
-        prefix = stream_of(bucket_name(""))
-        found = await self._jetstream.stream_names()
-        return sorted({name.removeprefix(prefix) for name in found if name.startswith(prefix)} - RESERVED)
+        return group_names(await self._jetstream.stream_names())
 
     async def all(self) -> list[GroupOverview]:
         """Return every group, by name."""

@@ -429,8 +429,13 @@ def _now() -> float:
 
 async def group_consumers(jetstream: JetStream, stream: str, group: str) -> dict[str, list[ConsumerInfo]]:
     """Return the consumers of a group's workers, by worker id."""
+    return by_worker(await jetstream.consumers(stream), group)
+
+
+def by_worker(consumers: Iterable[ConsumerInfo], group: str) -> dict[str, list[ConsumerInfo]]:
+    """Return those consumers that belong to a group's workers, by worker id."""
     found: dict[str, list[ConsumerInfo]] = {}
-    for consumer in await jetstream.consumers(stream):
+    for consumer in consumers:
         metadata = consumer.config.get("metadata") or {}
         if metadata.get("penstock.group") == group:
             found.setdefault(str(metadata.get("penstock.worker")), []).append(consumer)
