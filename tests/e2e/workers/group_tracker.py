@@ -79,7 +79,7 @@ def judge(published: dict[str, int], effects: dict[str, list[Effect]]) -> Verdic
 def _judge_order(partition: str, done: list[Effect], verdict: Verdict) -> None:
     highest, token, seen, owners = 0, 0, dict[int, Effect](), dict[int, str]()
     for one in done:
-        if owners.setdefault(one.token, one.worker) != one.worker:
+        if one.token and owners.setdefault(one.token, one.worker) != one.worker:  # 0: a side of an overlap, without one
             verdict.shared.append(f"{partition}: {one} under the token of {owners[one.token]}")
         if one.token < token:
             verdict.stale.append(f"{partition}: {one} after token {token}")
