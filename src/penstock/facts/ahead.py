@@ -89,8 +89,8 @@ class Ahead:
         pace = self._paces.get(at)
         if pace is None or not pace.steady or pace.want is None or at in self._pulls:
             return
-        if ack_wait * SHARE_OF_ACK_WAIT < KEPT_FOR:
-            return
+        if ack_wait * SHARE_OF_ACK_WAIT < KEPT_FOR or int(info.config.get("max_deliver") or -1) > 0:
+            return  # what is given back counts as delivered: a message that may come only so often would be lost
         pull = self._pulls[at] = PulledAhead(replace(pace.want, wait=0.0), info, connection, before)
         pull.task = asyncio.create_task(self._pull(at, pull))
 

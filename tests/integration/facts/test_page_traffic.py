@@ -138,3 +138,13 @@ async def test_what_was_pulled_ahead_goes_back_when_the_reader_pauses(
         while len(seen) < 30:
             seen |= set(await next_page(other))
     assert seen == {*range(21, 51)}
+
+
+@pytest.mark.usefixtures("unhurried")
+async def test_nothing_is_pulled_ahead_of_which_the_server_counts_deliveries(nats_server: EmbeddedServer) -> None:
+    """What is given back was delivered: with `max_deliver: 1` nobody would ever get it."""
+    async with Facts(nats_server.settings) as facts:
+        await prepare(facts, 50, max_deliver=1)
+        assert [await next_page(facts), await next_page(facts)] == [[*range(1, 11)], [*range(11, 21)]]
+    async with Facts(nats_server.settings) as other:
+        assert [await next_page(other) for _ in range(3)] == [[*range(n, n + 10)] for n in (21, 31, 41)]
