@@ -455,7 +455,7 @@ def test_a_server_killed_in_the_middle_of_an_apply_leaves_something_that_a_secon
     assert "error: stopped at stream S" in stderr
     answer = validated("apply", subprocess.CompletedProcess(command, 1, stdout, stderr))
     done = len(answer["done"])
-    assert 20 <= done < 400
+    assert 19 <= done < 400, "of the last one the server may have died before it answered"
     assert done + 1 + len(answer["not_done"]) == 400
     nats_server.start()
     second = validated("apply", here("apply", file, "--json"))
