@@ -18,7 +18,7 @@ run: $(READY) java
 
 # Three rings. What runs in which is said by markers, see docs/testing.md.
 # More processes than cores: many tests wait for a server most of the time.
-PYTEST := $(BIN)/pytest -n 6
+PYTEST := $(BIN)/pytest -n 4
 
 test: $(READY) java chromium
 	$(PYTEST) -m "not soak and (short or not kills)"

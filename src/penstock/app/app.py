@@ -335,9 +335,9 @@ def stopped_by_signals(tell: Callable[[], object] = lambda: None) -> Iterator[as
 
     def first() -> None:
         stop.set()
-        tell()
         for number in SIGNALS:
             loop.remove_signal_handler(number)
+        tell()  # not before: whoever sends the second signal when told to must not be passed over
 
     for number in SIGNALS:
         loop.add_signal_handler(number, first)
