@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+CLASSES := $(VENV)/spark/classes.jsa
 # Where HOME cannot be written, downloads are kept in the environment.
 ifneq ($(shell test -w "$$HOME" || echo no),)
 export UV_CACHE_DIR := $(abspath $(VENV))/cache
@@ -20,13 +21,13 @@ run: $(READY) java
 # More processes than cores: many tests wait for a server most of the time.
 PYTEST := $(BIN)/pytest -n 4
 
-test: $(READY) java chromium
+test: $(READY) java chromium $(CLASSES)
 	$(PYTEST) -m "not soak and (short or not kills)"
 
-kills: $(READY) java chromium
+kills: $(READY) java chromium $(CLASSES)
 	$(PYTEST) -m "kills and not soak"
 
-soak: $(READY) java chromium
+soak: $(READY) java chromium $(CLASSES)
 	$(BIN)/pytest -m soak
 
 check: $(READY)
@@ -64,6 +65,10 @@ $(READY): requirements.lock pyproject.toml scripts/locks/tools.lock scripts/lock
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
 	  --build-constraints scripts/locks/build.lock -e .
 	@touch $(READY)
+
+# Spark as the tests start it: its classes in an archive, with which a JVM starts in 0.6 of the time.
+$(CLASSES): $(READY) | java
+	$(BIN)/python -m tests.support.spark_homes $(VENV)/spark
 
 # What it is installed with, as a CycloneDX document.
 sbom:

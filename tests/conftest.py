@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.support.spark_homes import unzipped_home
+from tests.support.spark_homes import made_before, unzipped_home
 from tests.support.streams import Streams
 
 from penstock.jetstream import Broker, JetStream, connect
@@ -43,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "SPARK_HOME" in os.environ:
+        return
+    os.environ.update(made_before(Path(sys.prefix) / "spark"))
     if "SPARK_HOME" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="penstock-tests-")
         config.add_cleanup(folder.cleanup)
