@@ -260,7 +260,7 @@ def test_a_group_is_that_of_group_show(shop: Shop) -> None:
             "titles": lambda name: [_title(one, lags[one["id"]], name in workers) for one in shares[name]],
         }
         wanted = [name for name, some in shares.items() if name in workers or some]
-        line = written("Reads {stream}, assignment {version}, led by {leader}.", told)
+        line = written("Reads {stream}, assignment {version}, led by {leader}: at work", told)
         return [
             *differences(shop.tab.evaluate(WORKERS), wanted, columns, seen_at(shop.tab)),
             *differences(

@@ -25,11 +25,27 @@
     if (again) { again = false; refresh(); }
   }
 
-  if (document.querySelector("main [data-live]") && !document.querySelector("main[data-past]")) {
+  const heard = (what) => {
+    if (what !== "tick") { if (offline) offline.hidden = what === "open"; }
+    else if (!document.hidden) refresh();
+  };
+  const listen = (tell) => new Promise((over) => {
     const events = new EventSource("/events");
-    events.addEventListener("tick", () => { if (!document.hidden) refresh(); });
-    events.addEventListener("open", () => { if (offline) offline.hidden = true; });
-    events.addEventListener("error", () => { if (offline) offline.hidden = false; });
+    for (const what of ["tick", "open", "error"]) {
+      events.addEventListener(what, () => { tell(what); if (events.readyState === EventSource.CLOSED) over(); });
+    }
+  });
+
+  // A browser makes six connections to a server, for all tabs together: one tab listens, and tells the others.
+  if (document.querySelector("main [data-live]") && !document.querySelector("main[data-past]")) {
+    const others = new BroadcastChannel("penstock");
+    others.addEventListener("message", (event) => heard(event.data));
+    const tell = (what) => { heard(what); others.postMessage(what); };
+    const turn = async () => {
+      await (navigator.locks ? navigator.locks.request("penstock", () => listen(tell)) : listen(tell));
+      setTimeout(turn, 5000);
+    };
+    turn();
     document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
   }
 
