@@ -219,4 +219,5 @@ class Page:
         )
 
     def failed(self, problem: str, status: int) -> Response:
-        return self.show("problem.html", "", "It did not work", status, problem=problem)
+        waits = self.watch.error is not None and self.request.method == "GET"
+        return self.show("problem.html", "", "It did not work", status, problem=problem, waits=waits)

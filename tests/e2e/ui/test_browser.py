@@ -89,6 +89,20 @@ def test_a_broker_that_is_away_is_told_and_the_page_comes_back_by_itself(
     expect(tab.locator("#trouble")).not_to_contain_text("does not answer", timeout=60_000)
 
 
+def test_a_page_that_was_opened_before_its_broker_goes_on_by_itself(
+    browser: Browser, nats_server: EmbeddedServer
+) -> None:
+    nats_server.kill()
+    with served(nats_server.settings) as pages:
+        tab = browser.new_page(base_url=pages.url)
+        tab.goto("/streams")
+        expect(tab.locator("main")).to_contain_text("no NATS server answers")
+        assert tab.locator(".alert:visible").count() == 1, "it is said once, and nothing was seen before"
+        nats_server.start()
+        expect(tab.locator("h1")).to_have_text("Streams", timeout=30_000)
+        tab.close()
+
+
 def test_many_tabs_share_one_stream_of_events_and_go_on_when_one_is_closed(
     browser: Browser, shop: Served, streams: Streams
 ) -> None:

@@ -9,7 +9,9 @@
     busy = true;
     try {
       const answer = await fetch(location.href, { headers: { "x-live": "1" } });
-      if (answer.ok || answer.status === 503) {
+      if (answer.ok && document.querySelector("main[data-waits]")) {
+        location.reload();
+      } else if (answer.ok || answer.status === 503) {
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const old of document.querySelectorAll("[data-live][id]")) {
           const now = fresh.getElementById(old.id);
@@ -37,7 +39,7 @@
   });
 
   // A browser makes six connections to a server, for all tabs together: one tab listens, and tells the others.
-  if (document.querySelector("main [data-live]") && !document.querySelector("main[data-past]")) {
+  if (document.querySelector("main [data-live], main[data-waits]") && !document.querySelector("main[data-past]")) {
     const others = new BroadcastChannel("penstock");
     others.addEventListener("message", (event) => heard(event.data));
     const tell = (what) => { heard(what); others.postMessage(what); };
