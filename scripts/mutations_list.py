@@ -611,6 +611,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         breaks="Any site that an operator visits can pause, reset and discard in their name.",
         tests=("tests/integration/ui/test_pages.py::test_a_form_of_another_site_is_refused",),
     ),
+    Mutation(
+        name="another-figure-on-a-page",
+        file="src/penstock/ui/pages.py",
+        old="known = [lags[one.id].messages for one in some if one.id in lags]",
+        new="known = [one.handoff for one in some if one.id in lags]",
+        breaks="A page shows another figure than what is measured: an operator looks at the wrong partition.",
+        tests=("tests/e2e/ui/test_same_figures.py::test_a_group_is_that_of_group_show",),
+    ),
+    Mutation(
+        name="the-past-is-now",
+        file="src/penstock/ui/pages.py",
+        old="    if page.past:\n        found = snapshot.stream(name)",
+        new="    if False:\n        found = snapshot.stream(name)",
+        breaks="The time machine shows what a stream is now as what it was then.",
+        tests=("tests/e2e/ui/test_same_figures.py::test_the_time_machine_shows_what_commands_would_have_told_then",),
+    ),
     # -- web -------------------------------------------------------------------------------------------------------
     Mutation(
         name="connections-without-limit",

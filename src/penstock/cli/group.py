@@ -45,7 +45,7 @@ LOOK = 0.2  # seconds
 NAME, GROUP = Read("name", part_of_name), Read("name", group_name)
 GROUPS: list[Column] = [
     "group", ("stream", "name"), "state", ("workers", "right"), ("partitions", "right"), ("moving", "right"),
-    ("lag", "right"),
+    ("lag", "right"), ("leader", "name"),
 ]  # fmt: skip
 PARTITIONS: list[Column] = ["partition", ("owner", "name"), ("handoff", "right"), ("token", "right"), "on the move"]
 
@@ -80,20 +80,17 @@ async def ls(context: Context, as_json: bool) -> int:
         found = await operating.all()
     show_result(
         as_json,
-        {"schema": 1, "groups": [_summary(one) for one in found]},
-        table(None, GROUPS, (tuple(_summary(one).values()) for one in found)) if found else "there are no groups",
+        {"schema": 1, "groups": [summary_json(one) for one in found]},
+        table(None, GROUPS, (tuple(summary_json(one).values()) for one in found)) if found else "there are no groups",
     )
     return EXIT_OK
 
 
-def _summary(found: GroupOverview) -> dict[str, Any]:
-    active = [worker for worker in found.workers if worker.state == "active"]
-    waiting = "waits" if found.waits_for else "at work"
-    state = "paused" if found.paused else waiting if active else "no workers"
-    lag = sum(worker.lag or 0 for worker in found.workers)
+def summary_json(found: GroupOverview) -> dict[str, Any]:
+    """A group in a line."""
     return {
-        "group": found.group, "stream": found.stream, "state": state, "workers": len(active),
-        "partitions": len(found.partitions), "moving": len(found.moves), "lag": lag,
+        "group": found.group, "stream": found.stream, "state": found.state, "workers": found.active,
+        "partitions": len(found.partitions), "moving": len(found.moves), "lag": found.lag, "leader": found.leader,
     }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from penstock.cli.terminal import Text
 from penstock.errors import ServerBusy, Unavailable
 from penstock.jetstream import connect
 from penstock.observe.collecting import collect
+from penstock.observe.flow import word_for
 from penstock.observe.status import ConsumerStatus, Status, StreamStatus
 from penstock.units import approximate_duration, approximate_size
 
@@ -169,7 +170,8 @@ def status_json(status: Status) -> dict[str, Any]:
     raw["version"] = 1
     raw["dead_letters"] = status.dead_letters
     raw["given_up"] = status.given_up.total
-    for consumer in raw["consumers"]:
+    for consumer, seen in zip(raw["consumers"], status.consumers, strict=True):
+        consumer["state"] = word_for(seen)
         consumer["lag_seconds"] = consumer.pop("lag").total_seconds()
         consumer["paused_for_seconds"] = _seconds(consumer.pop("paused_for"))
     for stream in raw["streams"]:

@@ -53,7 +53,7 @@ class _Stream:
 
     @classmethod
     def of(cls, info: StreamInfo) -> Self:
-        status = _stream_status(info)
+        status = stream_status(info)
         return cls(info, status, any_overlap(status.subjects, SPECIAL) is not None)
 
     def has_moved(self, now: StreamInfo) -> bool:
@@ -251,6 +251,17 @@ class StatusWatch:
         return replace(some, shown=tuple(found)) if changed else some
 
 
+def described(consumer: ConsumerStatus, known: ConsumerStatus) -> ConsumerStatus:
+    """A consumer with what others say about it, as it is known of a look before."""
+    return replace(
+        consumer,
+        dead_letters=known.dead_letters,
+        given_up=known.given_up,
+        pipeline=known.pipeline,
+        pipeline_state=known.pipeline_state,
+    )
+
+
 def _alone(consumer: ConsumerStatus) -> ConsumerStatus:
     """A consumer as it is without what others say about it."""
     if (consumer.dead_letters, consumer.given_up, consumer.pipeline, consumer.pipeline_state) == (0, 0, None, None):
@@ -285,6 +296,11 @@ async def consumer_status(js: JetStream, stream: str, name: str) -> ConsumerStat
         info = await js.consumer_info(stream, name)
     except NotFound:
         return None
+    return await status_of(js, info)
+
+
+async def status_of(js: JetStream, info: ConsumerInfo) -> ConsumerStatus:
+    """What is shown of a consumer, without its dead letters."""
     return _consumer_status(info, await _oldest_unacknowledged(js, info))
 
 
@@ -367,7 +383,8 @@ async def _letters_below(js: JetStream, stream: str, dlq: str) -> int:
     return own + shared.get(dlq, 0)
 
 
-def _stream_status(info: StreamInfo) -> StreamStatus:
+def stream_status(info: StreamInfo) -> StreamStatus:
+    """What is shown of a stream."""
     followers_ok = sum(replica.current and not replica.offline for replica in info.replicas)
     clustered = info.leader is not None or bool(info.replicas)
     sources = ([info.mirror] if info.mirror else []) + list(info.sources)

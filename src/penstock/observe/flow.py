@@ -134,6 +134,11 @@ def state_of(consumer: ConsumerStatus) -> NodeState:
     return NodeState.OK
 
 
+def word_for(consumer: ConsumerStatus) -> str:
+    """The state of a consumer as lists show it: one that is paused is nothing else."""
+    return "paused" if consumer.paused_for is not None else state_of(consumer)
+
+
 def is_declared(consumer: ConsumerStatus, platform: Platform | None) -> bool:
     """Whether a consumer is in the platform file, or belongs to something that looks after it by itself.
 
@@ -269,8 +274,7 @@ def _add_dead_letters(
 def _add_groups(graph: FlowPicture, snapshot: Snapshot, rates: Rates, letters: Sequence[StreamStatus]) -> None:
     for group in snapshot.groups:
         theirs = [one for one in snapshot.status.consumers if one.group == group.group and one.stream == group.stream]
-        active = sum(worker.state == "active" for worker in group.workers)
-        lag = sum(one.lag_messages for one in theirs)
+        active, lag = group.active, group.lag
         seconds = max((one.lag.total_seconds() for one in theirs), default=0.0)
         idle = NodeState.UNATTENDED if lag else NodeState.IDLE
         state = (NodeState.BEHIND if lag and seconds >= BEHIND_SECONDS else NodeState.OK) if active else idle

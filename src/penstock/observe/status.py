@@ -104,6 +104,11 @@ class ConsumerStatus:
     """The state of that pipeline, as `PipelineStatus` has it."""
 
     @property
+    def undelivered(self) -> int:
+        """Matching messages that were not delivered yet."""
+        return self.lag_messages - self.ack_pending
+
+    @property
     def is_unattended(self) -> bool:
         """Whether messages wait and nobody asks for them.
 

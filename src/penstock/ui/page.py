@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from penstock.errors import ConfigError
 from penstock.jetstream.model import StreamInfo
 from penstock.observe import record
-from penstock.observe.flow import FlowNode, NodeKind, is_declared, per_second, state_of
+from penstock.observe.flow import FlowNode, NodeKind, is_declared, per_second, word_for
 from penstock.observe.snapshot import Rates, Snapshot, rates
 from penstock.ui import charts
 from penstock.ui.access import Access, Person
@@ -121,7 +121,7 @@ class Site:
         )
         self._templates.filters |= {
             "age": age, "span": span, "moment": moment, "number": number, "size": approximate_size, "rate": per_second,
-            "readable": readable, "state_of": state_of, "is_declared": is_declared,
+            "readable": readable, "word_for": word_for, "is_declared": is_declared,
             "trend": charts.trend, "breakable": breakable, "own_headers": own_headers,
             "path": lambda text: quote(str(text), safe="", errors="surrogatepass"),
             "query": lambda text: quote(str(text), safe="", errors="surrogatepass"),
@@ -210,6 +210,7 @@ class Page:
             watch=self.watch,
             live=self.site.is_live(template),
             rates=self.rates,
+            trends={} if self.past else self.watch.trends,
             past=self.past,
             history=self.history,
             at=self.past.taken_at.timestamp() if self.past else None,
@@ -218,4 +219,5 @@ class Page:
         )
 
     def failed(self, problem: str, status: int) -> Response:
-        return self.show("problem.html", "", "It did not work", status, problem=problem)
+        waits = self.watch.error is not None and self.request.method == "GET"
+        return self.show("problem.html", "", "It did not work", status, problem=problem, waits=waits)

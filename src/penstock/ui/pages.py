@@ -20,6 +20,7 @@ from penstock.events.documents import MISSING, Documents, FieldFilter
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.model import ConsumerInfo, StoredMessage, StreamInfo
 from penstock.observe import flow as flows
+from penstock.observe.collecting import described, status_of, stream_status
 from penstock.observe.snapshot import Rates, Snapshot
 from penstock.observe.status import StreamStatus
 from penstock.settings import without_login
@@ -129,24 +130,31 @@ def _full_in(stream: StreamStatus, page: Page) -> timedelta | None:
 
 
 async def stream(page: Page) -> Response:
+    """A stream now. Of what it was, there is what was seen: neither its messages nor how it differed from the file."""
     name = page.at("stream")
     snapshot = await page.snapshot()
-    js = (await page.watch.control()).jetstream
-    few = not page.is_refresh and await _few_subjects(js, name)
-    info = await js.stream_info(name, subjects_filter=">" if few else None)
-    found = snapshot.stream(name)
+    values: dict[str, Any] = {}
+    if page.past:
+        found = snapshot.stream(name)
+        if found is None:
+            raise HTTPException(404, f"there was no stream {name!r} then")
+    else:
+        js = (await page.watch.control()).jetstream
+        few = not page.is_refresh and await _few_subjects(js, name)
+        info = await js.stream_info(name, subjects_filter=">" if few else None)
+        found = stream_status(info)
+        values["subjects"] = sorted(info.state.subjects.items(), key=lambda item: -item[1])[:200]
+        if not page.is_refresh:
+            values |= {"drift": await drift(page, name), "bars": charts.bars(await histogram(js, info)), "info": info}
     return page.show(
         "stream.html",
         "/streams",
         name,
-        info=info,
         stream=found,
-        full_in=_full_in(found, page) if found else None,
+        full_in=_full_in(found, page),
         known=_declared(name, page),
-        drift=[] if page.is_refresh else await drift(page, name),
-        subjects=sorted(info.state.subjects.items(), key=lambda item: -item[1])[:200],
-        consumers=[one for one in snapshot.status.consumers if one.stream == name],
-        bars=[] if page.is_refresh else charts.bars(await histogram(js, info)),
+        consumers=snapshot.status.consumers_of(name),
+        **values,
     )
 
 
@@ -266,6 +274,7 @@ async def messages(page: Page) -> Response:
         before=before,
         after=after,
         searched=SEARCHED if len(found) < SHOWN and (before or after) else None,
+        view=view_command(name, found, wanted, servers) if found else "",
         servers=servers,
     )
 
@@ -313,6 +322,15 @@ def decoded(message: StoredMessage, documents: Documents) -> bytes:
         document = documents.read(message.stream, message.subject, message.data)
         return message.data if document is MISSING else json.dumps(document).encode()
     return message.data
+
+
+def view_command(stream: str, found: Sequence[StoredMessage], wanted: Wanted, servers: str) -> str:
+    """A command line that shows the same messages. Headers are no option of it."""
+    words = ["penstock", "--servers", servers, "view", stream]
+    words += ["--subject", wanted.subject] if wanted.subject else []
+    words += ["--json-path", wanted.field] if "=" in wanted.field else []
+    words += ["--first", str(found[0].sequence), "--last", str(found[-1].sequence), "--json"]
+    return " ".join(map(quote, words))
 
 
 def publish_command(message: StoredMessage, servers: str) -> str:
@@ -364,18 +382,25 @@ async def consumers(page: Page) -> Response:
 
 
 async def consumer(page: Page) -> Response:
+    """A consumer now, which an action may just have changed, or as it was seen."""
     stream, name = page.at("stream"), page.at("name")
-    snapshot = await page.snapshot()
-    info = await (await page.watch.control()).jetstream.consumer_info(stream, name)
-    points = list(page.watch.trends.get((stream, name), ()))
+    found = (await page.snapshot()).consumer(stream, name)
+    info = None
+    if not page.past:
+        js = (await page.watch.control()).jetstream
+        info = await js.consumer_info(stream, name)
+        now = await status_of(js, info)
+        found = described(now, found) if found else now
+    elif found is None:
+        raise HTTPException(404, f"there was no consumer {name!r} of {stream!r} then")
     return page.show(
         "consumer.html",
         "/consumers",
         name,
-        consumer=snapshot.consumer(stream, name),
+        consumer=found,
         info=info,
-        settings=_settings(info),
-        points=points,
+        settings=_settings(info) if info else (),
+        points=list(page.watch.trends.get((stream, name), ())),
         rate=page.rates.settled.get((stream, name), 0.0),
     )
 
@@ -408,6 +433,8 @@ class Cell:
     partitions: tuple[PartitionOverview, ...]
     lag: int | None
     """Of the one that is most behind; None while that is not known."""
+    uncounted: bool = False
+    """Whether some wait that the stream cannot count: it has no `allow_direct`."""
 
     @property
     def name(self) -> str:
@@ -445,8 +472,8 @@ def _cells(partitions: Sequence[PartitionOverview], size: int, lags: Mapping[str
     cells = []
     for start in range(0, len(partitions), size):
         some = tuple(partitions[start : start + size])
-        known = [abs(lags[one.id].messages) for one in some if one.id in lags]
-        cells.append(Cell(some, max(known, default=None)))
+        known = [lags[one.id].messages for one in some if one.id in lags]
+        cells.append(Cell(some, max(known) if known and min(known) >= 0 else None, min(known, default=0) < 0))
     return cells
 
 

@@ -89,6 +89,36 @@ def test_a_broker_that_is_away_is_told_and_the_page_comes_back_by_itself(
     expect(tab.locator("#trouble")).not_to_contain_text("does not answer", timeout=60_000)
 
 
+def test_a_page_that_was_opened_before_its_broker_goes_on_by_itself(
+    browser: Browser, nats_server: EmbeddedServer
+) -> None:
+    nats_server.kill()
+    with served(nats_server.settings) as pages:
+        tab = browser.new_page(base_url=pages.url)
+        tab.goto("/streams")
+        expect(tab.locator("main")).to_contain_text("no NATS server answers")
+        assert tab.locator(".alert:visible").count() == 1, "it is said once, and nothing was seen before"
+        nats_server.start()
+        expect(tab.locator("h1")).to_have_text("Streams", timeout=30_000)
+        tab.close()
+
+
+def test_many_tabs_share_one_stream_of_events_and_go_on_when_one_is_closed(
+    browser: Browser, shop: Served, streams: Streams
+) -> None:
+    """A browser makes six connections to a server: with one for each tab, the seventh tab stayed empty."""
+    context = browser.new_context(base_url=shop.url)
+    tabs = [context.new_page() for _ in range(8)]
+    for tab in tabs:
+        tab.goto("/consumers", timeout=20_000)
+    for waiting in ("1", "2"):
+        streams.publish("orders.paid", [b"x"])
+        for tab in tabs:
+            expect(tab.locator("[data-label=Lag]")).to_have_text(waiting, timeout=20_000)
+        tabs.pop(0).close()  # the one that listens
+    context.close()
+
+
 def test_a_body_with_a_script_is_text(tab: Page, streams: Streams) -> None:
     streams.publish("orders.paid", [b"<script>document.title='taken'</script><img src=x onerror=alert(1)>"])
     tab.goto("/streams/ORDERS/messages")

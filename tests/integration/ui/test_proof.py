@@ -38,9 +38,13 @@ def bare(nats_server: EmbeddedServer, streams: Streams) -> Iterator[Served]:
 
 @pytest.fixture
 def written(nats_server: EmbeddedServer, streams: Streams) -> None:
+    write_batch(nats_server, streams)
+
+
+def write_batch(server: EmbeddedServer, streams: Streams) -> None:
     """A closed micro-batch of 2,500 rows."""
     streams.make("OUT", subjects=["o.>"], allow_atomic=True)
-    with Link(nats_server.settings) as link:
+    with Link(server.settings) as link:
         Ledger(link).create_bucket(1)
         for partition, count in enumerate((1500, 1000)):
             numbers = range(count)
@@ -129,12 +133,16 @@ def test_what_the_ledger_does_not_know_is_not_there(bare: Served) -> None:
 
 @pytest.fixture
 def bridged(nats_server: EmbeddedServer, streams: Streams) -> None:
+    bridge_all(nats_server, streams)
+
+
+def bridge_all(server: EmbeddedServer, streams: Streams) -> None:
     """Everything of one stream, carried into another of the same server."""
     streams.make("HERE", subjects=["here.>"])
     streams.make("THERE", subjects=["there.>"], allow_atomic=True)
     streams.number("here.a", 1, 300)
     ended(
-        "bridge", "over", "HERE", "THERE", "--from-servers", nats_server.url, "--to-servers", nats_server.url,
+        "bridge", "over", "HERE", "THERE", "--from-servers", server.url, "--to-servers", server.url,
         "--map", "here.>=there.>", "--until-caught-up",
     )  # fmt: skip
 

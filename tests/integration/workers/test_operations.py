@@ -136,7 +136,16 @@ async def test_the_shell_lists_pauses_moves_and_seeks(world: World) -> None:
     code, shown = await penstock(world, "group", "ls", "--json")
     assert code == 0
     assert json.loads(shown)["groups"] == [
-        {"group": "g", "stream": "S", "state": "at work", "workers": 1, "partitions": 6, "moving": 0, "lag": 0}
+        {
+            "group": "g",
+            "stream": "S",
+            "state": "at work",
+            "workers": 1,
+            "partitions": 6,
+            "moving": 0,
+            "lag": 0,
+            "leader": "worker-0",
+        }
     ]
     for arguments, wanted in [
         (["pause", "g"], "group g is paused"),

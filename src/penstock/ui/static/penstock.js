@@ -9,7 +9,9 @@
     busy = true;
     try {
       const answer = await fetch(location.href, { headers: { "x-live": "1" } });
-      if (answer.ok || answer.status === 503) {
+      if (answer.ok && document.querySelector("main[data-waits]")) {
+        location.reload();
+      } else if (answer.ok || answer.status === 503) {
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
         for (const old of document.querySelectorAll("[data-live][id]")) {
           const now = fresh.getElementById(old.id);
@@ -25,11 +27,27 @@
     if (again) { again = false; refresh(); }
   }
 
-  if (document.querySelector("main [data-live]") && !document.querySelector("main[data-past]")) {
+  const heard = (what) => {
+    if (what !== "tick") { if (offline) offline.hidden = what === "open"; }
+    else if (!document.hidden) refresh();
+  };
+  const listen = (tell) => new Promise((over) => {
     const events = new EventSource("/events");
-    events.addEventListener("tick", () => { if (!document.hidden) refresh(); });
-    events.addEventListener("open", () => { if (offline) offline.hidden = true; });
-    events.addEventListener("error", () => { if (offline) offline.hidden = false; });
+    for (const what of ["tick", "open", "error"]) {
+      events.addEventListener(what, () => { tell(what); if (events.readyState === EventSource.CLOSED) over(); });
+    }
+  });
+
+  // A browser makes six connections to a server, for all tabs together: one tab listens, and tells the others.
+  if (document.querySelector("main [data-live], main[data-waits]") && !document.querySelector("main[data-past]")) {
+    const others = new BroadcastChannel("penstock");
+    others.addEventListener("message", (event) => heard(event.data));
+    const tell = (what) => { heard(what); others.postMessage(what); };
+    const turn = async () => {
+      await (navigator.locks ? navigator.locks.request("penstock", () => listen(tell)) : listen(tell));
+      setTimeout(turn, 5000);
+    };
+    turn();
     document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
   }
 

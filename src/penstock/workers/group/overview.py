@@ -81,6 +81,22 @@ class GroupOverview:
     paused: bool = False
     pins: Mapping[str, str] = field(default_factory=dict)
     """Partitions pinned by `group move`."""
+    lag: int = 0
+    """Messages that its consumers have not delivered or not acknowledged, also those of workers that are gone."""
+
+    @property
+    def active(self) -> int:
+        """Number of workers that take part."""
+        return sum(worker.state == ACTIVE for worker in self.workers)
+
+    @property
+    def state(self) -> str:
+        """How it gets on, in a word or two."""
+        if self.paused:
+            return "paused"
+        if not self.active:
+            return "no workers"
+        return "waits" if self.waits_for else "at work"
 
     @property
     def moves(self) -> tuple[PartitionOverview, ...]:
@@ -147,6 +163,7 @@ def overview(
         problems=problems_in(entries.get(PROBLEMS)),
         paused=published.paused,
         pins=published.pins,
+        lag=sum(consumer.unprocessed for some in consumers.values() for consumer in some),
     )
 
 

@@ -115,6 +115,27 @@ def test_an_overview_counts_partitions_and_lag_and_sorts_by_number() -> None:
         ("worker-2", False, 1, 10),
         ("worker-10", True, 0, None),
     ]
+    assert (found.active, found.lag) == (2, 10)
+
+
+def test_what_waits_for_a_worker_that_is_gone_is_lag_of_its_group() -> None:
+    found = overview("g", {}, {"worker-2": [consumer("worker-2", 1, "s.p")]})
+    assert (found.state, found.active, found.lag) == ("no workers", 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "paused", "state"),
+    [
+        ({"workers.worker-0": WorkerRecord("i", state="retired")}, False, "no workers"),
+        ({"workers.worker-0": WorkerRecord("i")}, False, "at work"),
+        ({"workers.worker-0": WorkerRecord("i")}, True, "paused"),
+    ],
+)
+def test_the_state_of_a_group_in_a_word(entries: dict[str, WorkerRecord], paused: bool, state: str) -> None:
+    known = {key: Entry(one.to_json(), 1) for key, one in entries.items()}
+    assigned = Entry({**ASSIGNED, "paused": paused}, 3)
+    assert overview("g", {**known, "assignment.head": assigned}, {}).state == state
+    assert not paused or overview("g", known, {}).state == "waits"
 
 
 WORKER = {"workers.worker-0": Entry(WorkerRecord("i").to_json(), 1)}
