@@ -304,10 +304,12 @@ class Lane:
         return len(aside)
 
     def wanted_back(self, limit: int) -> list[int]:
-        """Return the lowest parked sequences that may be read again now that there is room, in order."""
-        if not self.parked or self.reading or self.holding > limit // 2:
+        """Return the lowest parked sequences, in order, when few are left to handle before them; later ones wait."""
+        if not self.parked or self.reading:
             return []
-        return sorted(self.parked)[: limit - self.holding]
+        lowest = min(self.parked)
+        before = sum(sequence < lowest for sequence in self.items)
+        return sorted(self.parked)[: limit - before] if before <= limit // 2 else []
 
     def bring_back(self, message: Message) -> bool:
         """Restore a parked message that was read from the stream. False: the lane does not wait for it."""

@@ -110,6 +110,20 @@ def test_what_was_put_aside_comes_back_from_below_and_is_no_try() -> None:
     assert lane.attempt(5) == 1
 
 
+def test_what_was_put_aside_comes_back_although_later_messages_take_its_room() -> None:
+    """They cannot be handled before it: without it the lane would stand still for good."""
+    lane, finished = Lane("p"), Finished()
+    for sequence in range(1, 9):
+        lane.offer(message(sequence), finished)
+    assert lane.park(4) == 4
+    for sequence in range(9, 13):
+        lane.offer(message(sequence), finished)
+    for sequence in range(1, 5):
+        lane.finish(sequence)
+    assert lane.holding == 4
+    assert lane.wanted_back(4) == [5, 6, 7, 8]
+
+
 def test_a_quick_lane_puts_nothing_aside() -> None:
     lane, finished = Lane("p"), Finished()
     for sequence in range(1, 101):
@@ -189,6 +203,7 @@ class AnyLane(RuleBasedStateMachine):
     def ask_back(self) -> None:
         for sequence in self.lane.wanted_back(4):
             self.lane.bring_back(message(sequence))
+        assert not self.lane.order or self.lane.items[self.lane.order[0]], "it stands still"
 
     @invariant()
     def handled_once_and_in_order(self) -> None:
