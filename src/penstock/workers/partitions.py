@@ -50,6 +50,15 @@ class Partition:
         if self.weight < 1:
             raise ConfigError(f"partition {self.id!r} weighs {self.weight}: the least is 1")
 
+    @property
+    def mark(self) -> int:
+        """Distinguishes its subjects from others."""
+        return fnv1a(" ".join(sorted(self.subjects)).encode("utf-8", "surrogateescape"))
+
+    def overlaps(self, other: Partition) -> bool:
+        """Whether a message may be of both."""
+        return any(subjects.overlap(one, another) for one in self.subjects for another in other.subjects)
+
 
 @dataclass(frozen=True)
 class SubjectPattern:

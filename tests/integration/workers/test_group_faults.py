@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.integration.workers.test_group import PARTITIONS, World, world
+from tests.integration.workers.test_group import PARTITIONS, RETENTIONS, World, world
 from tests.support.streams import make_stream
 
 from penstock.cli.following import Following
@@ -31,7 +31,7 @@ from penstock.workers.group.identity import RETIRED, ClaimLost, Sightings, worke
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
-from penstock.workers.partitions import LIST_KEY, SeenInStream, SubjectPattern
+from penstock.workers.partitions import LIST_KEY, Partition, SeenInStream, SubjectPattern
 from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.worker import Worker
 
@@ -470,3 +470,47 @@ async def test_what_is_being_handled_is_finished_when_a_partition_moves_while_it
     await world.all_done()
     assert not cancelled
     assert any("worker-2" in workers and len(workers) > 1 for workers in world.by.values()), "partitions did move"
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_partition_that_gets_another_id_while_its_handler_runs_loses_nothing(
+    world: World, retention: str
+) -> None:
+    await world.prepare(retention)
+    gate = asyncio.Event()
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        if message.json() == 3:
+            await gate.wait()
+        world.done[message.subject.removeprefix("s.")].append(message.json())
+
+    world.handle = handle  # type: ignore[method-assign]  # of this one world
+    group = await world.join()
+    await world.shared(6)
+    await world.publish("p0", 6)
+    await eventually_async(lambda: world.done["p0"] == [1, 2], state=lambda: world.done)
+    await world.source.write([Partition("new", ("s.p0",)), *PARTITIONS[1:]])
+    await eventually_async(lambda: "new" in group.statistics().partitions, 20, "the new one to be taken")
+    await world.publish("p0", 3)
+    gate.set()
+    await eventually_async(lambda: "p0" not in group.statistics().held, 30, "the old one to be let go")
+    await world.publish("p0", 3)
+    await world.all_done()
+
+
+async def test_a_partition_that_is_listed_again_with_other_subjects_begins_with_them(world: World) -> None:
+    await world.prepare()
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        world.done[message.subject.removeprefix("s.")].append(message.json())
+
+    world.handle = handle  # type: ignore[method-assign]  # of this one world
+    await world.publish("other", 20)
+    group = await world.join()
+    await world.shared(6)
+    await world.publish("p0", 5)
+    await eventually_async(lambda: len(world.done["p0"]) == 5)
+    await world.source.write(PARTITIONS[1:])
+    await eventually_async(lambda: "p0" not in group.statistics().partitions)
+    await world.source.write([Partition("p0", ("s.other",)), *PARTITIONS[1:]])
+    await world.all_done()

@@ -201,6 +201,8 @@ class Claim:
     stream: str = ""
     """The creation time of its stream; empty when that was not recorded."""
     revision: int = 0
+    mark: int = 0
+    """`Partition.mark` of the partition that it is about; 0 when that was not recorded."""
 
     @property
     def token(self) -> int:
@@ -235,16 +237,28 @@ class Claim:
         free = replace(self, owner=None, incarnation=None, settled=False, acquired=None, suspect=reached.suspect)
         return replace(free, holders=holders, handoff=done, tries=tries)
 
-    def about(self, stream: str) -> Self:
-        """Return the claim for the stream created then: of another one with the same name nothing is done."""
-        if self.stream in ("", stream):
-            return replace(self, stream=stream)
-        return replace(self, stream=stream, handoff=0, tries=NO_TRIES)
+    def about(self, stream: str, mark: int) -> Self:
+        """Return the claim for the stream created then, and a partition with those subjects: of another stream with the
+        same name, or of other subjects, nothing is done."""
+        if self.stream in ("", stream) and self.mark in (0, mark):
+            return replace(self, stream=stream, mark=mark)
+        return replace(self, stream=stream, mark=mark, handoff=0, tries=NO_TRIES)
 
     # -- in the bucket -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Json:
-        kept = ("handoff", "owner", "incarnation", "settled", "holders", "acquired", "tries", "suspect", "stream")
+        kept = (
+            "handoff",
+            "owner",
+            "incarnation",
+            "settled",
+            "holders",
+            "acquired",
+            "tries",
+            "suspect",
+            "stream",
+            "mark",
+        )
         return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
 
     def write(self) -> Write:
@@ -256,6 +270,7 @@ class Claim:
         fields: dict[str, Any] = {name: raw[name] for name in ("owner", "incarnation", "settled", "acquired")}
         sequence, tries = raw.get("tries", NO_TRIES)
         fields |= {"tries": (sequence, tries), "suspect": raw.get("suspect", False), "stream": raw.get("stream", "")}
+        fields["mark"] = raw.get("mark", 0)
         return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
 
 
