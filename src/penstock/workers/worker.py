@@ -385,8 +385,8 @@ class Worker:
             self._fresh.update(lane.id for lane in lanes)
             self._again.update(lane.id for lane in lanes)
         for message in undone:
-            if lane := self._puller.routes.lane(message.subject):
-                self._dispatcher.deliver(lane, message)
+            if heir := self._puller.routes.lane(message.subject):
+                self._dispatcher.deliver(heir, message)
 
     async def _begin(self, outcome: UpdateOutcome, only_covered: frozenset[str]) -> None:
         """Start handling the added partitions, each from its position."""

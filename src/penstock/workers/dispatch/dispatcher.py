@@ -74,11 +74,8 @@ class Ownership(Protocol):
 class OwnsAll:
     """The ownership of a worker without a group: it owns everything assigned to it."""
 
-    def __init__(self, token: int = 1) -> None:
-        self._token = token
-
     def token(self, partition_id: str) -> int | None:
-        return self._token
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

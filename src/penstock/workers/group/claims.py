@@ -62,7 +62,7 @@ class Reached:
     tries: Tries = NO_TRIES
     """Failed attempts of the next message."""
     token: int = 0
-    """The fencing token under which this progress was made."""
+    """The fencing token under which this progress was made; without a group, `Partition.mark`."""
     suspect: bool = False
     """Whether its worker died before it finished any message of it: the next message may kill workers."""
 
@@ -247,18 +247,7 @@ class Claim:
     # -- in the bucket -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Json:
-        kept = (
-            "handoff",
-            "owner",
-            "incarnation",
-            "settled",
-            "holders",
-            "acquired",
-            "tries",
-            "suspect",
-            "stream",
-            "mark",
-        )
+        kept = [name for name in self.__slots__ if name not in ("partition", "revision")]
         return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
 
     def write(self) -> Write:
@@ -268,10 +257,11 @@ class Claim:
     @classmethod
     def parse(cls, partition: str, raw: Mapping[str, Any], revision: int) -> Self:
         fields: dict[str, Any] = {name: raw[name] for name in ("owner", "incarnation", "settled", "acquired")}
-        sequence, tries = raw.get("tries", NO_TRIES)
-        fields |= {"tries": (sequence, tries), "suspect": raw.get("suspect", False), "stream": raw.get("stream", "")}
-        fields["mark"] = raw.get("mark", 0)
-        return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
+        sequence, tries = map(int, raw.get("tries", NO_TRIES))
+        fields |= {name: raw[name] for name in ("suspect", "stream", "mark") if name in raw} | {
+            "tries": (sequence, tries)
+        }
+        return cls(partition, int(raw["handoff"]), holders=tuple(raw["holders"]), revision=revision, **fields)
 
 
 def claim_key(partition: str) -> str:
