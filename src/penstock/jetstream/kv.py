@@ -242,7 +242,7 @@ class Bucket(KeyValue):
     async def get(self, key: str) -> Entry | None:
         """Return the newest value of a key, from the bucket's leader; None when it has none."""
         found = await self.newest(key)
-        return None if found is None or is_deleted(found) else Entry(json.loads(found.data), found.sequence)
+        return None if found is None or is_deleted(found) else Entry(_object(found.data), found.sequence)
 
     async def entries(self, *families: str) -> dict[str, Entry]:
         """Return all keys `<family>.…`, however many, through one ephemeral consumer. The values may be outdated when
@@ -464,7 +464,16 @@ def _note_changes(found: dict[str, Entry | None], prefix: str, messages: Sequenc
 
 def _note(found: dict[str, Entry], key: str, revision: int, headers: Mapping[str, list[str]], data: bytes) -> None:
     if headers.get("KV-Operation", [""])[0] not in DELETED:
-        found[key] = Entry(json.loads(data), revision)
+        found[key] = Entry(_object(data), revision)
+
+
+def _object(data: bytes) -> Json:
+    """Decode a value; empty when it is no JSON object, as after a mistake of somebody who wrote it by hand."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def encoded(value: Json) -> bytes:

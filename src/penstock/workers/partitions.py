@@ -50,6 +50,15 @@ class Partition:
         if self.weight < 1:
             raise ConfigError(f"partition {self.id!r} weighs {self.weight}: the least is 1")
 
+    @property
+    def mark(self) -> int:
+        """Distinguishes its subjects from others."""
+        return fnv1a(" ".join(sorted(self.subjects)).encode("utf-8", "surrogateescape"))
+
+    def overlaps(self, other: Partition) -> bool:
+        """Whether a message may be of both."""
+        return any(subjects.overlap(one, another) for one in self.subjects for another in other.subjects)
+
 
 @dataclass(frozen=True)
 class SubjectPattern:
@@ -300,7 +309,7 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
     A claim records how far a partition is done. With other subjects that would cover messages that no worker has seen;
     and a message of two partitions would be handled twice.
     """
-    chosen, wrong, taken, beyond = list[Partition](), list[str](), _Taken(), 0
+    chosen, wrong, taken, beyond = list[Partition](), list[str](), subjects.Index[str](), 0
     for partition in sorted(partitions, key=lambda one: one.id not in known):
         before = known.get(partition.id)
         if before and set(before.subjects) != set(partition.subjects):
@@ -309,7 +318,7 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
                 f"keeps {', '.join(before.subjects)}: give a partition with other subjects another id"
             )
             partition = replace(partition, subjects=before.subjects)
-        if other := next((found for s in partition.subjects if (found := taken.by(s.split(".")))), None):
+        if other := next((found for s in partition.subjects for found in taken.overlapping(s)), None):
             wrong.append(
                 f"partition {partition.id!r} is left out: its subjects overlap those of {other!r}, and a message that "
                 "is of both would be handled twice"
@@ -320,44 +329,13 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
             continue
         chosen.append(partition)
         for subject in partition.subjects:
-            taken.add(subject.split("."), partition.id)
+            taken.add(subject, partition.id)
     if beyond:
         wrong.append(
             f"{beyond} partitions are left out: a group has {MAX_PARTITIONS} at most. Hash the keys to a fixed number "
             "of partitions (--hashed), or use several groups with a pattern each"
         )
     return chosen, wrong
-
-
-class _Taken:
-    """A trie of subjects by token: finds an overlapping subject without comparing all of them."""
-
-    def __init__(self) -> None:
-        self._by: str | None = None
-        """The partition whose subject ends here."""
-        self._next: dict[str, _Taken] = {}
-
-    def add(self, tokens: Sequence[str], partition: str) -> None:
-        place = self
-        for token in tokens:
-            place = place._next.setdefault(token, _Taken())
-        place._by = partition
-
-    def by(self, tokens: Sequence[str]) -> str | None:
-        """Return the partition with a subject that overlaps this one."""
-        if not tokens:
-            return self._by
-        rest = self._next.get(subjects.REST)
-        if rest and tokens:
-            return rest._by
-        if tokens[0] == subjects.REST:
-            return next((found for one in self._next.values() if (found := one._any())), None)
-        same = tokens[0] == subjects.ONE
-        places = self._next.values() if same else [self._next.get(t) for t in (tokens[0], subjects.ONE)]
-        return next((found for place in places if place and (found := place.by(tokens[1:]))), None)
-
-    def _any(self) -> str | None:
-        return self._by or next((found for one in self._next.values() if (found := one._any())), None)
 
 
 def _refuse_strangers(stream: str, config: Mapping[str, Any], filter_: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from penstock import retry, subjects
 from penstock.consume.handlers import Handler, HandlerRunner
 from penstock.consume.hooks import Announced
+from penstock.consume.messages import Message
 from penstock.consume.metrics import Lag, WorkerMetrics, WorkerSnapshot
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
@@ -228,7 +229,10 @@ class Worker:
         """Return the progress of each partition that is handled here."""
         cursor = self._puller.cursor
         lanes = [lane for id_, lane in self._dispatcher.lanes.items() if id_ not in self._fresh]
-        return {lane.id: Reached(lane.done(cursor), min(lane.tries.items(), default=NO_TRIES)) for lane in lanes}
+        return {
+            lane.id: Reached(lane.done(cursor), min(lane.tries.items(), default=NO_TRIES), self._known[lane.id].mark)
+            for lane in lanes
+        }
 
     async def _remember(self) -> None:
         """Load the progress record of this worker's last run."""
@@ -268,7 +272,8 @@ class Worker:
         is_new = stream != self.consumer.created or self.consumer.retention == WORK_QUEUE  # a queue has only open ones
         if not self._alone or self._record.stream not in ("", self.consumer.created):
             return Reached(0)
-        found = self._record.of(partition_id, 0, self.consumer.created) or Reached(0 if is_new else first)
+        mark = self._known[partition_id].mark if partition_id in self._known else 0
+        found = self._record.of(partition_id, mark, self.consumer.created) or Reached(0 if is_new else first)
         crashed = bool(self._record.stream) and not self._record.ended
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 
@@ -311,6 +316,9 @@ class Worker:
         Raises as `WorkerConsumer.update` does, and when the server is unavailable; it may be repeated.
         """
         chosen = {partition.id: partition for partition in partitions}
+        if changed := [id_ for id_, p in chosen.items() if set(self._known.get(id_, p).subjects) != set(p.subjects)]:
+            async with self._puller.settling:
+                await self._let_go(changed)
         await self._hold([self._dispatcher.lanes[id_] for id_ in again if id_ in self._dispatcher.lanes])
         for id_ in self._dispatcher.lanes.keys() & set(again):
             self._stop_reading(id_)
@@ -351,19 +359,41 @@ class Worker:
         gone = [self._dispatcher.lanes[id_] for id_ in ids]
         await self._hold(gone)
         await self._announced.revoked([lane.id for lane in gone])
+        overlap = filters.subject_set(self._known.values()).duplicates > 0
         for lane in gone:
-            self._puller.routes.remove(self._known.pop(lane.id))
+            self._puller.routes.remove(known := self._known.pop(lane.id), lane)
+            self._stop_reading(lane.id)
+            undone, unread = list(lane.items.values()), lane.parked or lane.backlog or lane.limit not in (0, NO_LIMIT)
+            replies = self._dispatcher.remove(lane)
             self._fresh.discard(lane.id)
             self._again.discard(lane.id)
-            self._stop_reading(lane.id)
-            replies = self._dispatcher.remove(lane)
-            if self.consumer.retention != WORK_QUEUE:
+            if overlap and (heirs := [one for one in self._known.values() if one.overlaps(known)]):
+                await self._bequeath(heirs, [message for message in undone if message and message.reply], bool(unread))
+            elif self.consumer.retention != WORK_QUEUE:
                 self._answers.acks += replies
         self._answers.acked()
 
+    async def _bequeath(self, heirs: Collection[Partition], undone: list[Message], unread: bool) -> None:
+        """Give the undone messages of a removed partition to those that have its subjects now, as after a new id.
+
+        `unread`: not all of them are here."""
+        lanes = [self._dispatcher.lanes[partition.id] for partition in heirs]
+        for partition, lane in zip(heirs, lanes, strict=True):
+            self._puller.routes.add(partition, lane)
+        if unread:
+            await self._hold(lanes)
+            self._fresh.update(lane.id for lane in lanes)
+            self._again.update(lane.id for lane in lanes)
+        for message in undone:
+            if heir := self._puller.routes.lane(message.subject):
+                self._dispatcher.deliver(heir, message)
+
     async def _begin(self, outcome: UpdateOutcome, only_covered: frozenset[str]) -> None:
         """Start handling the added partitions, each from its position."""
-        fresh = [self.partitions[id_] for id_ in sorted(self._fresh - only_covered) if id_ in self.partitions]
+        new = [self.partitions[id_] for id_ in sorted(self._fresh - only_covered) if id_ in self.partitions]
+        lanes = self._dispatcher.lanes
+        leaving = [p for p in self._known.values() if lanes[p.id].held and p.id not in self._fresh - only_covered]
+        fresh = [partition for partition in new if not any(partition.overlaps(other) for other in leaving)]
         if not fresh:
             return
         await self._announced.assigned([partition.id for partition in fresh])
@@ -381,7 +411,7 @@ class Worker:
                 lane.tries[before.tries[0]] = before.tries[1]
             passed_over = any(s in outcome.passed_over or subjects.covered(s, wild) for s in partition.subjects)
             unread = passed_over or partition.id in self._again
-            if not unread:
+            if not passed_over:
                 position = max(position, floor)
             if position >= end or not (unread or position + 1 < self.consumer.start):
                 self._go_live(lane, position)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.integration.workers.test_group import PARTITIONS, World, world
+from tests.integration.workers.test_group import PARTITIONS, RETENTIONS, World, world
 from tests.support.streams import make_stream
 
 from penstock.cli.following import Following
+from penstock.cli.group import needs_attention
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import RetryLater
 from penstock.errors import PenstockError
@@ -29,9 +30,10 @@ from penstock.workers.group.claims import Claim, Reached, claim_key
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, ClaimLost, Sightings, worker_key
 from penstock.workers.group.leader import Holder
+from penstock.workers.group.overview import look
 from penstock.workers.group.worker_group import WorkerGroup
 from penstock.workers.options import ConsumerOptions
-from penstock.workers.partitions import LIST_KEY, SeenInStream, SubjectPattern
+from penstock.workers.partitions import LIST_KEY, Partition, SeenInStream, SubjectPattern
 from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.worker import Worker
 
@@ -470,3 +472,91 @@ async def test_what_is_being_handled_is_finished_when_a_partition_moves_while_it
     await world.all_done()
     assert not cancelled
     assert any("worker-2" in workers and len(workers) > 1 for workers in world.by.values()), "partitions did move"
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_partition_that_gets_another_id_while_its_handler_runs_loses_nothing(
+    world: World, retention: str
+) -> None:
+    await world.prepare(retention)
+    gate = asyncio.Event()
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        if message.json() == 3:
+            await gate.wait()
+        world.done[message.subject.removeprefix("s.")].append(message.json())
+
+    world.handle = handle  # type: ignore[method-assign]  # of this one world
+    group = await world.join()
+    await world.shared(6)
+    await world.publish("p0", 6)
+    await eventually_async(lambda: world.done["p0"] == [1, 2], state=lambda: world.done)
+    await world.source.write([Partition("new", ("s.p0",)), *PARTITIONS[1:]])
+    await eventually_async(lambda: "new" in group.statistics().partitions, 20, "the new one to be taken")
+    await world.publish("p0", 3)
+    gate.set()
+    await eventually_async(lambda: "p0" not in group.statistics().held, 30, "the old one to be let go")
+    await world.publish("p0", 3)
+    await world.all_done()
+
+
+async def test_a_partition_that_is_listed_again_with_other_subjects_begins_with_them(world: World) -> None:
+    await world.prepare()
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        world.done[message.subject.removeprefix("s.")].append(message.json())
+
+    world.handle = handle  # type: ignore[method-assign]  # of this one world
+    await world.publish("other", 20)
+    group = await world.join()
+    await world.shared(6)
+    await world.publish("p0", 5)
+    await eventually_async(lambda: len(world.done["p0"]) == 5)
+    await world.source.write(PARTITIONS[1:])
+    await eventually_async(lambda: "p0" not in group.statistics().partitions)
+    await world.source.write([Partition("p0", ("s.other",)), *PARTITIONS[1:]])
+    await world.all_done()
+
+
+@pytest.mark.parametrize("value", [{"partitions": [{"idd": "p0"}]}, None])
+async def test_a_worker_that_dies_while_the_list_is_wrong_is_replaced(world: World, value: Any) -> None:
+    """The list has a mistake, or it was deleted."""
+    await world.prepare()
+    dying = await world.join(ttl=1.5)
+    await world.join(ttl=1.5)
+    await world.shared(3, 3)
+    if value:
+        await world.source.bucket.put(LIST_KEY, value)
+    else:
+        await delete(world, LIST_KEY)
+    await world.crash(dying)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    await world.all_done()
+    found = await look(world.control, "g")
+    assert needs_attention(found)
+    assert LIST_KEY in found.problems[0]
+
+
+KEYS = [claim_key("p0"), assignment.HEAD, f"{assignment.OF}worker-0", "leader.lease", "workers.stranger", LIST_KEY]
+VALUES = [b"no JSON", b"{}", b'{"version": 1, "handoff": "x", "members": 1, "partitions": [{"id": 7}], "tries": 3}']
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_what_somebody_writes_by_hand_ends_no_worker(world: World, key: str) -> None:
+    await world.prepare()
+    groups = [await world.join(ttl=1.5), await world.join(ttl=1.5)]
+    await world.shared(3, 3)
+    for value in VALUES:
+        await world.control.connection.request(f"$KV.penstock_g.{key}", value)
+        await asyncio.sleep(0.7)
+        await look(world.control, "g")
+    await world.source.write(PARTITIONS)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    await eventually_async(
+        lambda: all(world.done[p.id][-3:] == [1, 2, 3] for p in PARTITIONS), 40, "all to be done", lambda: world.done
+    )
+    assert not any(group._running and group._running.done() for group in groups)
+    await world.join(ttl=1.5)  # partitions still move
+    await world.shared(2, 2, 2)

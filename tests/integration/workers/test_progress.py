@@ -17,6 +17,7 @@ from penstock.publish.control import Control
 from penstock.testing import eventually_async
 from penstock.workers.dispatch.lanes import REMEMBERED_SEQUENCES
 from penstock.workers.group.claims import ALONE, progress_key
+from penstock.workers.partitions import Partition
 from penstock.workers.pull.consumer import stream_identity
 from penstock.workers.pull.session import DeliveriesMissing
 
@@ -216,3 +217,49 @@ async def test_a_worker_that_is_alone_and_ends_without_a_word_is_known_to_have_c
     assert ended
     assert ended.value["ended"]
     assert ended.value["partitions"]["a"][1] == 3
+
+
+@pytest.mark.parametrize("retention", RETENTIONS)
+async def test_a_partition_that_gets_another_id_goes_on_with_what_was_not_done(world: World, retention: str) -> None:
+    await world.create(retention)
+    gate = asyncio.Event()
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        if message.data == b"3":
+            await gate.wait()
+        world.handled["a"].append(message.data)
+
+    worker = await world.worker(handle)
+    await worker.update(partitions("a"))
+    await world.publish("a", 6)
+    await eventually_async(lambda: len(world.handled["a"]) == 2)
+    renamed = asyncio.create_task(worker.update([Partition("b", ("w.a",))]))
+    await world.publish("a", 3)
+    gate.set()
+    await renamed
+    await world.publish("a", 3)
+    await world.all_handled()
+    await world.all_acknowledged()
+    await worker.update(partitions("a"))
+    await world.publish("a", 3)
+    await world.all_handled()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_partition_that_gets_other_subjects_begins_with_them(world: World, restart: bool) -> None:
+    await world.create()
+    await world.publish("b", 20)
+    await world.publish("a", 10)
+
+    async def handle(message: Message, context: MessageContext) -> None:
+        world.handled[message.subject.removeprefix("w.")].append(message.data)
+
+    worker = await world.worker(handle)
+    await worker.update(partitions("a"))
+    await eventually_async(lambda: world.handled["a"] == world.published["a"], state=world.state)
+    if restart:
+        await worker.stop()
+        worker = await world.worker(handle)
+    await worker.update([Partition("a", ("w.b",))])
+    await world.publish("b", 5)
+    await world.all_handled()

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,11 +74,8 @@ class Ownership(Protocol):
 class OwnsAll:
     """The ownership of a worker without a group: it owns everything assigned to it."""
 
-    def __init__(self, token: int = 1) -> None:
-        self._token = token
-
     def token(self, partition_id: str) -> int | None:
-        return self._token
+        return 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +99,8 @@ LATENCIES_PER_REPORT = 1000
 """Minimum number of handler durations that are collected before they are reported."""
 CANCEL_SECONDS = 1.0
 """Seconds that a cancelled handler has to end."""
+TRIAL_SECONDS = 5.0
+"""Seconds after which a message that may kill this process no longer keeps others from being handled."""
 LONG_RUNNING_SECONDS = 30.0
 """Seconds after which a running handler is reported."""
 MAX_SHOWN_PARTITIONS = 5
@@ -190,10 +189,10 @@ class Dispatcher:
         self._resting = 0
         """Number of callers that wait for lanes to become idle."""
         self._worker_id = options.worker_id
-        self._handling: dict[str, asyncio.Task[Any] | None] = {}
-        """By lane: the task that last called its handler."""
         self._trial = asyncio.Lock()
         """Held while a message is handled that may kill this process."""
+        self._trials: list[tuple[str, int]] = []
+        """Partitions and sequences of the messages on trial; more than one when some take long."""
         self._retries: dict[str, asyncio.TimerHandle] = {}
         """By lane: the timer that retries its lowest message."""
 
@@ -306,10 +305,11 @@ class Dispatcher:
         common case is inlined, the others are separate methods.
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
-        ready, worker_id, handling, runner = self._ready, self._worker_id, self._handling, asyncio.current_task()
+        ready, worker_id, runner = self._ready, self._worker_id, asyncio.current_task()
         turn = MESSAGES_PER_TURN
         while ready:
             lane = ready.popleft()
+            lane.runner = runner
             lane_id, items, order, limit = lane.id, lane.items, lane.order, lane.limit
             try:
                 if self.options.batch:  # a batch, or a single message
@@ -331,7 +331,6 @@ class Dispatcher:
                     if attempt > 1 and await self._given_up(lane, message, context):
                         continue
                     lane.started = started = clock()
-                    handling[lane_id] = runner
                     error: BaseException | None = None
                     try:
                         await (self._on_trial if lane.suspect else call)(message, context)
@@ -371,7 +370,6 @@ class Dispatcher:
         first = messages[0]
         context = MessageContext(first.subject, lane.id, self._worker_id, first.received_at, 1, token)
         lane.started = started = time.perf_counter()
-        self._handling[lane.id] = asyncio.current_task()
         try:
             errors = _by_message(await self._call_any(messages, context), messages)
         except FAILURES as exc:
@@ -395,7 +393,7 @@ class Dispatcher:
             raise error
 
     def _at_rest(self, lane: Lane) -> None:
-        lane.busy, lane.started = False, None
+        lane.busy, lane.started, lane.runner = False, None, None
         if lane.rested:
             lane.rested.set()
         if self._resting:
@@ -436,13 +434,19 @@ class Dispatcher:
             return await self._handler(message, context)
 
     async def _on_trial(self, message: Message, context: MessageContext) -> None:
-        """Handle a message that may kill this process: one at a time, and recorded before."""
-        async with self._trial:
-            await self._answers.on_trial(context.partition_id, message.sequence)
+        """Handle a message that may kill this process, recorded before: alone, until it has taken long."""
+        trial = context.partition_id, message.sequence
+        await self._trial.acquire()
+        with ExitStack() as alone:
+            alone.callback(self._trial.release)
+            alone.callback(asyncio.get_running_loop().call_later(TRIAL_SECONDS, alone.close).cancel)
+            self._trials.append(trial)
             try:
+                await self._answers.on_trial(*trial)
                 await self._call(message, context)
             finally:
-                await self._answers.on_trial("", 0)
+                self._trials.remove(trial)
+                await self._answers.on_trial(*(self._trials[-1] if self._trials else ("", 0)))
                 if lane := self.lanes.get(context.partition_id):
                     lane.suspect = False
 
@@ -535,9 +539,9 @@ class Dispatcher:
         """Cancel the running handlers of these lanes. Their messages are not done; one that does not end is left."""
         stuck = [lane for lane in lanes if lane.busy]
         for lane in stuck:
-            log.warning("%s: its handler has not ended in time, and is cancelled", lane.id)
-            if task := self._handling.get(lane.id):
-                task.cancel()
+            if lane.runner:  # otherwise it waits behind the handlers of others
+                log.warning("%s: its handler has not ended in time, and is cancelled", lane.id)
+                lane.runner.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS):
                 await self.quiet(stuck)

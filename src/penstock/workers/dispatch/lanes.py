@@ -84,7 +84,7 @@ class Lane:
 
     __slots__ = (
         "alone_through", "backlog", "busy", "floor", "handled", "held", "id", "items", "last_done", "latency", "limit",
-        "order", "parked", "read_until", "reading", "rested", "started", "suspect", "tries", "unburied",
+        "order", "parked", "read_until", "reading", "rested", "runner", "started", "suspect", "tries", "unburied",
         "unsure", "waits",
     )  # fmt: skip
 
@@ -107,6 +107,8 @@ class Lane:
         """Nothing is handled: the partition is being drained, or has not started."""
         self.busy = False
         """A runner handles a message of the lane, or the lane is queued for one."""
+        self.runner: asyncio.Task[None] | None = None
+        """The runner that handles a message of the lane now."""
         self.items: dict[int, Message | None] = {}
         """Messages by sequence; None for a parked one."""
         self.parked: dict[int, str] = {}

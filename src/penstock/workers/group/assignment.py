@@ -14,6 +14,7 @@ publish: the head has a revision that it does not know.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from bisect import bisect_left
@@ -29,6 +30,8 @@ from penstock.jetstream.kv import Bucket, Entry, Write
 from penstock.jetstream.model import Json
 from penstock.publish.model import MAX_MESSAGES
 from penstock.workers.partitions import Partition, parse_partitions, partition_json
+
+log = logging.getLogger(__name__)
 
 VNODES = 100
 """Points of a member on the ring."""
@@ -337,6 +340,8 @@ class Stabilizer:
         self._acted, self._waiting = self._now(), False
 
 
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ConfigError)
+"""What parsing raises for values that no worker has written."""
 ASSIGNMENT = "assignment"
 HEAD = f"{ASSIGNMENT}.head"
 OF = f"{ASSIGNMENT}.of."
@@ -374,22 +379,17 @@ class Published:
     @classmethod
     def parse(cls, entries: Mapping[str, Entry]) -> Self:
         revisions = {key: entry.revision for key, entry in entries.items()}
-        if HEAD not in entries:
+        try:
+            head = entries[HEAD].value
+            shares = {key.removeprefix(OF): entry.value for key, entry in entries.items() if key.startswith(OF)}
+            partitions = {worker: parse_partitions(share["partitions"]) for worker, share in shares.items()}
+            about = int(head["version"]), tuple(head["members"]), partitions, tuple(head["parked"])
+            wishes = bool(head.get("paused")), dict(head.get("pins") or {})
+            return cls(*about, str(head["stream"]), str(head["leader"]), *wishes, revisions)
+        except UNREADABLE as exc:
+            if HEAD in entries:
+                log.warning("the assignment cannot be read (%r): there will be a new one", exc)
             return cls(revisions=revisions)
-        head = entries[HEAD].value
-        shares = {key.removeprefix(OF): entry.value for key, entry in entries.items() if key.startswith(OF)}
-        partitions = {worker: parse_partitions(share["partitions"]) for worker, share in shares.items()}
-        return cls(
-            version=head["version"],
-            members=tuple(head["members"]),
-            partitions=partitions,
-            parked=tuple(head["parked"]),
-            stream=head["stream"],
-            leader=head["leader"],
-            paused=bool(head.get("paused")),
-            pins=dict(head.get("pins") or {}),
-            revisions=revisions,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,8 +476,11 @@ class Assignments:
         if head is None:
             return None
         seen, partitions = self._shares.get(worker_id, (0, ()))
-        if seen != head.revision:
-            own = await self._bucket.get(OF + worker_id)
-            partitions = parse_partitions(own.value["partitions"]) if own else ()
-            self._shares[worker_id] = head.revision, partitions
-        return Share(int(head.value["version"]), partitions, bool(head.value.get("paused")))
+        try:
+            if seen != head.revision:
+                own = await self._bucket.get(OF + worker_id)
+                partitions = parse_partitions(own.value["partitions"]) if own else ()
+                self._shares[worker_id] = head.revision, partitions
+            return Share(int(head.value["version"]), partitions, bool(head.value.get("paused")))
+        except UNREADABLE:  # the leader publishes another
+            return None

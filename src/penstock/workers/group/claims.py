@@ -62,7 +62,7 @@ class Reached:
     tries: Tries = NO_TRIES
     """Failed attempts of the next message."""
     token: int = 0
-    """The fencing token under which this progress was made."""
+    """The fencing token under which this progress was made; without a group, `Partition.mark`."""
     suspect: bool = False
     """Whether its worker died before it finished any message of it: the next message may kill workers."""
 
@@ -201,6 +201,8 @@ class Claim:
     stream: str = ""
     """The creation time of its stream; empty when that was not recorded."""
     revision: int = 0
+    mark: int = 0
+    """`Partition.mark` of the partition that it is about; 0 when that was not recorded."""
 
     @property
     def token(self) -> int:
@@ -235,16 +237,17 @@ class Claim:
         free = replace(self, owner=None, incarnation=None, settled=False, acquired=None, suspect=reached.suspect)
         return replace(free, holders=holders, handoff=done, tries=tries)
 
-    def about(self, stream: str) -> Self:
-        """Return the claim for the stream created then: of another one with the same name nothing is done."""
-        if self.stream in ("", stream):
-            return replace(self, stream=stream)
-        return replace(self, stream=stream, handoff=0, tries=NO_TRIES)
+    def about(self, stream: str, mark: int) -> Self:
+        """Return the claim for the stream created then, and a partition with those subjects: of another stream with the
+        same name, or of other subjects, nothing is done."""
+        if self.stream in ("", stream) and self.mark in (0, mark):
+            return replace(self, stream=stream, mark=mark)
+        return replace(self, stream=stream, mark=mark, handoff=0, tries=NO_TRIES)
 
     # -- in the bucket -------------------------------------------------------------------------------------------------
 
     def to_json(self) -> Json:
-        kept = ("handoff", "owner", "incarnation", "settled", "holders", "acquired", "tries", "suspect", "stream")
+        kept = [name for name in self.__slots__ if name not in ("partition", "revision")]
         return {"v": VERSION, **{name: getattr(self, name) for name in kept}}
 
     def write(self) -> Write:
@@ -254,9 +257,11 @@ class Claim:
     @classmethod
     def parse(cls, partition: str, raw: Mapping[str, Any], revision: int) -> Self:
         fields: dict[str, Any] = {name: raw[name] for name in ("owner", "incarnation", "settled", "acquired")}
-        sequence, tries = raw.get("tries", NO_TRIES)
-        fields |= {"tries": (sequence, tries), "suspect": raw.get("suspect", False), "stream": raw.get("stream", "")}
-        return cls(partition, raw["handoff"], holders=tuple(raw["holders"]), revision=revision, **fields)
+        sequence, tries = map(int, raw.get("tries", NO_TRIES))
+        fields |= {name: raw[name] for name in ("suspect", "stream", "mark") if name in raw} | {
+            "tries": (sequence, tries)
+        }
+        return cls(partition, int(raw["handoff"]), holders=tuple(raw["holders"]), revision=revision, **fields)
 
 
 def claim_key(partition: str) -> str:

@@ -341,7 +341,7 @@ class Election:
             await self._take(entry.revision)
         else:
             self._lease.end()
-            self._see(str(entry.value["worker"]))
+            self._see(str(entry.value.get("worker")))
 
     async def _look(self, entry: Entry | None) -> None:
         """Also watch the worker key of a silent leader: so the next leader knows since when it is silent, and does not

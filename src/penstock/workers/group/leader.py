@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from penstock import subjects
-from penstock.errors import ConsumerNotFound
+from penstock.errors import ConfigError, ConsumerNotFound
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.kv import Bucket, Entry
@@ -32,7 +32,7 @@ from penstock.workers.group.claims import Claim, ProgressRecord, Reached, claim_
 from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
 from penstock.workers.options import GroupOptions
-from penstock.workers.partitions import Partition, PartitionSource, usable, wildcard_of
+from penstock.workers.partitions import NoPartitionList, Partition, PartitionSource, usable, wildcard_of
 from penstock.workers.pull.consumer import group_consumers, passed_over, stream_identity
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,12 @@ class Leader:
         self._sightings.learn(seen)
         await self._retire(entries)
         published, end = await self._assignments.current(), await self.holder.end()
-        partitions, self.problems = usable(await self._source.partitions(), published.by_id)
+        try:
+            partitions, self.problems = usable(await self._source.partitions(), published.by_id)
+        except (ConfigError, NoPartitionList) as exc:  # until that is put right the partitions are those of before
+            if not published.version:
+                raise
+            partitions, self.problems = list(published.by_id.values()), [str(exc)]
         await self._write_problems()
         workers = workers_in(entries)
         self._hear_of(workers)
@@ -389,7 +394,11 @@ class Leader:
     ) -> None:
         by_id, names = {p.id: p for p in partitions}, tuple(member.id for member in members)
         draft = assignment.Draft(following, by_id, names, self._options.stream, self._worker_id)
-        await self._bucket.commit(assignment.writes(published, draft))
+        try:
+            await self._bucket.commit(assignment.writes(published, draft))
+        except WrongRevision:  # by another leader, or a share was written by hand
+            self._assignments = assignment.Assignments(self._bucket)
+            raise
         self._stabilizer.acted()
 
     async def _claimed(self, partitions: Collection[Partition]) -> dict[str, str]:

@@ -305,8 +305,10 @@ class Member:
             partitions = self._worker.fitting(listed, self._covered)
             for trouble in filters.left_out(len(listed) - len(partitions)):
                 self._say("the assignment", ConfigError(trouble))
-            self._known |= {partition.id: partition for partition in partitions}
-            self._wanted = frozenset(partition.id for partition in partitions)
+            # One that comes back with other subjects is given away first.
+            found = {p.id: p for p in partitions if p.id not in self._covered or self._known[p.id].mark == p.mark}
+            self._known |= found
+            self._wanted = frozenset(found)
         return self._retention
 
     async def _relevant_claims(self) -> dict[str, Claim]:
@@ -385,7 +387,8 @@ class Member:
             return
         # The stream may have been recreated, unnoticed by a worker that owned nothing of it.
         self._stream = stream_identity(await self._control.jetstream.stream_info(self._options.stream))
-        taken = {claim.partition for claim in await self.claims.take(claim.about(self._stream) for claim in free)}
+        about = [claim.about(self._stream, self._known[claim.partition].mark) for claim in free]
+        taken = {claim.partition for claim in await self.claims.take(about)}
         self._again |= self._held & taken
         self._held -= taken
 

@@ -352,7 +352,7 @@ class Migration:
 async def phase(bucket: Bucket) -> str | None:
     """Return the phase of a migration to the group; None when there is none."""
     entry = await bucket.get(MIGRATION_KEY)
-    return str(entry.value["phase"]) if entry else None
+    return str(entry.value.get("phase")) if entry else None
 
 
 def _floors(consumers: Iterable[ConsumerInfo]) -> dict[str, int]:

@@ -150,7 +150,7 @@ def overview(
     known = ownership or GroupShares.of(entries)
     published = known.published
     lease = entries.get(identity.LEADER_KEY)
-    leader = str(lease.value["worker"]) if lease else None
+    leader = str(lease.value.get("worker")) if lease else None
     workers = sorted(workers_in(entries).items(), key=lambda item: _natural(item[0]))
     return GroupOverview(
         group=group,
@@ -171,7 +171,7 @@ def _waits_for(
     group: str, version: int, workers: Mapping[str, WorkerRecord], leader: str | None, migrating: Entry | None
 ) -> str | None:
     """Return what must happen before the group has an assignment. Pure."""
-    phase = str(migrating.value["phase"]) if migrating else None
+    phase = str(migrating.value.get("phase")) if migrating else None
     if phase == migration.LEGACY:
         return f"`penstock group migrate {group} shadow`: its migration was rolled back"
     if phase not in migration.AT_WORK:
@@ -216,16 +216,9 @@ def _partitions(published: Published, claims: Mapping[str, Claim]) -> tuple[Part
 
 
 def _partition(name: str, subjects: tuple[str, ...], assigned: str | None, claim: Claim | None) -> PartitionOverview:
-    owner = claim.owner if claim else None
-    return PartitionOverview(
-        id=name,
-        subjects=subjects,
-        assigned=assigned,
-        owner=owner,
-        handoff=claim.handoff if claim else 0,
-        token=claim.token if claim and owner else None,
-        move=movement(assigned, claim),
-    )
+    owner, handoff = (claim.owner, claim.handoff) if claim else (None, 0)
+    token = claim.token if claim and owner else None
+    return PartitionOverview(name, subjects, assigned, owner, handoff, token, movement(assigned, claim))
 
 
 def movement(assigned: str | None, claim: Claim | None) -> str | None:

@@ -164,10 +164,6 @@ class WorkerConsumer:
         """The names of the current consumers."""
         return tuple(self.options.name(i) for i, shard in enumerate(self.applied) if shard)
 
-    @property
-    def healthy(self) -> bool:
-        return self.failures < self.options.escalate_after
-
     # -- updates ---------------------------------------------------------------------------------------------------
 
     async def update(self, partitions: Iterable[Partition]) -> UpdateOutcome:

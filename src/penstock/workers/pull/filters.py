@@ -18,15 +18,9 @@ class SubjectCapExceeded(ConfigError):
     """A worker would need more filter subjects than its consumers may have."""
 
     def __init__(self, wanted: int, cap: int, consumers: int) -> None:
-        super().__init__(wanted, cap, consumers)
-        self.wanted = wanted
-        self.cap = cap
-        self.consumers = consumers
-
-    def __str__(self) -> str:
-        room = f"{self.cap} on each of {self.consumers} consumers" if self.consumers > 1 else str(self.cap)
-        return (
-            f"{self.wanted} filter subjects are more than the cap of {room}; nothing was changed. Add workers, give "
+        room = f"{cap} on each of {consumers} consumers" if consumers > 1 else str(cap)
+        super().__init__(
+            f"{wanted} filter subjects are more than the cap of {room}; nothing was changed. Add workers, give "
             "partitions wildcard subjects, raise max_subjects, or allow another consumer with max_consumers"
         )
 
@@ -44,22 +38,13 @@ def subject_set(partitions: Iterable[Partition]) -> SubjectSet:
     """Return the subjects of all partitions; covered ones are dropped, since the server refuses overlapping filters."""
     listed = [subject for partition in partitions for subject in partition.subjects]
     unique = set(listed)
-    wide = {subject for subject in unique if not subjects.is_literal(subject)}
-    # Compared by shape, of which there are few: thousands of wildcards take too long to compare with each other.
-    shapes = {tuple("" if subjects.is_literal(token) else token for token in subject.split(".")) for subject in wide}
-    covered = {s for s in unique for shape in shapes if _shaped(s, shape) in wide and _is_covered(s, shape)}
+    wide = subjects.Index[str]()  # thousands of wildcards take too long to compare with each other
+    for subject in unique:
+        if not subjects.is_literal(subject):
+            wide.add(subject, subject)
+    covered = {s for s in unique if any(w != s and subjects.covers(w, s) for w in wide.overlapping(s))}
     kept = frozenset(unique - covered)
     return SubjectSet(kept, len(listed) - len(kept))
-
-
-def _shaped(subject: str, shape: tuple[str, ...]) -> str:
-    """Return the subject with the wildcards of a shape."""
-    return ".".join(mark or token for mark, token in zip(shape, subject.split("."), strict=False))
-
-
-def _is_covered(subject: str, shape: tuple[str, ...]) -> bool:
-    wider = _shaped(subject, shape)
-    return wider != subject and subjects.covers(wider, subject)
 
 
 def compressed(wanted: frozenset[str], universe: Collection[str], cap: int) -> frozenset[str]:

@@ -55,19 +55,20 @@ class Routes:
         self._found: dict[str, Lane | None] = {}
 
     def add(self, partition: Partition, lane: Lane) -> None:
-        """Route the partition's subjects to this lane."""
+        """Route the partition's subjects to this lane, except those that another one has."""
         for subject in partition.subjects:
             if subjects.is_literal(subject):
-                self.literal[subject] = lane
+                self.literal.setdefault(subject, lane)
             else:
                 self._wild.append((subject, lane))
         self._found.clear()
 
-    def remove(self, partition: Partition) -> None:
+    def remove(self, partition: Partition, gone: Lane) -> None:
         """Remove the routes of a partition."""
         for subject in partition.subjects:
-            self.literal.pop(subject, None)
-        self._wild = [(filter_, lane) for filter_, lane in self._wild if filter_ not in partition.subjects]
+            if self.literal.get(subject) is gone:
+                del self.literal[subject]
+        self._wild = [(filter_, lane) for filter_, lane in self._wild if lane is not gone]
         self._found.clear()
 
     def lane(self, subject: str) -> Lane | None:

@@ -12,6 +12,7 @@ from penstock.consume.messages import Message, MessageContext
 from penstock.consume.verdicts import MAX_DELIVER, GiveUp
 from penstock.errors import Unavailable
 from penstock.testing import eventually_async
+from penstock.workers.dispatch import dispatcher
 from penstock.workers.dispatch.dispatcher import READ_AHEAD, READ_AHEAD_BYTES, Dispatcher, HandlingOptions
 from penstock.workers.dispatch.lanes import Lane
 
@@ -25,13 +26,15 @@ class Answers:
         self.refused = 0
         """Letters that could not be stored."""
         self.delay = 0.0
+        self.trials: list[tuple[str, int]] = []
 
     def acked(self) -> None: ...
     def settled(self) -> None: ...
     def again(self, message: Message, delay: float) -> float:
         return self.delay or delay
 
-    async def on_trial(self, partition_id: str, sequence: int) -> None: ...
+    async def on_trial(self, partition_id: str, sequence: int) -> None:
+        self.trials.append((partition_id, sequence))
 
     async def bury(self, message: Message, context: MessageContext, letter: GiveUp, error: BaseException) -> None:
         if not self.keeps_letters:
@@ -210,3 +213,55 @@ async def test_a_message_that_was_given_up_under_a_token_of_before_is_handled_ag
     world.own(9)
     await world.rest(2)
     assert world.handled == [(1, 7), (1, 9)]
+
+
+class Hanging:
+    """Lanes whose messages number 1 never end; how many handlers may run is told."""
+
+    def __init__(self, lanes: int, concurrency: int = 256) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.gate = asyncio.Event()
+        self.answers = Answers()
+        owner = World()
+        self.dispatcher = Dispatcher(self.handle, self.answers, owner, HandlingOptions(concurrency=concurrency))
+        self.lanes = [self.dispatcher.lanes.setdefault(f"p{n}", Lane(f"p{n}")) for n in range(lanes)]
+
+    async def handle(self, message: Message, context: MessageContext) -> None:
+        self.begun.append(context.partition_id)
+        if message.sequence == 1:
+            await self.gate.wait()
+        self.ended.append(context.partition_id)
+
+    def deliver(self, lane: Lane, sequence: int) -> None:
+        self.dispatcher.deliver(lane, Message(f"s.{lane.id}", b"", sequence, 1, "reply", datetime.now(UTC)))
+
+
+async def test_a_message_on_trial_that_does_not_end_keeps_no_other_from_being_handled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatcher, "TRIAL_SECONDS", 0.05)
+    world = Hanging(3)
+    for sequence, lane in enumerate(world.lanes, 1):
+        lane.suspect = True
+        world.deliver(lane, sequence)
+    await eventually_async(lambda: world.ended == ["p1", "p2"], 5, state=lambda: (world.begun, world.answers.trials))
+    assert world.answers.trials[-1] == ("p0", 1), "should the process die now, it is what it died of"
+    world.gate.set()
+    await eventually_async(lambda: world.answers.trials[-1] == ("", 0))
+    await world.dispatcher.close()
+
+
+async def test_a_partition_that_waits_for_its_turn_is_abandoned_without_cancelling_the_handler_of_another() -> None:
+    world = Hanging(2, concurrency=1)
+    hangs, waits = world.lanes
+    world.deliver(waits, 2)
+    await eventually_async(lambda: world.ended == ["p1"])
+    world.deliver(hangs, 1)
+    await eventually_async(lambda: world.begun == ["p1", "p0"])
+    world.deliver(waits, 3)
+    waits.held = True
+    await world.dispatcher.abandon([waits])
+    world.gate.set()
+    await eventually_async(lambda: world.ended == ["p1", "p0"], 5, state=lambda: world.ended)
+    await world.dispatcher.close()

@@ -146,8 +146,9 @@ def test_a_record_counts_under_its_token_and_for_its_stream() -> None:
 
 def test_of_a_stream_that_was_made_anew_nothing_is_done() -> None:
     owned = replace(OWNED, tries=(11, 2))
-    assert owned.about("then") == replace(owned, stream="then"), "it did not say which"
-    assert owned.about("then").about("now") == replace(OWNED, handoff=0, stream="now")
+    assert owned.about("then", 7) == replace(owned, stream="then", mark=7), "it did not say which"
+    assert owned.about("then", 7).about("now", 7) == replace(OWNED, handoff=0, stream="now", mark=7)
+    assert owned.about("then", 7).about("then", 8) == replace(OWNED, handoff=0, stream="then", mark=8)
 
 
 def test_tokens_rise_with_every_owner_and_stay_when_one_settles() -> None:

@@ -13,7 +13,7 @@ from penstock.workers.partitions import Partition
 STREAM = "2026-11-16T10:00:00+00:00"
 CLAIM = {
     "v": 1, "handoff": 70, "owner": "worker-1", "incarnation": "a1b2", "settled": True, "holders": ["worker-0"],
-    "acquired": 55, "tries": [71, 2], "suspect": True, "stream": STREAM,
+    "acquired": 55, "tries": [71, 2], "suspect": True, "stream": STREAM, "mark": 7,
 }  # fmt: skip
 RECORD = {"v": 1, "stream": STREAM, "partitions": {"p.1": [55, 70, 71, 2]}, "trial": ["p.1", 71], "ended": False}
 WORKER = {
@@ -36,14 +36,14 @@ def entry(value: Any) -> Entry:
 
 def test_a_claim() -> None:
     found = claims_in({"claims.p.1": entry(CLAIM)})["p.1"]
-    assert found == Claim("p.1", 70, "worker-1", "a1b2", True, ("worker-0",), 55, (71, 2), True, STREAM, 60)
+    assert found == Claim("p.1", 70, "worker-1", "a1b2", True, ("worker-0",), 55, (71, 2), True, STREAM, 60, 7)
     assert found.token == 55
     assert {**found.to_json(), "holders": ["worker-0"], "tries": [71, 2]} == CLAIM
 
 
 def test_a_claim_of_a_version_that_knew_neither_tries_nor_streams() -> None:
-    old = {key: value for key, value in CLAIM.items() if key not in ("tries", "suspect", "stream")}
-    assert claims_in({"claims.p.1": entry(old)})["p.1"].about(STREAM).handoff == 70
+    old = {key: value for key, value in CLAIM.items() if key not in ("tries", "suspect", "stream", "mark")}
+    assert claims_in({"claims.p.1": entry(old)})["p.1"].about(STREAM, 7).handoff == 70
 
 
 def test_a_record() -> None:
