@@ -272,8 +272,9 @@ class Worker:
         is_new = stream != self.consumer.created or self.consumer.retention == WORK_QUEUE  # a queue has only open ones
         if not self._alone or self._record.stream not in ("", self.consumer.created):
             return Reached(0)
-        mark = self._known[partition_id].mark if partition_id in self._known else 0
-        found = self._record.of(partition_id, mark, self.consumer.created) or Reached(0 if is_new else first)
+        marks = {0, self._known[partition_id].mark} if partition_id in self._known else {0}  # 0: not recorded
+        recorded = (self._record.of(partition_id, mark, self.consumer.created) for mark in marks)
+        found = next(filter(None, recorded), Reached(0 if is_new else first))
         crashed = bool(self._record.stream) and not self._record.ended
         return replace(found, tries=self._record.tries(partition_id, found.tries), suspect=crashed)
 

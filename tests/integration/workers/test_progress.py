@@ -263,3 +263,24 @@ async def test_a_partition_that_gets_other_subjects_begins_with_them(world: Worl
     await worker.update([Partition("a", ("w.b",))])
     await world.publish("b", 5)
     await world.all_handled()
+
+
+async def test_a_record_of_a_version_that_knew_no_subjects_counts(world: World) -> None:
+    await world.create()
+    control = await Control.connect(world.server.settings)
+    world.open.push_async_callback(control.close)
+    bucket, key = Bucket(control, ALONE), progress_key(STREAM, "test-1")
+    worker = await world.worker()
+    await worker.update(partitions("a"))
+    await world.publish("a", 3)
+    await world.all_handled()
+    await worker.stop()
+    record = await bucket.get(key)
+    assert record
+    record.value["partitions"]["a"][0] = 0
+    await bucket.put(key, record.value)
+    await world.js.delete_consumer(STREAM, "test-1")  # only the record says what was done
+    worker = await world.worker()
+    await worker.update(partitions("a"))
+    await world.publish("a", 1)
+    await world.all_handled()
