@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import logging
 import pickle
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager
 from functools import partial
@@ -35,6 +36,10 @@ be a module-level function, since it is pickled by name. With neither it is call
 """
 
 
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 1.0
+"""Seconds that a cancelled handler has to end."""
 OURS = str(Path(__file__).resolve().parents[1])
 """The directory of this package."""
 FAILURES = (BaseException,)
@@ -213,3 +218,16 @@ def _refuse_what_takes_no_context(found: Callable[..., Any], name: str) -> None:
         raise ConfigError(f"{name!r} cannot be called with a message and a context: {exc}") from exc
     except ValueError:  # some C functions have no signature
         return
+
+
+async def cancel(handlers: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel running handlers, and wait for their end. One that goes on regardless is left behind."""
+    for task in handlers:
+        task.cancel()
+    if handlers:
+        ended, others = await asyncio.wait(handlers, timeout=CANCEL_SECONDS)
+        await asyncio.gather(*ended, return_exceptions=True)
+        for task in others:
+            log.warning("a handler was cancelled and goes on: it is left behind")
+            asyncio._unregister_task(task)  # `asyncio.run` would wait for its end,
+            task._log_destroy_pending = False  # type: ignore[attr-defined] # and then complain of it

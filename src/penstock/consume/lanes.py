@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Protocol
 
+from penstock.consume.handlers import cancel
 from penstock.consume.messages import Message
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,4 @@ class Lanes:
         except TimeoutError:
             log.warning("%d handlers did not finish within %g s, and are cancelled", len(self._running), within)
         self._closed = True  # no handler starts any more, not even for a retry
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await cancel(list(self._running))

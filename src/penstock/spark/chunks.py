@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.spark.digests import DIGEST_BYTES, begun, ended, row_digest
 from penstock.wire.columns import numbers, values
 
 MAX_ROWS = 1000
@@ -24,7 +25,6 @@ MAX_BYTES = 4 * 1024 * 1024
 """A chunk ends before it grows beyond this, unless a single row is larger. The server keeps open batches in memory."""
 ROW_OVERHEAD = 128
 """Approximate bytes of a message on the wire besides subject, headers and body: control line and batch headers."""
-DIGEST_BYTES = 12
 NO_LENGTH = numbers(np.zeros(1, dtype=np.int32))[0]
 
 
@@ -90,27 +90,11 @@ class ChunkRows:
     def row_digests(self) -> list[bytes]:
         """The identity of every row by itself."""
         if self.headers is None and len(self.subjects.unique()) == 1:
-            begun = _begun(self.subjects[0].as_py(), b"")  # what all rows have in common is hashed once
-            return [_ended(begun, body) for body in self.bodies.to_pylist()]
+            start = begun(self.subjects[0].as_py(), b"")  # what all rows have in common is hashed once
+            return [ended(start, body) for body in self.bodies.to_pylist()]
         texts = self.headers.to_pylist() if self.headers is not None else [b""] * len(self)
         triples = zip(self.subjects.to_pylist(), texts, self.bodies.to_pylist(), strict=True)
         return [row_digest(subject, headers or b"", body) for subject, headers, body in triples]
-
-
-def row_digest(subject: str, headers: bytes, body: bytes) -> bytes:
-    """The identity of one row: its subject, its own header lines and its body."""
-    return _ended(_begun(subject, headers), body)
-
-
-def _begun(subject: str, headers: bytes) -> hashlib.blake2b:
-    name = subject.encode()
-    return hashlib.blake2b(b"%d %d %b%b" % (len(name), len(headers), name, headers), digest_size=DIGEST_BYTES)
-
-
-def _ended(begun: hashlib.blake2b, body: bytes) -> bytes:
-    digest = begun.copy()
-    digest.update(body)
-    return digest.digest()
 
 
 def chunk_id(series: str, batch: int, partition: int, number: int, digest: str) -> str:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Self
 
 from penstock.jetstream.model import Json
-from penstock.spark.chunks import DIGEST_BYTES
+from penstock.spark.digests import DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock import packs
-from penstock.spark.chunks import row_digest
-from penstock.spark.packing import identity
+from penstock.spark.digests import row_digest
 from penstock.wire import headers as header_block
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -29,6 +28,8 @@ def stored_row_digests(subject: str, headers: Mapping[str, list[str]], data: byt
         return [stored_row_digest(subject, headers, data)]
     pack = packs.decode(headers, data)
     if pack.kind == packs.TYPED:
+        from penstock.spark.packing import identity  # needs Arrow, as the pack does
+
         return [row_digest(subject, b"", one) for one in identity(pack.batch.to_struct_array()).to_pylist()]
     return [stored_row_digest(subject, {k: [*v] for k, v in row.headers.items()}, row.data) for row in pack.rows()]
 

@@ -141,7 +141,9 @@ WRITTEN_WITHIN = 5.0
 TOLD = 3
 """Maximum number of unusable subjects named in one log line."""
 MAX_PARTITIONS = 10_000
-"""Partitions that a group can have: each worker's share of them is one value in KV, of 1 MiB at most."""
+MAX_BYTES, PARTITION_BYTES = 900_000, 40
+"""All partitions of a group, and the JSON around one: a worker may get all, and its share is one value in KV, of 1 MiB
+at most."""
 FNV_PRIME, FNV_START, FNV_MASK = 0x01000193, 0x811C9DC5, 0xFFFFFFFF
 
 
@@ -309,7 +311,7 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
     A claim records how far a partition is done. With other subjects that would cover messages that no worker has seen;
     and a message of two partitions would be handled twice.
     """
-    chosen, wrong, taken, beyond = list[Partition](), list[str](), subjects.Index[str](), 0
+    chosen, wrong, taken, beyond, size = list[Partition](), list[str](), subjects.Index[str](), 0, 0
     for partition in sorted(partitions, key=lambda one: one.id not in known):
         before = known.get(partition.id)
         if before and set(before.subjects) != set(partition.subjects):
@@ -324,7 +326,8 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
                 "is of both would be handled twice"
             )
             continue
-        if len(chosen) == MAX_PARTITIONS:
+        size += PARTITION_BYTES + len(partition.id) + sum(map(len, (*partition.subjects, *partition.labels)))
+        if len(chosen) == MAX_PARTITIONS or size > MAX_BYTES:
             beyond += 1
             continue
         chosen.append(partition)
@@ -332,8 +335,9 @@ def usable(partitions: Iterable[Partition], known: Mapping[str, Partition]) -> t
             taken.add(subject, partition.id)
     if beyond:
         wrong.append(
-            f"{beyond} partitions are left out: a group has {MAX_PARTITIONS} at most. Hash the keys to a fixed number "
-            "of partitions (--hashed), or use several groups with a pattern each"
+            f"{beyond} partitions are left out: a group has {MAX_PARTITIONS} at most, and {MAX_BYTES // 1000} kB of "
+            "ids and subjects. Hash the keys to a fixed number of partitions (--hashed), or use several groups with a "
+            "pattern each"
         )
     return chosen, wrong
 

@@ -538,6 +538,17 @@ async def test_a_worker_that_dies_while_the_list_is_wrong_is_replaced(world: Wor
     assert LIST_KEY in found.problems[0]
 
 
+async def test_something_is_left_while_messages_wait_for_a_worker_that_has_died(world: World) -> None:
+    await world.prepare()
+    dying, other = await world.join(ttl=1.5), await world.join(ttl=1.5)
+    await world.shared(3, 3)
+    await world.crash(dying)
+    for partition in PARTITIONS:
+        await world.publish(partition.id, 3)
+    await eventually_async(other.has_nothing_left, 30)
+    assert world.done == {partition.id: [1, 2, 3] for partition in PARTITIONS}
+
+
 KEYS = [claim_key("p0"), assignment.HEAD, f"{assignment.OF}worker-0", "leader.lease", "workers.stranger", LIST_KEY]
 VALUES = [b"no JSON", b"{}", b'{"version": 1, "handoff": "x", "members": 1, "partitions": [{"id": 7}], "tries": 3}']
 

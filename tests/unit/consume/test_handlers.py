@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -132,3 +133,23 @@ async def test_a_signal_to_all_processes_does_not_fail_what_the_handlers_are_at(
     os.kill(int(path.read_text()), number)
     await running
     runner.close()
+
+
+def test_a_handler_that_goes_on_although_it_is_cancelled_holds_up_no_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handlers, "CANCEL_SECONDS", 0.05)
+
+    async def stubborn() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+
+    async def main() -> None:
+        running = [asyncio.create_task(stubborn()), asyncio.create_task(asyncio.sleep(60))]
+        await asyncio.sleep(0)
+        await handlers.cancel(running)
+        assert [task.done() for task in running] == [False, True]
+
+    asyncio.run(main())
+    assert "a handler was cancelled and goes on" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +11,7 @@ from penstock import subjects
 from penstock.jetstream.kv import Entry
 from penstock.jetstream.model import Json
 from penstock.workers.group.claims import claim_key, claims_in
-from penstock.workers.partitions import MAX_PARTITIONS, Partition, usable
+from penstock.workers.partitions import MAX_PARTITIONS, Partition, partition_json, usable
 
 TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3)
 SUBJECTS = st.builds(lambda tokens, rest: ".".join([*tokens, *rest]), TOKENS, st.sampled_from([(), (">",)]))
@@ -36,6 +38,15 @@ def test_more_partitions_than_a_group_can_have_are_told_and_those_at_work_stay()
     chosen, wrong = usable(partitions, {last.id: last})
     assert (len(chosen), last in chosen, len(wrong)) == (MAX_PARTITIONS, True, 1)
     assert "3 partitions are left out" in wrong[0]
+
+
+def test_no_more_partitions_are_chosen_than_fit_into_the_share_of_one_worker() -> None:
+    labels = frozenset({"gpu", "large"})
+    partitions = [Partition(f"p{n}", (f"s.{n}.{'x' * 60}", f"t.{n}.{'y' * 60}"), labels=labels) for n in range(9000)]
+    chosen, wrong = usable(partitions, {})
+    size = len(json.dumps([partition_json(partition) for partition in chosen]))
+    assert 2**19 < size < 2**20 - 10_000
+    assert f"{9000 - len(chosen)} partitions are left out" in wrong[0]
 
 
 @given(st.lists(SUBJECTS, min_size=1, max_size=6))

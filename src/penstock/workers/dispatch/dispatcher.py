@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from penstock.consume import verdicts
 from penstock.consume.failures import FailureLog
-from penstock.consume.handlers import FAILURES, AsyncHandler, failure_of, in_time
+from penstock.consume.handlers import CANCEL_SECONDS, FAILURES, AsyncHandler, cancel, failure_of, in_time
 from penstock.consume.messages import Message, MessageContext
 from penstock.consume.metrics import WorkerMetrics
 from penstock.consume.verdicts import GiveUp, Retries
@@ -97,8 +97,6 @@ class HandlingOptions:
 NEW = Arrival.NEW
 LATENCIES_PER_REPORT = 1000
 """Minimum number of handler durations that are collected before they are reported."""
-CANCEL_SECONDS = 1.0
-"""Seconds that a cancelled handler has to end."""
 TRIAL_SECONDS = 5.0
 """Seconds after which a message that may kill this process no longer keeps others from being handled."""
 LONG_RUNNING_SECONDS = 30.0
@@ -582,10 +580,7 @@ class Dispatcher:
         """Stop. Running handlers are cancelled; their messages are delivered again later."""
         for timer in self._retries.values():
             timer.cancel()
-        runners = list(self._runners)
-        for runner in runners:
-            runner.cancel()
-        await asyncio.gather(*runners, return_exceptions=True)
+        await cancel(list(self._runners))
         self._failures.close()
 
 

@@ -191,15 +191,13 @@ class WorkerGroup:
         return self.member.identity.id if self.member else None
 
     async def has_nothing_left(self) -> bool:
-        """Whether every partition has an owner and ours are handled; without partitions of our own, whether all others'
-        are.
-
-        False before the first assignment.
-        """
+        """Whether every partition has an owner, and all of them are handled: others' too, since one of them may have
+        died. False before the first assignment."""
         if self.worker is None or self.member is None or not await self.member.has_assigned_all():
             return False
-        own = self.worker.partitions
-        return await (self.worker.has_nothing_left() if own else self.member.others_have_nothing_left())
+        if self.worker.partitions and not await self.worker.has_nothing_left():
+            return False
+        return await self.member.others_have_nothing_left()
 
     def metrics(self) -> list[WorkerMetrics]:
         """Return its metrics for `consume.metrics.serve`; empty before it has joined."""
