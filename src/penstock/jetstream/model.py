@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Self
 
 Json = dict[str, Any]
@@ -29,6 +30,14 @@ def parse_time(text: str) -> datetime | None:
 def seconds(nanoseconds: int) -> float:
     """A duration as JetStream writes it, in seconds."""
     return nanoseconds / NANOSECONDS
+
+
+class Retention(StrEnum):
+    """When a stream deletes messages."""
+
+    LIMITS = "limits"
+    WORKQUEUE = "workqueue"
+    INTEREST = "interest"
 
 
 @dataclass(frozen=True, slots=True)

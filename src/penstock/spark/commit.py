@@ -19,7 +19,7 @@ import logging
 
 from penstock.errors import AccessDenied, ApiError, OutcomeUnknown, Unavailable
 from penstock.jetstream.consumer import ACK, NAK, PullEvent
-from penstock.jetstream.model import ConsumerInfo, StreamInfo
+from penstock.jetstream.model import ConsumerInfo, Retention, StreamInfo
 from penstock.jetstream.requests import PullRequests
 from penstock.settings import Settings
 from penstock.spark import steps
@@ -36,7 +36,6 @@ PULL_BYTES = 8 * 1024 * 1024
 EXPIRES = 2.0  # seconds
 SILENCE = 10.0  # seconds
 ATTEMPTS = 3
-WORK_QUEUE = "workqueue"
 
 log = logging.getLogger(__name__)
 _denied: set[tuple[Settings, str]] = set()
@@ -58,7 +57,7 @@ def _may_purge(link: Link, info: StreamInfo, durable: ConsumerInfo) -> bool:
 
     Messages at or below the durable's position were not: the durable was moved forward, and they must stay.
     """
-    if info.config.get("retention") != WORK_QUEUE or info.config.get("deny_purge") or len(durable.filters) > 1:
+    if info.config.get("retention") != Retention.WORKQUEUE or info.config.get("deny_purge") or len(durable.filters) > 1:
         return False
     if (link.settings, info.name) in _denied:
         return False

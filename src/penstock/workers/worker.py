@@ -23,6 +23,7 @@ from penstock.consume.metrics import Lag, WorkerMetrics, WorkerSnapshot
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import Retention
 from penstock.metrics.endpoint import Health
 from penstock.publish.control import Control
 from penstock.settings import Settings
@@ -42,15 +43,7 @@ from penstock.workers.group.claims import (
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
-from penstock.workers.pull.consumer import (
-    WORK_QUEUE,
-    NodeWatch,
-    Permission,
-    Trouble,
-    UpdateOutcome,
-    WorkerConsumer,
-    always,
-)
+from penstock.workers.pull.consumer import NodeWatch, Permission, Trouble, UpdateOutcome, WorkerConsumer, always
 from penstock.workers.pull.puller import Puller, SessionAnswers, Upkeep
 from penstock.workers.pull.stored import StoredStream, measure, stored
 
@@ -269,7 +262,8 @@ class Worker:
     def _recorded(self, partition_id: str) -> Reached:
         """Return the recorded progress of a partition, for a worker without a group."""
         stream, first = self._begins
-        is_new = stream != self.consumer.created or self.consumer.retention == WORK_QUEUE  # a queue has only open ones
+        # Of a queue, only what is not done is left.
+        is_new = stream != self.consumer.created or self.consumer.retention == Retention.WORKQUEUE
         if not self._alone or self._record.stream not in ("", self.consumer.created):
             return Reached(0)
         marks = {0, self._known[partition_id].mark} if partition_id in self._known else {0}  # 0: not recorded
@@ -370,7 +364,7 @@ class Worker:
             self._again.discard(lane.id)
             if overlap and (heirs := [one for one in self._known.values() if one.overlaps(known)]):
                 await self._bequeath(heirs, [message for message in undone if message and message.reply], bool(unread))
-            elif self.consumer.retention != WORK_QUEUE:
+            elif self.consumer.retention != Retention.WORKQUEUE:
                 self._answers.acks += replies
         self._answers.acked()
 
@@ -398,7 +392,7 @@ class Worker:
         if not fresh:
             return
         await self._announced.assigned([partition.id for partition in fresh])
-        is_queue = self.consumer.retention == WORK_QUEUE
+        is_queue = self.consumer.retention == Retention.WORKQUEUE
         floor = await self._common_floor()
         # What the cursor has skipped lies below the stream's current end.
         end = (await self._jetstream.stream_info(self.consumer.options.stream)).state.last_seq
@@ -426,7 +420,7 @@ class Worker:
     async def _common_floor(self) -> int:
         """Return how far every partition is done that our consumers have always covered. The coordinator of a group has
         that in the positions already, where it counts; on a work queue every stored message is not done."""
-        if self.consumer.retention == WORK_QUEUE or not self._alone:
+        if self.consumer.retention == Retention.WORKQUEUE or not self._alone:
             return 0
         infos = (await self.consumer.present()).values()
         return min((info.ack_floor_stream_seq for info in infos), default=0)

@@ -21,13 +21,13 @@ from penstock.consume.verdicts import RetryLater
 from penstock.errors import PenstockError
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import Retention
 from penstock.publish.control import Control
 from penstock.settings import Settings
 from penstock.testing import eventually_async
 from penstock.testing.proxy import LossyProxy
 from penstock.workers.group import assignment, claims, leader
 from penstock.workers.group.claims import Claim, Reached, claim_key
-from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, ClaimLost, Sightings, worker_key
 from penstock.workers.group.leader import Holder
 from penstock.workers.group.overview import look

@@ -31,21 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from penstock import subjects
-from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo, Retention
 from penstock.workers.group.claims import Claim, ProgressRecord, Reached, progress_key
 from penstock.workers.group.identity import RETIRED, WorkerRecord
 from penstock.workers.partitions import Partition
-
-
-class Retention(StrEnum):
-    """The retention policy of a stream."""
-
-    LIMITS = "limits"
-    WORKQUEUE = "workqueue"
-    INTEREST = "interest"
 
 
 @dataclass(frozen=True, slots=True)

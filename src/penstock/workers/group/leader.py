@@ -23,13 +23,12 @@ from penstock.errors import ConfigError, ConsumerNotFound
 from penstock.jetstream.api import JetStream
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.kv import Bucket, Entry
-from penstock.jetstream.model import ConsumerInfo, Json
+from penstock.jetstream.model import ConsumerInfo, Json, Retention
 from penstock.publish.control import Control
 from penstock.workers.group import assignment, handoff, identity, migration
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.assignment import Assignment, Candidate, Published, Situation, Stabilizer, assign
 from penstock.workers.group.claims import Claim, ProgressRecord, Reached, claim_key, claims_in, progress_key, records_in
-from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import ACTIVE, RETIRED, Sightings, WorkerRecord, worker_key, workers_in
 from penstock.workers.options import GroupOptions
 from penstock.workers.partitions import NoPartitionList, Partition, PartitionSource, usable, wildcard_of

@@ -25,6 +25,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.jetstream.kv import Bucket
+from penstock.jetstream.model import Retention
 from penstock.publish.control import Control
 from penstock.workers.group import handoff
 from penstock.workers.group.assignment import Assignments, Share
@@ -40,7 +41,7 @@ from penstock.workers.group.claims import (
     records_in,
     store,
 )
-from penstock.workers.group.handoff import Retention, Steps, View
+from penstock.workers.group.handoff import Steps, View
 from penstock.workers.group.identity import ACTIVE, LEAVING, WORKERS, ClaimLost, Election, Identity, clock, workers_in
 from penstock.workers.group.leader import Leader
 from penstock.workers.group.overview import look
@@ -69,7 +70,6 @@ class MemberStatistics:
     version: int
     """Version of the assignment it works by."""
     partitions: tuple[str, ...]
-    waiting_for: tuple[str, ...]
     held: tuple[str, ...]
     catching_up: tuple[str, ...]
     handed_over: int
@@ -489,7 +489,6 @@ class Member:
             leads=self._election.leading,
             version=self._version,
             partitions=tuple(sorted(self.claims.mine)),
-            waiting_for=self._steps.wait,
             held=tuple(sorted(self._held)),
             catching_up=tuple(sorted(self._catching_up)),
             handed_over=self.handed_over,

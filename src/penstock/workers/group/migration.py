@@ -25,11 +25,10 @@ from datetime import timedelta
 
 from penstock.errors import ConfigError, ConsumerNotFound
 from penstock.jetstream.kv import Bucket
-from penstock.jetstream.model import ConsumerInfo, Json
+from penstock.jetstream.model import ConsumerInfo, Json, Retention
 from penstock.publish.control import Control
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group.claims import Claim, claims_in
-from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import clock
 from penstock.workers.options import bucket_name, overlap_bucket
 from penstock.workers.partitions import InBucket, Partition

@@ -15,17 +15,17 @@ from penstock.errors import ConfigError, ConsumerNotFound, StreamNotFound
 from penstock.jetstream.api import refuse_beyond_end
 from penstock.jetstream.connection import WrongRevision
 from penstock.jetstream.kv import Bucket, stream_of
+from penstock.jetstream.model import Retention
 from penstock.publish.control import Control
 from penstock.workers.group import claims as claim_store
 from penstock.workers.group import identity
 from penstock.workers.group.assignment import Assignments, Published
 from penstock.workers.group.claims import NO_TRIES, Claim, Reached, claims_in
-from penstock.workers.group.handoff import Retention
 from penstock.workers.group.identity import RETIRED, workers_in
 from penstock.workers.group.leader import holder_name
 from penstock.workers.group.overview import GroupOverview, group_exists, look
 from penstock.workers.options import RESERVED, bucket_name, overlap_bucket
-from penstock.workers.pull.consumer import WORK_QUEUE, group_consumers, stream_identity
+from penstock.workers.pull.consumer import group_consumers, stream_identity
 
 TRIES = 5
 """Attempts to write a setting while leaders publish new assignments at the same time."""
@@ -104,7 +104,7 @@ class Groups:
         bucket = await self._without_workers(group, force)
         published = await self._published(group)
         stream = await self._jetstream.stream_info(published.stream)
-        if stream.config.get("retention") == WORK_QUEUE:
+        if stream.config.get("retention") == Retention.WORKQUEUE:
             raise ConfigError(
                 f"stream {stream.name!r} is a work queue: what is done is gone, and there is nothing to go back to. To "
                 "skip messages, purge their subjects"

@@ -92,11 +92,8 @@ class GroupOverview:
     @property
     def state(self) -> str:
         """How it gets on, in a word or two."""
-        if self.paused:
-            return "paused"
-        if not self.active:
-            return "no workers"
-        return "waits" if self.waits_for else "at work"
+        unpaused = ("waits" if self.waits_for else "at work") if self.active else "no workers"
+        return "paused" if self.paused else unpaused
 
     @property
     def moves(self) -> tuple[PartitionOverview, ...]:

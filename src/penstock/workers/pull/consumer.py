@@ -22,7 +22,7 @@ from penstock.consume.metrics import WorkerMetrics
 from penstock.errors import ConsumerNotFound, FeatureMissing, PenstockError, Unavailable
 from penstock.jetstream import features
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import ConsumerInfo, Json, ReplicaInfo, StreamInfo
+from penstock.jetstream.model import ConsumerInfo, Json, ReplicaInfo, Retention, StreamInfo
 from penstock.workers.options import ConsumerOptions
 from penstock.workers.partitions import Partition
 from penstock.workers.pull import filters
@@ -84,7 +84,6 @@ Trouble = Callable[[PenstockError, int], None]
 """Called after several updates have failed in a row, with the last error and their number."""
 
 
-WORK_QUEUE = "workqueue"
 BEHIND = "penstock.behind"
 """Consumer metadata: the subjects whose backlog was skipped and is not caught up with."""
 WRITTEN_AGAIN = "penstock.written-again"
@@ -350,7 +349,7 @@ class WorkerConsumer:
             self.remade = True
             raise StreamRemade(f"stream {self.options.stream!r} was deleted and made again")
         start = None
-        if self.retention != WORK_QUEUE:  # there finished messages are deleted, and a consumer must deliver all
+        if self.retention != Retention.WORKQUEUE:  # there only what is not done is left
             start = min((self._done(p.id) for p in self._partitions), default=0) + 1
         config = self.options.created(shard, subjects, start)
         self._ask_permission()
@@ -502,7 +501,7 @@ class NodeWatch:
                 log.info("%s: its replicas cannot be looked at now: %s", self._consumer.options.consumer, exc)
 
     async def _look(self) -> None:
-        if self._consumer.retention != WORK_QUEUE:
+        if self._consumer.retention != Retention.WORKQUEUE:
             return
         replicas = await self._consumer.replicas()
         away = any(replica.offline or replica.silent for replica in replicas)

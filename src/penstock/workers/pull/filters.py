@@ -18,9 +18,13 @@ class SubjectCapExceeded(ConfigError):
     """A worker would need more filter subjects than its consumers may have."""
 
     def __init__(self, wanted: int, cap: int, consumers: int) -> None:
-        room = f"{cap} on each of {consumers} consumers" if consumers > 1 else str(cap)
-        super().__init__(
-            f"{wanted} filter subjects are more than the cap of {room}; nothing was changed. Add workers, give "
+        super().__init__(wanted, cap, consumers)
+        self.wanted, self.cap, self.consumers = wanted, cap, consumers
+
+    def __str__(self) -> str:
+        room = f"{self.cap} on each of {self.consumers} consumers" if self.consumers > 1 else str(self.cap)
+        return (
+            f"{self.wanted} filter subjects are more than the cap of {room}; nothing was changed. Add workers, give "
             "partitions wildcard subjects, raise max_subjects, or allow another consumer with max_consumers"
         )
 

@@ -18,14 +18,14 @@ from penstock.deadletter import headers as deadletter_headers
 from penstock.deadletter import letters
 from penstock.errors import ConfigError, PenstockError
 from penstock.jetstream.api import JetStream
-from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo, Retention
 from penstock.retry import Tries, always
 from penstock.wire import aio
 from penstock.workers.dispatch.dispatcher import Dispatcher, LongRunning
 from penstock.workers.dispatch.lanes import Lane
 from penstock.workers.options import ConsumerOptions, WorkerOptions
 from penstock.workers.partitions import Partition
-from penstock.workers.pull.consumer import WORK_QUEUE, WorkerConsumer
+from penstock.workers.pull.consumer import WorkerConsumer
 from penstock.workers.pull.session import (
     AVERAGE_DECAY,
     BATCH_SECONDS,
@@ -384,14 +384,14 @@ class Puller:
         await self._consumer.reset(info.name, self._first())
 
     def _keep_what_is_done(self) -> None:
-        if self._consumer.retention != WORK_QUEUE:  # there finished messages are deleted, and deliveries are not done
+        if self._consumer.retention != Retention.WORKQUEUE:  # there only what is not done is left
             for lane in self._dispatcher.lanes.values():
                 lane.floor = max(lane.floor, lane.done(self.cursor))
 
     def _first(self) -> int | None:
         """Return where the consumers resume; None: after their ack floor. What a work queue still has is usually not
         done, and must be acknowledged if it is."""
-        if self._consumer.retention == WORK_QUEUE:
+        if self._consumer.retention == Retention.WORKQUEUE:
             return 1
         needed = [lane.needs_from(self.cursor) for lane in self._dispatcher.lanes.values()]
         known = [sequence for sequence in needed if sequence is not None]
@@ -418,7 +418,7 @@ class Puller:
     def _foreign(self, message: Message) -> None:
         """Answer a message that another worker handles: our consumer must not wait for it. On a work queue an
         acknowledgement would remove it."""
-        if self._consumer.retention != WORK_QUEUE:
+        if self._consumer.retention != Retention.WORKQUEUE:
             self._answers.acks.append(message.reply)
             self._answers.acked()
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.jetstream.model import ConsumerInfo
+from penstock.jetstream.model import ConsumerInfo, Retention
 from penstock.workers.group.claims import Claim, ProgressRecord, Reached
 from penstock.workers.group.handoff import (
-    Retention,
     Steps,
     View,
     ack_floor,
