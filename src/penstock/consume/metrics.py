@@ -101,8 +101,8 @@ class WorkerMetrics:
         self.consumer = consumer
         self.messages = 0
         self.redeliveries = 0
-        self.pending = 0
-        """Messages not delivered yet when the last one was delivered."""
+        self.pending: int | Message = 0
+        """Messages not delivered yet, or the last message, which says it: it is parsed when asked for."""
         self.look: Callable[[], WorkerSnapshot] = WorkerSnapshot
         """Called at every scrape; the worker sets its own function here."""
         self.repeats = 0
@@ -149,7 +149,7 @@ class WorkerMetrics:
     def came(self, batch: list[Message], redelivered: int) -> None:
         self.messages += len(batch)
         self.redeliveries += redelivered
-        self.pending = batch[-1].pending
+        self.pending = batch[-1]
 
     def handled(self, latencies: list[float]) -> None:
         self.latency.observe_all(latencies)
@@ -182,10 +182,11 @@ class WorkerMetrics:
         """The value of each metric without further labels."""
         now = self.look()
         p95, within = self.service_level()
+        pending = self.pending if isinstance(self.pending, int) else self.pending.pending
         return {
             "parti_consumer_messages_total": self.messages,
             "parti_consumer_redeliveries_total": self.redeliveries,
-            "parti_consumer_inflight": max(self.pending + now.outstanding, now.behind),
+            "parti_consumer_inflight": max(pending + now.outstanding, now.behind),
             "parti_consumer_update_duration_seconds": self.updates,
             "parti_consumer_update_failures_total": self.update_failures,
             "parti_consumer_update_skipped_total": self.updates_skipped,

@@ -286,8 +286,9 @@ class Dispatcher:
     # -- handling --------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        runner = asyncio.current_task()
         while True:
-            await self._work()
+            await self._work(runner)
             self.finished.turn()
             if len(self._latencies) >= LATENCIES_PER_REPORT:
                 self.report()
@@ -296,14 +297,14 @@ class Dispatcher:
             self._idle.append(idle)
             await idle
 
-    async def _work(self) -> None:
+    async def _work(self, runner: asyncio.Task[Any] | None) -> None:
         """Handle the messages of the lanes until none is ready.
 
         Each lane has its turn until it is empty or blocked, or its turn is over. Every message passes through here: the
         common case is inlined, the others are separate methods.
         """
         token_of, call, clock, made = self._ownership.token, self._call, time.perf_counter, tuple.__new__
-        ready, worker_id, runner = self._ready, self._worker_id, asyncio.current_task()
+        ready, worker_id = self._ready, self._worker_id
         turn = MESSAGES_PER_TURN
         while ready:
             lane = ready.popleft()
