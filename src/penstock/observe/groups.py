@@ -33,8 +33,6 @@ SHARES = (f"{claim_store.CLAIMS}.", f"{assignment.ASSIGNMENT}.")
 """Keys of a group that say who has which partition: most of them, and those that change least."""
 ConsumersOf = Callable[[str], Sequence[ConsumerInfo]]
 """The consumers of a stream."""
-UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
-"""Exceptions of parsing values that no worker has written: whoever may write to the bucket can write anything."""
 MEASURED = 100
 """Partitions whose lag is asked for in one look; the others follow in turns."""
 
@@ -163,7 +161,7 @@ class GroupWatches:
                 self._denied.add(name)
             except PenstockError:
                 continue  # it is being deleted
-            except UNREADABLE as exc:
+            except assignment.UNREADABLE as exc:
                 log.info("what bucket %s holds is no group: %r", watch.bucket, exc)
             else:
                 self._read.append(watch)
@@ -175,7 +173,7 @@ class GroupWatches:
         for watch in self._read:
             try:
                 found = watch.overview(consumers_of)
-            except UNREADABLE as exc:
+            except assignment.UNREADABLE as exc:
                 log.info("what bucket %s holds is no group: %r", watch.bucket, exc)
                 continue
             if found:

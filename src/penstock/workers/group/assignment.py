@@ -341,7 +341,7 @@ class Stabilizer:
 
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, ConfigError)
-"""What parsing raises for values that no worker has written."""
+"""What parsing raises for values that no worker has written: whoever may write to the bucket can write anything."""
 ASSIGNMENT = "assignment"
 HEAD = f"{ASSIGNMENT}.head"
 OF = f"{ASSIGNMENT}.of."
